@@ -1,0 +1,35 @@
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: setup serve test check fmt lint type bench bench-step clean
+
+setup: $(STAMP)
+
+$(STAMP): constraints.txt pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+serve: setup
+	$(BIN)/python -m aserve --model demo
+
+test: setup check
+	$(BIN)/python -m pytest -q
+
+check: setup fmt lint type
+
+fmt: setup
+	$(BIN)/ruff format --check .
+
+lint: setup
+	$(BIN)/ruff check .
+
+type: setup
+	$(BIN)/mypy
+
+bench-step: setup
+	$(BIN)/python scripts/bench_step.py
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,160 @@
+"""Configuration: what the user wished (Options), what was measured (Facts), what follows (EngineConfig).
+
+`resolve` is pure and the only place where a default meets the machine. Every value that it changed or invented is
+a line in `EngineConfig.notes`, which start-up prints.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from aserve.core.errors import ConfigError
+
+GiB: Final = 1024**3
+DEVICES: Final = ("auto", "cpu", "cuda")
+DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
+LOAD_FORMATS: Final = ("auto", "safetensors", "dummy")
+GENERATION_CONFIGS: Final = ("auto", "none")
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What a user may wish for an engine; every field is also a CLI flag of the same name. None means "choose"."""
+
+    model: str = "demo"
+    tokenizer: str | None = None
+    revision: str | None = None
+    download_dir: str | None = None
+    served_model_name: tuple[str, ...] = ()
+    trust_remote_code: bool = False
+    load_format: str = "auto"
+    dtype: str = "auto"
+    device: str = "auto"
+    generation_config: str = "auto"
+    seed: int = 0
+    max_model_len: int | None = None
+    block_size: int = 16
+    gpu_memory_utilization: float = 0.9
+    kv_cache_memory_bytes: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    watermark: float = 0.01
+    enable_prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        _one_of("load_format", self.load_format, LOAD_FORMATS)
+        _one_of("dtype", self.dtype, DTYPES)
+        _one_of("device", self.device, DEVICES)
+        _one_of("generation_config", self.generation_config, GENERATION_CONFIGS)
+        for field in ("max_model_len", "kv_cache_memory_bytes", "max_num_seqs", "max_num_batched_tokens"):
+            value = getattr(self, field)
+            if value is not None and value < 1:
+                raise ConfigError(f"{field} must be at least 1, got {value}")
+        if self.block_size not in (8, 16, 32, 64, 128, 256):
+            raise ConfigError(f"block_size must be one of 8, 16, 32, 64, 128, 256, got {self.block_size}")
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}")
+        if not 0.0 <= self.watermark < 0.5:
+            raise ConfigError(f"watermark must be in [0, 0.5), got {self.watermark}")
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured. kv_bytes_per_token is over all layers; kv_budget_bytes is what the device can give to KV."""
+
+    device: str
+    context_len: int
+    kv_bytes_per_token: int
+    kv_budget_bytes: int
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The decided numbers. num_blocks counts the null block too; notes are lines for the start-up print."""
+
+    block_size: int
+    num_blocks: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    watermark: float
+    enable_prefix_caching: bool
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens that the allocatable blocks hold."""
+        return (self.num_blocks - 1) * self.block_size
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a face needs to know of the model that is served. names[0] is the one put into answers.
+
+    default_sampling: fields of generation_config.json that replace SamplingParams' own defaults.
+    """
+
+    names: tuple[str, ...]
+    root: str
+    vocab_size: int
+    max_model_len: int
+    eos_ids: frozenset[int]
+    created_s: int
+    default_sampling: Mapping[str, Any] = {}
+
+
+def default_max_num_batched_tokens(device: str) -> int:
+    """Tokens a step computes at most. On a CPU 512 cost as much per token as 2048, and stall decoding less."""
+    return 8192 if device == "cuda" else 512
+
+
+def default_max_num_seqs() -> int:
+    """Sequences that run at once."""
+    return 256
+
+
+def resolve(options: Options, facts: Facts) -> EngineConfig:
+    """Options and facts to an EngineConfig. Raises `ConfigError` where a wish cannot be met."""
+    notes: list[str] = []
+    max_num_seqs = options.max_num_seqs or default_max_num_seqs()
+    budget = options.max_num_batched_tokens or default_max_num_batched_tokens(facts.device)
+    if options.max_model_len is not None and options.max_model_len > facts.context_len:
+        raise ConfigError(
+            f"max_model_len {options.max_model_len} is over the model's context of {facts.context_len} tokens"
+        )
+    max_model_len = options.max_model_len or facts.context_len
+
+    bytes_per_block = facts.kv_bytes_per_token * options.block_size
+    wanted_bytes = options.kv_cache_memory_bytes or facts.kv_budget_bytes
+    num_blocks = wanted_bytes // bytes_per_block
+    blocks_per_seq = -(-max_model_len // options.block_size)
+    useful_blocks = 1 + max_num_seqs * blocks_per_seq
+    if num_blocks > useful_blocks and options.kv_cache_memory_bytes is None:
+        num_blocks = useful_blocks
+        notes.append(f"KV cache: {num_blocks - 1} blocks are enough for {max_num_seqs} sequences at full length")
+    if num_blocks < 2:
+        raise ConfigError(
+            f"kv_cache_memory_bytes: {wanted_bytes} bytes hold {num_blocks} blocks of {bytes_per_block}; "
+            "at least 2 are needed"
+        )
+    if blocks_per_seq > num_blocks - 1:
+        fits = (num_blocks - 1) * options.block_size
+        if options.max_model_len is not None:
+            raise ConfigError(
+                f"max_model_len {max_model_len} does not fit the KV cache of {fits} tokens; "
+                f"lower it, or raise kv_cache_memory_bytes to {(blocks_per_seq + 1) * bytes_per_block}"
+            )
+        notes.append(f"max_model_len: {fits} instead of the model's {max_model_len}, all that the KV cache holds")
+        max_model_len = fits
+    return EngineConfig(
+        block_size=options.block_size,
+        num_blocks=num_blocks,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        watermark=options.watermark,
+        enable_prefix_caching=options.enable_prefix_caching,
+        notes=tuple(notes),
+    )
+
+
+def _one_of(field: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{field} must be one of {', '.join(allowed)}, got {value!r}")

@@ -1,0 +1,82 @@
+"""What can go wrong through the caller or the world. A bug of ours is an `assert`, never one of these.
+
+AserveError
+├── InvalidRequestError          the caller's mistake; `param` names the field
+│   └── ContextLengthError       the prompt does not fit the context, or all of the KV cache
+├── ModelNotFoundError           this engine does not serve that name
+├── OverloadedError              too much is waiting; try again after `retry_after_s`
+├── UnavailableError             loading, draining or closed; try again after `retry_after_s`
+├── StepFailedError              the step that computed this request raised
+├── ConfigError                  a flag or option is wrong
+└── CheckpointError              a model folder cannot be served, and why
+"""
+
+
+class AserveError(Exception):
+    """Root of every error that aserve raises on purpose. `str(error)` is one line fit for a user."""
+
+    code: str = "server_error"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class InvalidRequestError(AserveError):
+    """A request that cannot be answered as asked. `param` is the offending field's name, or None."""
+
+    code = "invalid_request_error"
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class ContextLengthError(InvalidRequestError):
+    """The prompt is longer than the context or than the whole KV cache; the message has both numbers."""
+
+    code = "context_length_exceeded"
+
+
+class ModelNotFoundError(AserveError):
+    """The request names a model that this engine does not serve."""
+
+    code = "model_not_found"
+
+
+class RetryableError(AserveError):
+    """The same request may succeed after `retry_after_s` seconds."""
+
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class OverloadedError(RetryableError):
+    """The waiting queue is full."""
+
+    code = "engine_overloaded"
+
+
+class UnavailableError(RetryableError):
+    """The engine is loading, draining, closed or dead."""
+
+    code = "engine_unavailable"
+
+
+class StepFailedError(AserveError):
+    """The step that was computing this request raised; the request ends, the engine goes on."""
+
+    code = "engine_error"
+
+
+class ConfigError(AserveError):
+    """A flag, option or configuration file is wrong; the message names it, what was given, what is allowed."""
+
+    code = "config_error"
+
+
+class CheckpointError(AserveError):
+    """A model cannot be found, read or served; the message is the one line to show."""
+
+    code = "checkpoint_error"

@@ -1,0 +1,14 @@
+"""Names for the integers, strings and bytes that identify things, so that a type checker tells them apart."""
+
+from typing import NewType
+
+RequestId = NewType("RequestId", str)
+"""One call of a user; unique among the live requests of an engine."""
+SeqId = NewType("SeqId", int)
+"""One sequence of tokens in the scheduler; never reused in an engine's life."""
+Row = NewType("Row", int)
+"""A sequence's place in the runner's device tables, in [0, max_num_seqs); reused."""
+BlockId = NewType("BlockId", int)
+"""A block of the KV cache, in [1, num_blocks); block 0 is the null block and never allocated (I5)."""
+BlockHash = NewType("BlockHash", bytes)
+"""32 bytes of sha256 over (parent hash, tokens of one full block); the salt enters the root."""

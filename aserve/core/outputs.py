@@ -1,0 +1,72 @@
+"""What comes out: tokens from the scheduler (SeqDelta), then text for a reader (TextDelta), then a whole Completion."""
+
+import enum
+
+import msgspec
+
+from aserve.core.ids import RequestId
+
+
+class FinishReason(enum.StrEnum):
+    """Why a sequence ended. ERROR reaches a reader as an exception, ABORT nobody (he has left)."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class SeqDelta(msgspec.Struct, frozen=True, gc=False):
+    """Tokens that one sequence gained in a step. index: which choice of the request.
+
+    stop_reason: the stop token id that ended it, None where an end-of-sequence token or a length did.
+    num_cached_tokens: prompt tokens found in the prefix cache at first admission.
+    """
+
+    request_id: RequestId
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    index: int = 0
+    num_cached_tokens: int = 0
+
+
+class TextDelta(msgspec.Struct, frozen=True, gc=False):
+    """What one choice gained since the reader last looked; deltas of a choice concatenate to the whole.
+
+    text: never ends inside a character and never contains a stop string.
+    token_ids: may run ahead of text, whose end can be held back for a stop string or an unfinished character.
+    stop_reason: the stop string or stop token id that ended the choice; None for end-of-sequence and length.
+    num_cached_tokens: prompt tokens found in the prefix cache at first admission.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    index: int = 0
+    num_cached_tokens: int = 0
+
+    def merge(self, later: "TextDelta") -> "TextDelta":
+        """This delta followed by a later one of the same choice, as one."""
+        assert self.index == later.index, "only deltas of one choice merge"
+        assert self.finish_reason is None, "I19: nothing follows a terminal delta"
+        return TextDelta(
+            text=self.text + later.text,
+            token_ids=self.token_ids + later.token_ids,
+            finish_reason=later.finish_reason,
+            stop_reason=later.stop_reason,
+            index=self.index,
+            num_cached_tokens=later.num_cached_tokens,
+        )
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """A whole answer. completion tokens are len(token_ids), the end-of-sequence token included."""
+
+    prompt_token_ids: tuple[int, ...]
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stop_reason: int | str | None = None
+    num_cached_tokens: int = 0

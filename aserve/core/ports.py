@@ -1,0 +1,29 @@
+"""The seams between floors, as Protocols: whoever implements one is chosen in build.py, and has a fake in tests."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from aserve.core.plan import StepPlan, StepResult
+
+Clock = Callable[[], float]
+"""Seconds, monotonic, from an arbitrary origin (time.monotonic)."""
+
+
+class Flight(Protocol):
+    """A launched step."""
+
+    async def land(self) -> StepResult:
+        """Wait for the step's tokens; yields to the event loop at least once. Raises what the step raised."""
+        ...
+
+
+class Runner(Protocol):
+    """Computes plans in launch order. Owns the weights, the KV memory, its device stream and its threads."""
+
+    def launch(self, plan: StepPlan) -> Flight:
+        """Start a step and return at once. Steps run in launch order; at most two are in flight."""
+        ...
+
+    def close(self) -> None:
+        """Wait for launched steps, then give back threads and memory. Idempotent."""
+        ...

@@ -1,0 +1,28 @@
+"""Request: what the scheduler is asked to generate, everything slow already done."""
+
+import msgspec
+
+from aserve.core.ids import RequestId
+from aserve.core.params import SamplingParams
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt and what to do with it, fully resolved: no field below needs a model or a tokenizer to be read.
+
+    max_tokens: the output cap, already clamped to the room that max_model_len leaves.
+    stop_ids: tokens that end the sequence (stop_token_ids, and the model's own unless ignore_eos).
+    eos_ids: those of stop_ids that are the model's own; ending at one of them has no stop_reason.
+    seed: always set; drawn at random where the caller gave none.
+    cache_salt: enters the root of the prefix hash; requests share cached blocks only under equal salts.
+    arrival_s: the engine's clock when it came, in seconds; orders the queue, never compared with wall time.
+    """
+
+    id: RequestId
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    max_tokens: int
+    seed: int
+    arrival_s: float
+    stop_ids: frozenset[int] = frozenset()
+    eos_ids: frozenset[int] = frozenset()
+    cache_salt: bytes = b""

@@ -1,0 +1,72 @@
+"""resolve: wishes and facts to numbers; what cannot be met is an error with the numbers in it."""
+
+import pytest
+
+from aserve.core.config import EngineConfig, Facts, Options, resolve
+from aserve.core.errors import ConfigError
+
+MiB = 1024**2
+FACTS = Facts(device="cpu", context_len=1024, kv_bytes_per_token=1024, kv_budget_bytes=64 * MiB)
+
+
+def test_defaults_take_the_models_context_and_no_more_blocks_than_can_be_used():
+    config = resolve(Options(max_num_seqs=4), FACTS)
+    assert config == EngineConfig(
+        block_size=16,
+        num_blocks=1 + 4 * 64,
+        max_model_len=1024,
+        max_num_seqs=4,
+        max_num_batched_tokens=512,
+        watermark=0.01,
+        enable_prefix_caching=True,
+        notes=("KV cache: 256 blocks are enough for 4 sequences at full length",),
+    )
+    assert config.num_kv_tokens == 4096
+
+
+def test_the_budget_bounds_the_blocks():
+    assert resolve(Options(), FACTS).num_blocks == 64 * MiB // (16 * 1024)
+
+
+def test_a_given_cache_size_is_taken_as_it_is():
+    assert resolve(Options(max_num_seqs=1, kv_cache_memory_bytes=32 * MiB), FACTS).num_blocks == 2048
+
+
+def test_a_context_that_does_not_fit_shrinks_with_a_note_unless_it_was_asked_for():
+    small = Options(kv_cache_memory_bytes=17 * 16 * 1024)
+    config = resolve(small, FACTS)
+    assert config.max_model_len == 256
+    assert "max_model_len: 256 instead of the model's 1024" in config.notes[-1]
+    with pytest.raises(ConfigError, match=r"max_model_len 1024 does not fit the KV cache of 256 tokens.* 1064960"):
+        resolve(Options(kv_cache_memory_bytes=17 * 16 * 1024, max_model_len=1024), FACTS)
+
+
+def test_a_context_over_the_models_is_refused():
+    with pytest.raises(ConfigError, match="max_model_len 2048 is over the model's context of 1024"):
+        resolve(Options(max_model_len=2048), FACTS)
+
+
+def test_a_cache_without_room_for_a_block_is_refused():
+    with pytest.raises(ConfigError, match="hold 0 blocks of 16384; at least 2"):
+        resolve(Options(kv_cache_memory_bytes=100), FACTS)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"dtype": "int8"},
+        {"device": "tpu"},
+        {"load_format": "pt"},
+        {"generation_config": "maybe"},
+        {"block_size": 7},
+        {"max_num_seqs": 0},
+        {"max_model_len": -1},
+        {"gpu_memory_utilization": 0.0},
+        {"gpu_memory_utilization": 1.5},
+        {"watermark": 0.5},
+    ],
+)
+def test_a_bad_option_is_named(fields):
+    (name,) = fields
+    with pytest.raises(ConfigError, match=name):
+        Options(**fields)

@@ -1,0 +1,66 @@
+"""SamplingParams refuses what is out of bounds, by name, with the value and the bounds."""
+
+import pytest
+
+from aserve.core.errors import InvalidRequestError
+from aserve.core.params import SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", 2.1),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("top_k", -2),
+        ("top_k", 2**31),
+        ("min_p", -0.1),
+        ("min_p", 2.0),
+        ("max_tokens", 0),
+        ("max_tokens", 2**63),
+        ("min_tokens", -1),
+        ("seed", 2**63),
+        ("seed", -(2**63) - 1),
+        ("stop", ("",)),
+        ("stop", ("a", "b", "c", "d", "e")),
+        ("stop", ("x" * 1025,)),
+        ("stop_token_ids", tuple(range(129))),
+    ],
+)
+def test_out_of_bounds_names_the_field(field, value):
+    with pytest.raises(InvalidRequestError, match=field if field != "stop" else "stop") as caught:
+        SamplingParams(**{field: value})
+    assert caught.value.param == field
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0.0},
+        {"temperature": 2.0},
+        {"top_p": 1.0},
+        {"top_k": -1},
+        {"top_k": 0},
+        {"min_p": 1.0},
+        {"seed": -(2**63)},
+        {"stop": ("a", "b", "c", "d")},
+        {"min_tokens": 3, "max_tokens": 3},
+    ],
+)
+def test_the_bounds_themselves_are_allowed(fields):
+    params = SamplingParams(**fields)
+    assert {name: getattr(params, name) for name in fields} == fields
+
+
+def test_more_min_tokens_than_max_tokens_is_refused_with_both_numbers():
+    with pytest.raises(InvalidRequestError, match=r"at most max_tokens \(2\), got 3") as caught:
+        SamplingParams(min_tokens=3, max_tokens=2)
+    assert caught.value.param == "min_tokens"
+
+
+def test_a_tiny_temperature_is_greedy():
+    assert SamplingParams(temperature=9e-6).is_greedy
+    assert not SamplingParams(temperature=1e-5).is_greedy
