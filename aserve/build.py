@@ -1,0 +1,292 @@
+"""From options to a running engine: the only place that knows every part, and chooses the variants.
+
+    checkpoint -> device, dtype -> model -> tokenizer, template -> facts -> EngineConfig -> KV, runner -> scheduler
+
+Importing this module loads no torch: that happens in `load`, which the engine calls in a worker thread while the event
+loop goes on (a server answers /health meanwhile). torch's thread count belongs to the process and is left as it is:
+OMP_NUM_THREADS, or one per physical core.
+"""
+
+import difflib
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import msgspec
+
+from aserve import engine
+from aserve.core.config import (
+    EngineConfig,
+    Facts,
+    GiB,
+    ModelInfo,
+    Options,
+    default_max_num_batched_tokens,
+    default_max_num_seqs,
+    resolve,
+)
+from aserve.core.errors import CheckpointError, ConfigError, InvalidRequestError
+from aserve.core.params import SamplingParams
+from aserve.engine import EngineParts, Loader, Progress
+from aserve.scheduler.scheduler import Scheduler
+from aserve.text.chat_template import ChatTemplate
+from aserve.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import torch
+
+    from aserve.kernels.ops import Ops
+    from aserve.models.checkpoint import Checkpoint
+    from aserve.models.interface import CausalLM
+    from aserve.runner.runner import ModelRunner
+
+DEMO_MODEL: Final = "demo"
+DEMO_FOLDER: Final = Path(__file__).parent / "demo"
+SAMPLING_FIELDS: Final = ("temperature", "top_p", "top_k", "min_p")
+"""What of generation_config.json becomes a default of SamplingParams."""
+
+Report = Callable[[Progress], None]
+
+
+class AsyncEngine(engine.AsyncEngine):
+    """A model inside your event loop: `async with AsyncEngine("folder or id") as engine: ...`.
+
+    model: a folder, a Hugging Face id, or "demo", the bundled one. options: the fields of `Options`, which are the
+    CLI's flags. on_progress: called with each stage of loading. Raises `ConfigError` for an option that is wrong;
+    entering the context raises `CheckpointError` or `ConfigError` for what turns out while loading.
+    """
+
+    def __init__(
+        self, model: str | Path = DEMO_MODEL, *, on_progress: Callable[[Progress], None] | None = None, **options: Any
+    ) -> None:
+        super().__init__(loader(make_options(model=model, **options)), on_progress=on_progress)
+
+    @classmethod
+    def from_options(cls, options: Options, *, on_progress: Callable[[Progress], None] | None = None) -> Self:
+        """The same from Options that were read and checked elsewhere, by the CLI say."""
+        return cls(on_progress=on_progress, **msgspec.structs.asdict(options))
+
+    def startup_lines(self) -> list[str]:
+        """What was decided at loading, for people; see `startup_lines`. Raises `UnavailableError` before."""
+        return startup_lines(self._ready())
+
+
+def make_options(**fields: Any) -> Options:
+    """Options from keyword arguments, types checked. Raises `ConfigError` naming the field, and the nearest known."""
+    for name in fields:
+        if name not in Options.__struct_fields__:
+            nearest = difflib.get_close_matches(name, Options.__struct_fields__, n=1)
+            raise ConfigError(f"unknown option {name}" + (f"; did you mean {nearest[0]}?" if nearest else ""))
+    if isinstance(fields.get("served_model_name"), str):
+        fields["served_model_name"] = (fields["served_model_name"],)
+    try:
+        return msgspec.convert({name: _text(value) for name, value in fields.items()}, Options)
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _text(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value
+
+
+def loader(options: Options) -> Loader:
+    """What an engine needs to load these options' model."""
+    return partial(load, options)
+
+
+def load(options: Options, report: Report) -> EngineParts:
+    """Make every part; takes seconds, blocks, and may be called in any thread.
+
+    Raises `CheckpointError` for a model that cannot be found, read or served, `ConfigError` for an option that this
+    machine or model cannot meet.
+    """
+    report(Progress("loading torch"))
+    from aserve.kernels.dispatch import select_ops
+    from aserve.models.checkpoint import resolve_checkpoint
+    from aserve.models.loader import read_dtype
+
+    report(Progress("finding the model"))
+    folder = str(DEMO_FOLDER) if options.model == DEMO_MODEL else options.model
+    checkpoint = resolve_checkpoint(folder, options.revision, options.download_dir, options.trust_remote_code)
+    device = choose_device(options.device)
+    dtype = read_dtype(checkpoint, options.dtype)
+    ops = select_ops(device)
+    model = _load_model(options, checkpoint, device, ops, report)
+
+    report(Progress("tokenizer"))
+    tokenizer_folder = _tokenizer_folder(options, checkpoint)
+    tokenizer = Tokenizer.load(tokenizer_folder)
+    chat_template = ChatTemplate.load(tokenizer_folder)
+
+    report(Progress("memory"))
+    facts = measure(options, model, ops, dtype, device)
+    config = resolve(options, facts)
+    info = _model_info(options, config, model, checkpoint, tokenizer)
+    weights = f"{_describe_weights(options, checkpoint)} as {str(dtype).removeprefix('torch.')} on {device}"
+    notes = (*_plan_lines(info, config, facts, weights), *config.notes)
+    return EngineParts(
+        info=info,
+        config=msgspec.structs.replace(config, notes=notes),
+        scheduler=_scheduler(config),
+        runner=_runner(config, model, ops, dtype, device, report),
+        tokenizer=tokenizer,
+        chat_template=chat_template,
+    )
+
+
+def startup_lines(parts: EngineParts) -> list[str]:
+    """The plan, line by line: model, KV cache, concurrency, sampling defaults, and what was changed of the wishes."""
+    return list(parts.config.notes)
+
+
+def choose_device(wish: str) -> "torch.device":
+    """The device of an option: auto is CUDA where there is one. Raises `ConfigError` for cuda where there is none."""
+    import torch
+
+    available = torch.cuda.is_available()
+    if wish == "cuda" and not available:
+        raise ConfigError("device cuda: torch finds no GPU here")
+    return torch.device("cuda", torch.cuda.current_device()) if available and wish != "cpu" else torch.device("cpu")
+
+
+def measure(options: Options, model: "CausalLM", ops: "Ops", dtype: "torch.dtype", device: "torch.device") -> Facts:
+    """What `resolve` needs to know of the model and the memory; on CUDA runs the largest step, if it must."""
+    from aserve.runner.profile import cpu_kv_budget, cuda_kv_budget
+
+    if options.kv_cache_memory_bytes is not None:
+        budget_bytes = options.kv_cache_memory_bytes
+    elif device.type == "cpu":
+        budget_bytes = cpu_kv_budget()
+    else:
+        budget_bytes = cuda_kv_budget(
+            model,
+            ops,
+            dtype=dtype,
+            device=device,
+            block_size=options.block_size,
+            max_num_seqs=options.max_num_seqs or default_max_num_seqs(),
+            max_num_batched_tokens=options.max_num_batched_tokens or default_max_num_batched_tokens(device.type),
+            gpu_memory_utilization=options.gpu_memory_utilization,
+        )
+    return Facts(
+        device=device.type,
+        context_len=model.spec.context_len,
+        kv_bytes_per_token=model.spec.kv_bytes_per_token(dtype.itemsize),
+        kv_budget_bytes=budget_bytes,
+    )
+
+
+def default_sampling(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling defaults that generation_config.json sets, as vLLM reads it: fields present, do_sample ignored.
+
+    A checkpoint with do_sample false and a temperature therefore samples at that temperature; one without a temperature
+    at 1, as the OpenAI API says. Raises `CheckpointError` for values that no request may have.
+    """
+    fields = {name: generation_config[name] for name in SAMPLING_FIELDS if generation_config.get(name) is not None}
+    try:
+        params = msgspec.convert(fields, SamplingParams)
+    except (msgspec.ValidationError, InvalidRequestError) as error:
+        raise CheckpointError(f"generation_config.json: {error}; --generation-config none ignores it") from error
+    return {name: getattr(params, name) for name in fields}
+
+
+def _load_model(
+    options: Options, checkpoint: "Checkpoint", device: "torch.device", ops: "Ops", report: Report
+) -> "CausalLM":
+    from aserve.models.loader import load_model
+
+    return load_model(
+        checkpoint,
+        device=device,
+        ops=ops,
+        load_format=options.load_format,
+        dtype=options.dtype,
+        seed=options.seed,
+        trust_remote_code=options.trust_remote_code,
+        max_model_len=options.max_model_len,
+        progress=lambda stage, done, total: report(Progress(stage, done, total)),
+    )
+
+
+def _tokenizer_folder(options: Options, checkpoint: "Checkpoint") -> Path:
+    if options.tokenizer is None:
+        return checkpoint.path
+    from aserve.models.checkpoint import resolve_tokenizer
+
+    return resolve_tokenizer(options.tokenizer, options.revision, options.download_dir)
+
+
+def _model_info(
+    options: Options, config: EngineConfig, model: "CausalLM", checkpoint: "Checkpoint", tokenizer: Tokenizer
+) -> ModelInfo:
+    """A local folder answers to its path and to its last part, unless names were given."""
+    names = dict.fromkeys(
+        (options.model, Path(options.model).name) if Path(options.model).is_dir() else (options.model,)
+    )
+    eos_ids = checkpoint.eos_ids or {tokenizer.eos_id} - {None}
+    applies = options.generation_config == "auto"
+    return ModelInfo(
+        names=options.served_model_name or tuple(names),
+        root=options.model,
+        vocab_size=model.spec.vocab_size,
+        max_model_len=config.max_model_len,
+        eos_ids=frozenset(eos_id for eos_id in eos_ids if eos_id is not None),
+        created_s=int(time.time()),
+        default_sampling=default_sampling(checkpoint.generation_config) if applies else {},
+    )
+
+
+def _runner(
+    config: EngineConfig, model: "CausalLM", ops: "Ops", dtype: "torch.dtype", device: "torch.device", report: Report
+) -> "ModelRunner":
+    from aserve.runner.kv_store import allocate_kv
+    from aserve.runner.runner import ModelRunner
+
+    kv = allocate_kv(model.spec, num_blocks=config.num_blocks, block_size=config.block_size, dtype=dtype, device=device)
+    runner = ModelRunner(model, ops, kv, max_num_seqs=config.max_num_seqs, max_model_len=config.max_model_len)
+    report(Progress("warming up"))
+    with ExitStack() as on_failure:
+        on_failure.callback(runner.close)
+        runner.warm_up()
+        on_failure.pop_all()
+    return runner
+
+
+def _scheduler(config: EngineConfig) -> Scheduler:
+    return Scheduler(
+        block_size=config.block_size,
+        num_blocks=config.num_blocks,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=config.max_model_len,
+        watermark=config.watermark,
+        enable_prefix_caching=config.enable_prefix_caching,
+    )
+
+
+def _plan_lines(info: ModelInfo, config: EngineConfig, facts: Facts, weights: str) -> tuple[str, ...]:
+    kv_bytes = config.num_blocks * config.block_size * facts.kv_bytes_per_token
+    num_full = min(config.max_num_seqs, config.num_kv_tokens // config.max_model_len)
+    sampling = ", ".join(f"{name} {value}" for name, value in info.default_sampling.items())
+    return (
+        f"model: {info.names[0]}, {weights}",
+        f"KV cache: {config.num_blocks - 1} blocks x {config.block_size} = {config.num_kv_tokens} tokens, "
+        f"{_size(kv_bytes)}",
+        f"concurrency: {num_full} sequences at the full length of {config.max_model_len} tokens, "
+        f"{config.max_num_seqs} at most",
+        f"generation_config.json: {sampling or 'no sampling defaults'}",
+    )
+
+
+def _describe_weights(options: Options, checkpoint: "Checkpoint") -> str:
+    if options.load_format == "dummy":
+        return f"random weights (seed {options.seed})"
+    num_bytes = sum(file.stat().st_size for file in checkpoint.weight_files)
+    return f"{_size(num_bytes)} of weights"
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / GiB:.2f} GiB" if num_bytes >= GiB else f"{num_bytes / GiB * 1024:.1f} MiB"

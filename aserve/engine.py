@@ -1,0 +1,327 @@
+"""AsyncEngine: a model being served inside somebody's asyncio application.
+
+Owns the lifetime (load, run, drain, close) and turns what a caller has (text, token ids, messages, SamplingParams) into
+what the loop takes (a Request). Starts no process, installs no signal handler, reads no environment, keeps no global;
+two engines can live in one event loop. How a model is loaded is the business of the `Loader` that it is given.
+"""
+
+import asyncio
+import enum
+import secrets
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from aserve.core.config import EngineConfig, ModelInfo
+from aserve.core.errors import AserveError, ContextLengthError, InvalidRequestError, UnavailableError
+from aserve.core.ids import RequestId
+from aserve.core.outputs import Completion, TextDelta
+from aserve.core.params import SamplingParams
+from aserve.core.ports import Clock, Runner
+from aserve.core.request import Request
+from aserve.engine_loop import EngineLoop
+from aserve.mailbox import Mailbox
+from aserve.metrics.engine_metrics import EngineMetrics
+from aserve.scheduler.scheduler import Scheduler, Statistics
+from aserve.text.chat_template import ChatTemplate
+from aserve.text.stream import TextStream
+from aserve.text.tokenizer import Tokenizer
+
+OFF_LOOP_CHARS: Final = 2048
+"""Texts longer than this are tokenized in a thread; below it the hop costs more than the work."""
+
+Prompt = str | Sequence[int]
+
+
+class EngineState(enum.Enum):
+    """NEW -> LOADING -> READY -> DRAINING -> CLOSED; DEAD when the loop ended by itself (a bug of ours)."""
+
+    NEW = "new"
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    CLOSED = "closed"
+    DEAD = "dead"
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far loading is: a stage by name, and `done` of `total` in it (0 of 0 where it has no parts)."""
+
+    stage: str
+    done: int = 0
+    total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """What a loader makes: everything that an engine is built of."""
+
+    info: ModelInfo
+    config: EngineConfig
+    scheduler: Scheduler
+    runner: Runner
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate
+
+
+Loader = Callable[[Callable[[Progress], None]], EngineParts]
+"""Makes the parts, in a worker thread, reporting progress. Raises ConfigError or CheckpointError."""
+
+
+class AsyncEngine:
+    """`async with` loads the model and serves until the block is left, which ends open requests and frees the memory.
+
+    load: makes the parts; see build.py for aserve's own.
+    on_progress: called on the event loop's thread with each stage of loading.
+    """
+
+    def __init__(
+        self,
+        load: Loader,
+        *,
+        on_progress: Callable[[Progress], None] | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._load = load
+        self._on_progress = on_progress
+        self._clock = clock
+        self._state = EngineState.NEW
+        self._progress = Progress("new")
+        self._parts: EngineParts | None = None
+        self._loop: EngineLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._idle = asyncio.Event()
+        self.registry = CollectorRegistry()
+        """Prometheus metrics of this engine alone."""
+
+    # Lifetime
+
+    @property
+    def state(self) -> EngineState:
+        """Where in its life the engine is."""
+        return self._state
+
+    @property
+    def progress(self) -> Progress:
+        """The stage of loading that was reported last."""
+        return self._progress
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model that is served. Raises `UnavailableError` before it is loaded."""
+        return self._ready().info
+
+    @property
+    def config(self) -> EngineConfig:
+        """The numbers that were decided at loading. Raises `UnavailableError` before."""
+        return self._ready().config
+
+    async def __aenter__(self) -> Self:
+        assert self._state is EngineState.NEW, "an engine is entered once"
+        self._state = EngineState.LOADING
+        event_loop = asyncio.get_running_loop()
+
+        def report(progress: Progress) -> None:
+            event_loop.call_soon_threadsafe(self._report, progress)
+
+        try:
+            self._parts = parts = await asyncio.to_thread(self._load, report)
+        except BaseException:
+            self._state = EngineState.CLOSED
+            raise
+        metrics = EngineMetrics(self.registry, parts.info.names[0], parts.scheduler.statistics)
+        self._loop = EngineLoop(parts.scheduler, parts.runner, metrics, self._clock)
+        self._task = asyncio.create_task(self._loop.run(), name="aserve engine loop")
+        self._task.add_done_callback(self._loop_ended)
+        self._state = EngineState.READY
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """End open requests with `UnavailableError`, stop the loop, give back threads and memory. Idempotent.
+
+        Raises what ended the loop, if a bug of ours did.
+        """
+        task, self._task = self._task, None
+        parts, self._parts = self._parts, None
+        if self._state is not EngineState.DEAD:
+            self._state = EngineState.CLOSED
+        try:
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                if not task.cancelled() and (error := task.exception()) is not None:
+                    raise error
+        finally:
+            self._loop = None
+            if parts is not None:
+                await asyncio.to_thread(parts.runner.close)
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Refuse new requests and wait for the open ones; whether all of them ended within `timeout_s`."""
+        if self._state is EngineState.READY:
+            self._state = EngineState.DRAINING
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._loop is not None and self._loop.num_readers > 0:
+                    self._idle.clear()
+                    await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def statistics(self) -> Statistics:
+        """Counts of the scheduler at this moment. Raises `UnavailableError` before the model is loaded."""
+        return self._ready().scheduler.statistics()
+
+    def _report(self, progress: Progress) -> None:
+        self._progress = progress
+        if self._on_progress is not None:
+            self._on_progress(progress)
+
+    def _loop_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            self._state = EngineState.DEAD
+
+    def _ready(self) -> EngineParts:
+        if self._parts is None:
+            raise UnavailableError(f"the engine is {self._state.value}")
+        return self._parts
+
+    # Text and tokens
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """Token ids of a text. Long texts are tokenized off the event loop. Raises `InvalidRequestError` (bad text)."""
+        tokenizer = self._ready().tokenizer
+        if len(text) <= OFF_LOOP_CHARS:
+            return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
+
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+    ) -> tuple[int, ...]:
+        """Token ids of a conversation in the model's chat template. Raises `InvalidRequestError` (param "messages")."""
+        template = self._ready().chat_template
+        text = await asyncio.to_thread(template.render, messages, add_generation_prompt=add_generation_prompt)
+        return await self.encode(text, add_special_tokens=False)
+
+    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of token ids. Raises `InvalidRequestError` for an id that is outside the vocabulary."""
+        parts = self._ready()
+        self._check_ids("tokens", token_ids)
+        return await asyncio.to_thread(parts.tokenizer.decode, token_ids, skip_special_tokens=skip_special_tokens)
+
+    # Requests
+
+    def default_params(self, **fields: Any) -> SamplingParams:
+        """SamplingParams from the model's generation_config.json, with `fields` in their place where not None."""
+        given = {name: value for name, value in fields.items() if value is not None}
+        return SamplingParams(**{**self._ready().info.default_sampling, **given})
+
+    @asynccontextmanager
+    async def open(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        starts_text: bool = False,
+    ) -> AsyncIterator[Mailbox]:
+        """Submit a prompt (text or token ids); inside the block, iterate the mailbox. Leaving the block cancels.
+
+        starts_text: the answer is a text of its own (a chat message) and does not continue the prompt's: SentencePiece
+        tokenizers then drop the space before its first word.
+
+        Raises `InvalidRequestError` (a token id or parameter out of bounds, an empty prompt), `ContextLengthError`
+        (it can never fit) or `UnavailableError` (loading, draining, closed).
+        """
+        parts = self._ready()
+        if self._loop is None or self._state is not EngineState.READY:
+            raise UnavailableError(f"the engine is {self._state.value}")
+        prompt_token_ids = await self.encode(prompt) if isinstance(prompt, str) else tuple(prompt)
+        request = self._new_request(prompt_token_ids, params or self.default_params(), request_id)
+        try:
+            stream = TextStream(parts.tokenizer, request.params, keep_leading_space=not starts_text)
+            async with self._loop.open(request, stream) as mailbox:
+                yield mailbox
+        finally:
+            self._idle.set()
+
+    async def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None
+    ) -> AsyncGenerator[TextDelta]:
+        """`async for delta in engine.generate(...)`: the answer as it grows. Errors as in `open`."""
+        async with self.open(prompt, params, request_id=request_id) as mailbox:
+            async for delta in mailbox:
+                yield delta
+
+    async def chat(
+        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None
+    ) -> AsyncGenerator[TextDelta]:
+        """`generate` for a conversation: a list of {"role": ..., "content": ...}."""
+        async with self.open(await self.encode_chat(messages), params, starts_text=True) as mailbox:
+            async for delta in mailbox:
+                yield delta
+
+    async def complete(self, prompt: Prompt, params: SamplingParams | None = None) -> Completion:
+        """The whole answer at once. Errors as in `open`."""
+        prompt_token_ids = await self.encode(prompt) if isinstance(prompt, str) else tuple(prompt)
+        async with self.open(prompt_token_ids, params) as mailbox:
+            deltas = [delta async for delta in mailbox]
+        last = deltas[-1]
+        assert last.finish_reason is not None, "I19: a mailbox ends with a terminal delta"
+        return Completion(
+            prompt_token_ids=prompt_token_ids,
+            text="".join(delta.text for delta in deltas),
+            token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
+            finish_reason=last.finish_reason,
+            stop_reason=last.stop_reason,
+            num_cached_tokens=last.num_cached_tokens,
+        )
+
+    def _new_request(
+        self, prompt_token_ids: tuple[int, ...], params: SamplingParams, request_id: str | None
+    ) -> Request:
+        info = self._ready().info
+        if not prompt_token_ids:
+            raise InvalidRequestError("the prompt is empty: it has no tokens", "prompt")
+        self._check_ids("prompt", prompt_token_ids)
+        self._check_ids("stop_token_ids", params.stop_token_ids)
+        room = info.max_model_len - len(prompt_token_ids)
+        if room < 1:
+            raise ContextLengthError(
+                f"the prompt has {len(prompt_token_ids)} tokens and leaves no room to answer: "
+                f"the context is {info.max_model_len} tokens",
+                "prompt",
+            )
+        eos_ids = frozenset[int]() if params.ignore_eos else info.eos_ids
+        return Request(
+            id=RequestId(request_id or uuid.uuid4().hex),
+            prompt_token_ids=prompt_token_ids,
+            params=params,
+            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            seed=secrets.randbits(63) if params.seed is None else params.seed,
+            arrival_s=self._clock(),
+            stop_ids=eos_ids | frozenset(params.stop_token_ids),
+            eos_ids=eos_ids,
+        )
+
+    def _check_ids(self, field: str, token_ids: Sequence[int]) -> None:
+        vocab_size = self._ready().info.vocab_size
+        for token_id in token_ids:
+            if not 0 <= token_id < vocab_size:
+                raise InvalidRequestError(f"{field}: token id {token_id} is not in [0, {vocab_size})", field)
+
+
+__all__ = ["AserveError", "AsyncEngine", "EngineParts", "EngineState", "Loader", "Progress"]

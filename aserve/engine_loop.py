@@ -1,0 +1,153 @@
+"""The engine loop: plan, launch, land, commit, publish; and the mailboxes that it publishes to.
+
+    loop | plan t+1 | launch t+1 |  await land t  | commit t | publish t | plan t+2 ...
+    GPU  |====== forward t ======|====== forward t+1 ======|
+
+The device runs one step ahead of the bookkeeping: step t+1 is planned and launched before the tokens of step t are
+known. Knows the order of the five verbs, who is waiting for which request, and what a failed step means for them.
+Does not know what a block, a tensor, a prompt's text or HTTP is.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
+
+from aserve.core.errors import AserveError, StepFailedError, UnavailableError
+from aserve.core.ids import RequestId
+from aserve.core.outputs import SeqDelta
+from aserve.core.plan import StepPlan
+from aserve.core.ports import Clock, Flight, Runner
+from aserve.core.request import Request
+from aserve.mailbox import Mailbox
+from aserve.metrics.engine_metrics import EngineMetrics, RequestTimes
+from aserve.scheduler.scheduler import Scheduler, Statistics
+from aserve.text.stream import TextStream
+
+
+class _Reader:
+    """A request that somebody waits for: its text so far, its times, and where its deltas go."""
+
+    __slots__ = ("mailbox", "stream", "times")
+
+    def __init__(self, mailbox: Mailbox, stream: TextStream, times: RequestTimes) -> None:
+        self.mailbox = mailbox
+        self.stream = stream
+        self.times = times
+
+
+class EngineLoop:
+    """Steps the scheduler and the runner for as long as `run` runs. Every method is for one event loop's thread."""
+
+    def __init__(self, scheduler: Scheduler, runner: Runner, metrics: EngineMetrics, clock: Clock) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._metrics = metrics
+        self._clock = clock
+        self._readers: dict[RequestId, _Reader] = {}
+        self._doorbell = asyncio.Event()
+        self._ended: AserveError | None = None
+
+    @property
+    def num_readers(self) -> int:
+        """Requests that are open: running, waiting, or finished and not yet left."""
+        return len(self._readers)
+
+    def statistics(self) -> Statistics:
+        """A snapshot of the scheduler's counts."""
+        return self._scheduler.statistics()
+
+    @asynccontextmanager
+    async def open(self, request: Request, stream: TextStream) -> AsyncIterator[Mailbox]:
+        """Submit a request; inside the block read its mailbox, which is written through `stream`.
+
+        Leaving the block, however that comes, frees all that the request holds.
+
+        Raises `ContextLengthError` if it can never fit and `UnavailableError` if the loop has ended.
+        """
+        if self._ended is not None:
+            raise self._ended
+        assert request.id not in self._readers, f"request id {request.id} is open already"
+        self._scheduler.add(request)
+        mailbox = Mailbox()
+        times = self._metrics.arrived(request, self._clock())
+        self._readers[request.id] = _Reader(mailbox, stream, times)
+        self._doorbell.set()
+        try:
+            yield mailbox
+        finally:  # finished, failed, cancelled or disconnected: one way out
+            del self._readers[request.id]
+            self._scheduler.cancel(request.id)
+            times.left(self._clock())
+
+    async def run(self) -> None:
+        """Step until cancelled. A step that raises ends the requests in it; anything else that raises ends the loop."""
+        try:
+            await self._step_forever()
+        finally:
+            self._ended = UnavailableError("the engine has stopped")
+            self._fail(list(self._readers), self._ended)
+
+    async def _step_forever(self) -> None:
+        flying: tuple[StepPlan, Flight] | None = None
+        while True:
+            plan = self._scheduler.plan(self._clock())
+            launched = self._launch(plan) if plan is not None else None
+            if flying is not None:
+                if not await self._land(*flying) and launched is not None:
+                    await self._discard(launched[1])  # planned on top of the failed step
+                    launched = None
+            elif launched is None and plan is None:
+                await self._doorbell.wait()
+            self._doorbell.clear()  # no await between here and plan(): no wake-up is lost
+            flying = launched
+
+    def _launch(self, plan: StepPlan) -> tuple[StepPlan, Flight] | None:
+        try:
+            return plan, self._runner.launch(plan)
+        except Exception as error:  # the edge where a step's failure becomes its requests' failure
+            self._step_failed(plan, error)
+            return None
+
+    async def _land(self, plan: StepPlan, flight: Flight) -> bool:
+        """Wait for a step and publish what it brought; False if it raised."""
+        try:
+            result = await flight.land()
+        except Exception as error:  # the same edge, later
+            self._step_failed(plan, error)
+            return False
+        deltas = self._scheduler.commit(result)
+        self._publish(deltas)
+        return True
+
+    @staticmethod
+    async def _discard(flight: Flight) -> None:
+        """Wait for a step whose result no longer matters, so that the next launch finds the device in order."""
+        with suppress(Exception):  # the step before it failed and has been reported; this one stood on it
+            await flight.land()
+
+    def _step_failed(self, plan: StepPlan, error: Exception) -> None:
+        self._metrics.step_failed(error)
+        failed = self._scheduler.fail(plan.step_id)
+        self._fail(failed, StepFailedError(f"the step computing this request failed ({type(error).__name__})"))
+
+    def _fail(self, request_ids: Iterable[RequestId], error: AserveError) -> None:
+        for request_id in request_ids:
+            if (reader := self._readers.get(request_id)) is not None:
+                reader.mailbox.fail(error)
+
+    def _publish(self, deltas: Iterable[SeqDelta]) -> None:
+        """The one loop over a step's outputs."""
+        now = self._clock()
+        for delta in deltas:
+            reader = self._readers.get(delta.request_id)
+            if reader is None:
+                continue
+            text = reader.stream.push(delta)
+            reader.times.tokens(now, len(delta.token_ids))
+            if text is None:
+                continue
+            if text.finish_reason is not None:
+                if delta.finish_reason is None:  # a stop string, which the scheduler does not see
+                    self._scheduler.finish(delta.request_id)
+                reader.times.finished(now, text.finish_reason)
+            reader.mailbox.put(text)

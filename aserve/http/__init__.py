@@ -1,0 +1,9 @@
+"""The OpenAI face of an engine: requests, answers and errors as HTTP and server-sent events.
+
+Knows the engine's public methods; has heard of neither the scheduler nor the runner. `create_app` is what to import.
+"""
+
+from aserve.http.app import create_app
+from aserve.http.sse import StreamLimits
+
+__all__ = ["StreamLimits", "create_app"]

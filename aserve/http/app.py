@@ -1,0 +1,58 @@
+"""create_app: the OpenAI API of an engine as an ASGI application, to be served or to be mounted in another one."""
+
+from collections.abc import Sequence
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.routing import Route
+
+from aserve.core.errors import AserveError
+from aserve.engine import AsyncEngine
+from aserve.http.endpoint import Handler, JsonEndpoint
+from aserve.http.errors import handle_error
+from aserve.http.middleware import MAX_BODY_BYTES, guard
+from aserve.http.openai.chat import chat_completions
+from aserve.http.openai.completions import completions
+from aserve.http.openai.models import model_routes
+from aserve.http.openai.tokenize import detokenize, tokenize
+from aserve.http.ops import ops_routes
+from aserve.http.request_id import RequestIds
+from aserve.http.sse import StreamLimits
+
+
+def create_app(
+    engine: AsyncEngine,
+    *,
+    api_keys: Sequence[str] = (),
+    max_body_bytes: int = MAX_BODY_BYTES,
+    body_timeout_s: float = 10.0,
+    stream_limits: StreamLimits | None = None,
+) -> Starlette:
+    """The application. `engine` may be entered later, and by whom is not its business: until then it answers 503.
+
+    api_keys: with any, a request needs one of them as a bearer token, except for the health routes.
+    max_body_bytes, body_timeout_s: how long a request's body may be, and how long the client may be silent within it.
+    """
+    limits = stream_limits or StreamLimits()
+
+    def post(path: str, handler: Handler) -> Route:
+        return Route(path, JsonEndpoint(engine, handler), methods=["POST"])
+
+    app = Starlette(
+        routes=[
+            post("/v1/chat/completions", chat_completions(engine, limits)),
+            post("/v1/completions", completions(engine, limits)),
+            post("/tokenize", tokenize(engine)),
+            post("/detokenize", detokenize(engine)),
+            *model_routes(engine),
+            *ops_routes(engine),
+        ],
+        middleware=[
+            Middleware(RequestIds),
+            Middleware(guard, api_keys=api_keys, max_body_bytes=max_body_bytes, body_timeout_s=body_timeout_s),
+        ],
+        exception_handlers=dict.fromkeys((AserveError, HTTPException, Exception), handle_error),
+    )
+    app.router.redirect_slashes = False  # a redirect would be built from the Host header; and OpenAI's has none
+    return app

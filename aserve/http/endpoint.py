@@ -1,0 +1,71 @@
+"""JsonEndpoint: a POST route, from its bytes to the call of a handler, and from whatever that raises to an answer.
+
+The edge of a request's task: the only place under http/ besides sse.py that catches every exception.
+"""
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from aserve.core.errors import AserveError
+from aserve.engine import AsyncEngine
+from aserve.http.body import read_object
+from aserve.http.connection import ClientGone, while_connected
+from aserve.http.errors import error_response
+from aserve.http.request_id import SCOPE_KEY
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One request as its handler sees it: the body's fields, the request's id, and how to answer (once)."""
+
+    fields: dict[str, Any]
+    request_id: str
+    reply: Callable[[Response], Awaitable[None]]
+
+
+Handler = Callable[[Exchange], Awaitable[None]]
+
+
+class JsonEndpoint:
+    """An ASGI application that calls `handler` with the JSON object of each request while the client is there."""
+
+    def __init__(self, engine: AsyncEngine, handler: Handler) -> None:
+        self._engine = engine
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+
+        async def send_on(message: Message) -> None:
+            try:
+                await send(message)
+            except OSError as error:  # ASGI 2.4 says so when the connection is closed
+                raise ClientGone from error
+
+        async def reply(response: Response) -> None:
+            await response(scope, receive, send_on)
+
+        try:
+            _ = self._engine.info  # without a model no request is worth reading
+            fields = await read_object(scope, receive)
+        except ClientGone:
+            return
+        except AserveError as error:
+            with suppress(ClientGone):
+                await reply(error_response(error))
+            return
+        async with while_connected(receive):
+            await self._handle(Exchange(fields, scope[SCOPE_KEY], reply))
+
+    async def _handle(self, exchange: Exchange) -> None:
+        try:
+            await self._handler(exchange)
+        except ClientGone:
+            raise
+        except Exception as error:
+            await exchange.reply(error_response(error))

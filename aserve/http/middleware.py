@@ -1,0 +1,230 @@
+"""The guard: what stands between a hostile network and the application, as plain ASGI.
+
+    guard(app) = HeadCheck( BearerAuth( WholeBody(app) ) )
+
+Each layer either passes the request on or answers it with an error in OpenAI's shape. The guard holds behind any ASGI
+server and inside any application that it is mounted in. It knows HTTP, but neither routes nor the engine.
+
+The body is read in full, under its limits, before the application is called. So an answer that comes early (404, 429)
+never leaves a body unread: servers that queue body messages per request stop reading the connection when that queue
+is full, and then neither the client's departure nor the end of the request reaches the application.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from aserve.http.errors import HttpError, error_response
+
+MAX_BODY_BYTES: Final = 32 * 1024 * 1024
+"""The largest request body. A context of a million tokens is about 5 MB of JSON text, or 8 MB of token ids."""
+MAX_BODY_PIECES: Final = 65_536
+"""The most messages that a body may come in: a piece costs far more to handle than its bytes."""
+MIN_BODY_BYTES_PER_S: Final = 1024
+"""A body that comes slower than this on average is given up, so that one byte now and then holds nothing for ever."""
+MAX_HEADERS: Final = 100
+MAX_HEADER_BYTES: Final = 16 * 1024
+MAX_TARGET_BYTES: Final = 8 * 1024
+PUBLIC_PATHS: Final = frozenset({"/health", "/ready", "/ping", "/version", "/metrics"})
+"""What needs no key: probes and scrapers come without one, and none of these tells what anybody asked."""
+
+_HOST: Final = re.compile(rb"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
+_CONTENT_LENGTH: Final = re.compile(rb"[0-9]{1,18}")
+_HTTP_VERSIONS: Final = frozenset({"1.0", "1.1", "2", "3"})
+
+
+UNAUTHORIZED: Final = HttpError(
+    401,
+    "invalid_api_key",
+    "a valid API key is needed: send it as 'Authorization: Bearer <key>'",
+    {"www-authenticate": "Bearer"},
+)
+TOO_LARGE: Final = HttpError(413, "request_too_large", "the request body is too large")
+TOO_SLOW: Final = HttpError(408, "request_timeout", "the request body did not arrive in time")
+
+
+def guard(
+    app: ASGIApp,
+    *,
+    api_keys: Sequence[str] = (),
+    max_body_bytes: int = MAX_BODY_BYTES,
+    body_timeout_s: float = 10.0,
+    public_paths: Iterable[str] = PUBLIC_PATHS,
+) -> ASGIApp:
+    """Put an application behind the guard.
+
+    api_keys: any of these opens every path; none means that no key is asked for.
+    body_timeout_s: how long a body may stand still, and how long it may take beyond what its size allows.
+    public_paths: exact paths (below where the application is mounted) that are open without a key.
+    """
+    app = WholeBody(app, max_bytes=max_body_bytes, timeout_s=body_timeout_s)
+    if api_keys:
+        app = BearerAuth(app, api_keys, public_paths)
+    return HeadCheck(app)
+
+
+class HeadCheck:
+    """Refuses request heads that are too large, ambiguous, or that a proxy in front may have read differently."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer what `check_head` refuses, and end WebSockets, which aserve does not speak."""
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1000})
+            return
+        refusal = check_head(scope) if scope["type"] == "http" else None
+        if refusal is not None:
+            await refuse(refusal, scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+def check_head(scope: Scope) -> HttpError | None:
+    """What is wrong with a request's head, or None."""
+    headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
+    names = [name for name, _ in headers]
+    if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
+        return HttpError(
+            431, "headers_too_large", f"more than {MAX_HEADERS} headers or {MAX_HEADER_BYTES} bytes of them"
+        )
+    if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > MAX_TARGET_BYTES:
+        return HttpError(414, "uri_too_long", f"the URL is longer than {MAX_TARGET_BYTES} bytes")
+    if scope["http_version"] not in _HTTP_VERSIONS:
+        return HttpError(505, "http_version_not_supported", "this server speaks HTTP/1.1")
+    if scope["method"] in ("CONNECT", "TRACE"):
+        return HttpError(405, "method_not_allowed", "this method is not served", {"allow": "GET, HEAD, POST"})
+    if b"content-length" in names and b"transfer-encoding" in names:
+        return HttpError(400, "bad_request", "Content-Length and Transfer-Encoding exclude each other")
+    hosts = [value for name, value in headers if name == b"host"]
+    if len(hosts) > 1 or not all(_HOST.fullmatch(host) for host in hosts):
+        return HttpError(400, "bad_request", "the Host header is not a host name with an optional port")
+    return None
+
+
+class BearerAuth:
+    """Asks for an API key on every path that is not public, whether or not the path exists.
+
+    Keys are compared as SHA-256 digests, in constant time, and always all of them.
+    """
+
+    def __init__(self, app: ASGIApp, api_keys: Sequence[str], public_paths: Iterable[str]) -> None:
+        self._app = app
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in api_keys]
+        self._public_paths = frozenset(public_paths)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer 401 to a request without a valid key."""
+        if scope["type"] == "http" and _route_path(scope) not in self._public_paths and not self._knows(scope):
+            await refuse(UNAUTHORIZED, scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _knows(self, scope: Scope) -> bool:
+        credentials = [value for name, value in scope["headers"] if name == b"authorization"]
+        scheme, _, key = (credentials[0] if len(credentials) == 1 else b"").partition(b" ")
+        digest = hashlib.sha256(key.strip()).digest()
+        known = False
+        for expected in self._digests:
+            known |= hmac.compare_digest(digest, expected)
+        return known and scheme.lower() == b"bearer"
+
+
+class WholeBody:
+    """Reads the body in full before it calls the application, which then gets it in one message.
+
+    413 when it is too large: by its Content-Length before a byte is read, else when the limit is passed.
+    408 when it stalls. A client that leaves before the end of its body never reaches the application.
+    """
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int, timeout_s: float) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call the application with a `receive` that gives the body, then whatever comes after it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        declared = _header(scope, b"content-length") or b"0"
+        if not _CONTENT_LENGTH.fullmatch(declared) or int(declared) > self._max_bytes:
+            await refuse(TOO_LARGE, scope, receive, send)
+            return
+        body = await self._read(receive)
+        if isinstance(body, HttpError):
+            await refuse(body, scope, receive, send)
+        elif body is not None:
+            await self._app(scope, _replay(body, receive), send)
+
+    async def _read(self, receive: Receive) -> bytes | HttpError | None:
+        """The body, why it is refused, or None if the client left."""
+        pieces: list[bytes] = []
+        num_bytes = 0
+        clock = asyncio.get_running_loop().time
+        start_s = clock()
+        while len(pieces) < MAX_BODY_PIECES:
+            allowed_s = start_s + self._timeout_s + num_bytes / MIN_BODY_BYTES_PER_S - clock()
+            try:
+                async with asyncio.timeout(min(self._timeout_s, allowed_s)):
+                    message = await receive()
+            except TimeoutError:
+                return TOO_SLOW
+            if message["type"] == "http.disconnect":
+                return None
+            pieces.append(message.get("body", b""))
+            num_bytes += len(pieces[-1])
+            if num_bytes > self._max_bytes:
+                return TOO_LARGE
+            if not message.get("more_body", False):
+                return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return TOO_LARGE
+
+
+async def refuse(error: HttpError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer with an error and end the connection, throwing away what is still coming of the body."""
+    response = error_response(error)
+    if scope["http_version"].startswith("1."):
+        response.headers["connection"] = "close"
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(_discard(receive))  # beside the answer: a full queue of body messages could block it
+        await response(scope, receive, send)
+
+
+async def _discard(receive: Receive, timeout_s: float = 5.0) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
+                pass
+    except TimeoutError:
+        return
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives the body once and then what `receive` gives: the disconnect."""
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return replay
+
+
+def _header(scope: Scope, name: bytes) -> bytes | None:
+    for key, value in scope["headers"]:
+        if key == name:
+            return bytes(value)
+    return None
+
+
+def _route_path(scope: Scope) -> str:
+    """The path below where the application is mounted, percent-decoded, exactly as a router would see it."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    return path[len(root) :] if root and path.startswith(root + "/") else path

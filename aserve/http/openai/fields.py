@@ -1,0 +1,114 @@
+"""Fields that a request may have: those that work are in schema.py, the others are here, with what becomes of them.
+
+A field is never silently ignored when it would change the answer: a known one that does not work yet is refused, except
+with a value that asks for nothing (null, or what is in NEUTRAL); an unknown one is refused with the nearest known name.
+"""
+
+import difflib
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from aserve.core.errors import InvalidRequestError
+from aserve.http.errors import echo
+
+MAX_IGNORED_BYTES: Final = 16 * 1024
+
+WITHOUT_EFFECT: Final = frozenset(
+    {
+        *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+        *("prompt_cache_retention", "parallel_tool_calls", "session_id", "watermarking", "return_weight_versions"),
+    }
+)
+"""Accepted up to MAX_IGNORED_BYTES each, and not looked at: the answer is the same with and without them."""
+
+NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "length_penalty": (1, 1.0),
+    "early_stopping": (False,),
+    "presence_penalty": (0, 0.0),
+    "frequency_penalty": (0, 0.0),
+    "repetition_penalty": (1, 1.0),
+    "logit_bias": ({},),
+    "bad_words": ([],),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "echo": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "continue_final_message": (False,),
+    "chat_template_kwargs": ({},),
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("none",),
+    "modalities": (["text"],),
+    "include_reasoning": (True,),
+    "priority": (0,),
+    "return_token_strs": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "return_prompt_text": (False,),
+    "tool_calls": ([],),
+    "annotations": ([],),
+    "continuous_usage_stats": (False,),
+    "include_obfuscation": (False,),
+}
+"""Known fields (of requests, messages and options) that do not work yet, with the values that ask for nothing."""
+
+UNSUPPORTED: Final = frozenset(
+    {
+        *("add_generation_prompt", "add_special_tokens", "allowed_token_ids", "audio", "cache_salt", "chat_template"),
+        *("documents", "ec_transfer_params", "function_call", "functions", "guided_choice", "guided_grammar"),
+        *("guided_json", "guided_regex", "kv_transfer_params", "logits_processors", "logprob_token_ids"),
+        *("media_io_kwargs", "mm_processor_kwargs", "prediction", "prompt_embeds", "prompt_logprobs"),
+        *("reasoning_effort", "repetition_detection", "refusal", "request_id", "routed_experts"),
+        *(
+            "stream_interval",
+            "structured_outputs",
+            "suffix",
+            "thinking_token_budget",
+            "tools",
+            "truncate_prompt_tokens",
+        ),
+        *("truncation_side", "verbosity", "vllm_xargs", "web_search_options"),
+        # of SGLang
+        *("beam_width", "custom_logit_processor", "ebnf", "extra_key", "lora_path", "no_stop_trim", "regex"),
+        *("return_hidden_states", "rid", "separate_reasoning", "session_params", "stop_regex"),
+        # of llama.cpp
+        *("cache_prompt", "id_slot", "mirostat", "n_keep", "post_sampling_probs", "return_progress", "samplers"),
+        *("sse_ping_interval", "t_max_predict_ms", "timings_per_token", "typical_p"),
+    }
+)
+"""Known fields that do not work yet, and of which only null asks for nothing."""
+
+
+def check_names(fields: Mapping[str, Any], supported: Collection[str], where: str = "") -> None:
+    """Raise `InvalidRequestError` for the first field that cannot be taken as it is.
+
+    where: the path of the object, such as "messages[0]."; param is its outermost field.
+    """
+    for name, value in fields.items():
+        if name in supported:
+            continue
+        path = where + echo(name)[1:-1]
+        param = where.rstrip(".").partition("[")[0] or path
+        if name in WITHOUT_EFFECT:
+            if len(msgspec.json.encode(value)) > MAX_IGNORED_BYTES:
+                raise InvalidRequestError(f"{path} is longer than {MAX_IGNORED_BYTES} bytes", param)
+        elif name not in NEUTRAL and name not in UNSUPPORTED:
+            raise InvalidRequestError(f"unknown field {path}{_nearest(name, supported)}", param)
+        elif value is not None and not _is_neutral(name, value):
+            raise InvalidRequestError(f"{path} is not supported yet", param)
+
+
+def _is_neutral(name: str, value: Any) -> bool:
+    # Types as well: in Python True == 1 == 1.0, and "n": true asks for nothing that makes sense.
+    return any(type(value) is type(neutral) and value == neutral for neutral in NEUTRAL.get(name, ()))
+
+
+def _nearest(name: str, supported: Collection[str]) -> str:
+    known = [*supported, *WITHOUT_EFFECT, *NEUTRAL, *UNSUPPORTED]
+    matches = difflib.get_close_matches(name, known, n=1) if len(name) <= 64 else []
+    return f"; did you mean {matches[0]}?" if matches else ""

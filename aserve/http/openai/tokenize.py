@@ -1,0 +1,51 @@
+"""POST /tokenize and /detokenize."""
+
+from aserve.core.errors import InvalidRequestError
+from aserve.engine import AsyncEngine
+from aserve.http.endpoint import Exchange, Handler
+from aserve.http.json_response import JsonResponse
+from aserve.http.openai.schema import DetokenizeFields, TokenizeFields, check_model, parse
+
+
+def tokenize(engine: AsyncEngine) -> Handler:
+    """The handler of /tokenize: the tokens that a prompt or a conversation comes to."""
+
+    async def handle(exchange: Exchange) -> None:
+        fields = parse(exchange.fields, TokenizeFields)
+        check_model(engine.info, fields.model)
+        if (fields.prompt is None) == (fields.messages is None):
+            raise InvalidRequestError("give either prompt or messages", "prompt")
+        if fields.prompt is not None:
+            _refuse(fields.add_generation_prompt, "add_generation_prompt", "messages")
+            tokens = await engine.encode(fields.prompt, add_special_tokens=fields.add_special_tokens is not False)
+        else:
+            _refuse(fields.add_special_tokens, "add_special_tokens", "prompt")
+            tokens = await engine.encode_chat(
+                exchange.fields["messages"], add_generation_prompt=fields.add_generation_prompt is not False
+            )
+        body = {
+            "count": len(tokens),
+            "max_model_len": engine.info.max_model_len,
+            "tokens": tokens,
+            "token_strs": None,
+        }
+        await exchange.reply(JsonResponse(body))
+
+    return handle
+
+
+def detokenize(engine: AsyncEngine) -> Handler:
+    """The handler of /detokenize: the text of tokens, special ones included."""
+
+    async def handle(exchange: Exchange) -> None:
+        fields = parse(exchange.fields, DetokenizeFields)
+        check_model(engine.info, fields.model)
+        text = await engine.decode(fields.tokens)
+        await exchange.reply(JsonResponse({"prompt": text}))
+
+    return handle
+
+
+def _refuse(value: bool | None, field: str, other: str) -> None:
+    if value is not None:
+        raise InvalidRequestError(f"{field} goes with {other} only", field)

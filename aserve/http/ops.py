@@ -1,0 +1,50 @@
+"""What operators ask: is it alive, is it ready, which version, how does it do. Answered while the model loads, too."""
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from aserve import __version__
+from aserve.core.errors import UnavailableError
+from aserve.engine import AsyncEngine, EngineState
+from aserve.http.json_response import JsonResponse
+
+
+def ops_routes(engine: AsyncEngine) -> list[Route]:
+    """/health, /ping, /ready, /version and /metrics."""
+
+    async def health(_request: Request) -> Response:
+        """200 unless only a restart can help."""
+        if engine.state in (EngineState.DEAD, EngineState.CLOSED):
+            raise UnavailableError(f"the engine is {engine.state.value}")
+        return JsonResponse({"status": engine.state.value})
+
+    async def ready(_request: Request) -> Response:
+        """200 when a request would be taken."""
+        if engine.state is not EngineState.READY:
+            raise UnavailableError(f"the engine is {_stage(engine)}")
+        return JsonResponse({"status": engine.state.value})
+
+    async def version(_request: Request) -> Response:
+        return JsonResponse({"version": __version__})
+
+    async def metrics(_request: Request) -> Response:
+        return Response(generate_latest(engine.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    return [
+        Route("/health", health),
+        Route("/ping", health, methods=["GET", "POST"]),
+        Route("/ready", ready),
+        Route("/version", version),
+        Route("/metrics", metrics),
+    ]
+
+
+def _stage(engine: AsyncEngine) -> str:
+    """Such as "loading: weights 3/8"."""
+    if engine.state is not EngineState.LOADING:
+        return str(engine.state.value)
+    progress = engine.progress
+    parts = f" {progress.done}/{progress.total}" if progress.total else ""
+    return f"{engine.state.value}: {progress.stage}{parts}"

@@ -1,0 +1,100 @@
+"""EventStream: ready-made bytes to a client as server-sent events.
+
+sse-starlette's response, with its transport replaced: one task beside the writer instead of three, no watcher of
+uvicorn's shutdown (our streams end when the engine ends them), no logging of what is sent, and no timer per event.
+Knows nothing of what the events say, but that the last of a stream is [DONE], after an error too.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Final
+
+from sse_starlette import EventSourceResponse
+from starlette.types import Receive, Scope, Send
+
+from aserve.http.connection import ClientGone
+from aserve.http.errors import error_body
+from aserve.http.tasks import task_group
+
+DONE: Final = b"data: [DONE]\n\n"
+KEEP_ALIVE: Final = b": keep-alive\n\n"
+
+
+def event(json: bytes) -> bytes:
+    """One event. JSON has no line break outside strings and escapes those inside, so it is always one line."""
+    return b"data: " + json + b"\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """ping_s: after so much silence a comment is sent, which keeps proxies from closing the connection.
+
+    send_timeout_s: a client that takes longer to accept one piece of the stream is given up.
+    """
+
+    ping_s: float = 15.0
+    send_timeout_s: float = 30.0
+
+
+class EventStream(EventSourceResponse):
+    """Sends `first`, then what `rest` yields as it comes; an exception from `rest` as the last event before [DONE].
+
+    Raises `ClientGone` when the client is given up. The caller closes `rest`, and watches for the client's leaving.
+    """
+
+    def __init__(self, first: bytes, rest: AsyncIterator[bytes], limits: StreamLimits) -> None:
+        super().__init__(rest, ping=limits.ping_s, send_timeout=limits.send_timeout_s)
+        self._first = first
+        self._rest = rest
+        self._limits = limits
+        self._turn = asyncio.Lock()
+        self._sending = False
+        self._since_s = 0.0  # when the send in progress began, or the last one ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the headers, every piece, and the end of the body."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        self._since_s = asyncio.get_running_loop().time()
+        async with task_group() as tasks:
+            keeper = tasks.create_task(self._keep_alive(send), name="aserve: keep-alive")
+            await self._write_all(send)
+            keeper.cancel()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _write_all(self, send: Send) -> None:
+        try:
+            await self._write(send, self._first)
+            async for piece in self._rest:
+                await self._write(send, piece)
+        except ClientGone:
+            raise
+        except Exception as error:  # the status is long sent: the client learns of it in the stream
+            await self._write(send, event(error_body(error)) + DONE)
+
+    async def _write(self, send: Send, piece: bytes) -> None:
+        now = asyncio.get_running_loop().time
+        async with self._turn:
+            self._sending, self._since_s = True, now()
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            self._sending, self._since_s = False, now()
+
+    async def _keep_alive(self, send: Send) -> None:
+        """Break the silence, and give up on a client that does not read."""
+        now = asyncio.get_running_loop().time
+        while True:
+            limit_s = self._limits.send_timeout_s if self._sending else self._limits.ping_s
+            remaining_s = self._since_s + limit_s - now()
+            if remaining_s > 0:
+                await asyncio.sleep(remaining_s)
+            elif self._sending:
+                raise ClientGone
+            else:
+                await self._ping_once(send)
+
+    async def _ping_once(self, send: Send) -> None:
+        try:
+            async with asyncio.timeout(self._limits.send_timeout_s):
+                await self._write(send, KEEP_ALIVE)
+        except TimeoutError as error:
+            raise ClientGone from error

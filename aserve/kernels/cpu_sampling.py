@@ -1,0 +1,105 @@
+"""Sampling on a CPU: what reference.py defines, for all rows at once.
+
+To scan a vocabulary of 150,000 with an index (argmax, cumsum) takes 0.09 ms, to reduce it 0.01 ms. So the largest
+logit, and the id where the cumulative mass crosses its target, are found in two levels: reduce tiles, look into one.
+Only rows with top_k or top_p are sorted, and by numpy: 0.3 ms where torch takes 10.
+Shape letters: ops.py, and  R sampled rows   J tiles of a row   I ids in a tile.
+"""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from aserve.kernels.ops import SamplingBatch
+from aserve.kernels.philox import random_words
+from aserve.kernels.reference import MASS_UNIT
+
+FloatArray = npt.NDArray[np.float32]
+
+_TILE = 1024
+
+
+def sample(logits_SV: Tensor, batch: SamplingBatch) -> Tensor:
+    """One token id a row, int64 [S]."""
+    logits_SV = logits_SV.float()
+    if batch.banned_SC is not None:
+        logits_SV = _ban(logits_SV, batch.banned_SC)
+    largest_S, tokens_S = _first_largest(logits_SV)
+    if batch.all_greedy:
+        return tokens_S
+    rows_R = batch.temperature_S.nonzero().squeeze(1)
+    weights_RV = logits_SV.index_select(0, rows_R).sub_(largest_S[rows_R, None])
+    weights_RV.div_(batch.temperature_S[rows_R, None]).exp_()
+    if batch.any_filter:
+        _filter(weights_RV, batch, rows_R)
+    words_R = random_words(batch.seeds_S[rows_R], batch.positions_S[rows_R])
+    return tokens_S.index_copy(0, rows_R, _draw(weights_RV.mul_(MASS_UNIT).floor_(), words_R))
+
+
+def _ban(logits_SV: Tensor, banned_SC: Tensor) -> Tensor:
+    """A copy with -inf at the banned ids."""
+    rows, columns = (banned_SC >= 0).nonzero(as_tuple=True)
+    return logits_SV.index_put((rows, banned_SC[rows, columns]), logits_SV.new_tensor(-math.inf))
+
+
+def _first_largest(logits_SV: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest logit and the lowest id that has it, [S] each."""
+    tile_max_SJ = torch.cat([tiles.amax(-1) for tiles in _tiles(logits_SV)], dim=1)
+    largest_S1, tile_S1 = tile_max_SJ.max(-1, keepdim=True)  # max() takes the first of equals
+    ids_SI = _ids_of(tile_S1, logits_SV.shape[1])
+    return largest_S1.squeeze(1), ids_SI.gather(1, logits_SV.gather(1, ids_SI).argmax(-1, keepdim=True)).squeeze(1)
+
+
+def _draw(mass_RV: Tensor, words_R: Tensor) -> Tensor:
+    """The first id whose cumulative mass exceeds word / 2^32 of the total. Whole numbers: the sums are exact."""
+    tile_mass_RJ = torch.cat([tiles.sum(-1, dtype=torch.float64) for tiles in _tiles(mass_RV)], dim=1)
+    cumulative_RJ = tile_mass_RJ.cumsum(-1)
+    target_R1 = (words_R.double() * 2.0**-32 * cumulative_RJ[:, -1]).floor_()[:, None]
+    tile_R1 = (cumulative_RJ <= target_R1).sum(-1, keepdim=True)
+    before_R1 = (cumulative_RJ - tile_mass_RJ).gather(1, tile_R1)
+    ids_RI = _ids_of(tile_R1, mass_RV.shape[1])
+    inside_RI = mass_RV.gather(1, ids_RI).cumsum(-1, dtype=torch.float64)
+    return ids_RI.gather(1, (inside_RI <= target_R1 - before_R1).sum(-1, keepdim=True)).squeeze(1)
+
+
+def _tiles(x_SV: Tensor) -> list[Tensor]:
+    """Views [S, J, I] that cover a row in order: the full tiles, then the rest as one shorter tile."""
+    full = x_SV.shape[1] // _TILE * _TILE
+    parts = (x_SV[:, :full].unflatten(1, (-1, _TILE)), x_SV[:, None, full:])
+    return [part for part in parts if part.numel()]
+
+
+def _ids_of(tile_S1: Tensor, vocab_size: int) -> Tensor:
+    """The ids of one tile a row. The last tile is padded with its last id, which no search from the left reaches."""
+    return (tile_S1 * _TILE + torch.arange(min(_TILE, vocab_size))).clamp_(max=vocab_size - 1)
+
+
+def _filter(weights_RV: Tensor, batch: SamplingBatch, rows_R: Tensor) -> None:
+    """Zero the weights that the filters do not keep, in place; rows without a filter are not read."""
+    top_ks, top_ps, min_ps = (x[rows_R].tolist() for x in (batch.top_k_S, batch.top_p_S, batch.min_p_S))
+    for weights_V, top_k, top_p, min_p in zip(weights_RV, top_ks, top_ps, min_ps, strict=True):
+        floor = max(_weight_floor(weights_V.numpy(), top_k, top_p), np.float32(min_p))
+        if floor > 0:
+            # Ten times the speed of masked_fill_; it zeroes what is at most the threshold.
+            F.threshold_(weights_V, float(np.nextafter(floor, np.float32(0))), 0.0)
+
+
+def _weight_floor(weights_V: FloatArray, top_k: int, top_p: float) -> np.float32:
+    """The smallest weight that top_k and top_p keep."""
+    floor = np.float32(0)
+    has_top_k = 0 < top_k < weights_V.size
+    if not has_top_k and top_p >= 1:
+        return floor
+    ascending_V = np.sort(weights_V)
+    if has_top_k:
+        floor = ascending_V[-top_k]
+        ascending_V = ascending_V[np.searchsorted(ascending_V, floor) :]
+    if top_p < 1:
+        cumulative_V = np.floor(ascending_V[::-1] * np.float32(MASS_UNIT)).cumsum(dtype=np.float64)
+        needed = math.ceil(top_p * cumulative_V[-1])
+        floor = ascending_V[::-1][np.searchsorted(cumulative_V, needed)]
+    return floor

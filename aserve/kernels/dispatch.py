@@ -1,0 +1,21 @@
+"""The choice of operations: the only place that asks which device it is."""
+
+import torch
+
+from aserve.core.errors import ConfigError
+from aserve.kernels.cpu import CpuOps
+from aserve.kernels.ops import Ops
+
+
+def select_ops(device: torch.device) -> Ops:
+    """The fastest operations for a device. Triton is imported for CUDA alone: it takes time, and Linux.
+
+    Raises ConfigError for a device that has none.
+    """
+    if device.type == "cpu":
+        return CpuOps()
+    if device.type == "cuda":
+        from aserve.kernels.triton_ops import TritonOps
+
+        return TritonOps(torch.cuda.get_device_properties(device).multi_processor_count)
+    raise ConfigError(f"device must be cpu or cuda, got {device.type}")

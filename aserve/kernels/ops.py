@@ -1,0 +1,129 @@
+"""The operations a model is made of, as one Protocol, and the two batch descriptions they take.
+
+Three implementations: `reference.ReferenceOps` (plain torch, the oracle), `cpu.CpuOps` (fast on a CPU) and
+`triton_ops.TritonOps`. `dispatch.select_ops` is the only place that asks which device it is.
+
+Shape letters, here and in all of kernels/, models/ and runner/:
+  T tokens of the step   S sequences of the step   B blocks of the cache   P positions in a block
+  H query heads   K key-value heads   D head dimension   E hidden size   F feed-forward size   V vocabulary
+  M blocks per sequence (width of the block table)   L positions a rope table covers
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """Where the step's T tokens sit. Sequences are ordered so that those with one token come first.
+
+    num_decodes: how many of the S sequences have exactly one token in this step; they are first.
+    slots_T: int64, block_id * P + position in block: where each token's key and value are written.
+    block_table_SM: int32, the blocks of each sequence, padded with 0 (the null block).
+    seq_lens_S: int32, the length of each sequence's context, this step's tokens included.
+    query_starts_S1: int32, S + 1 offsets into T.
+    max_query_len, max_seq_len: host integers, upper bounds for grids and buffers.
+    """
+
+    num_decodes: int
+    slots_T: Tensor
+    block_table_SM: Tensor
+    seq_lens_S: Tensor
+    query_starts_S1: Tensor
+    max_query_len: int
+    max_seq_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingBatch:
+    """How each of S rows of logits is sampled. temperature 0 is greedy; top_k 0, top_p 1, min_p 0 are off.
+
+    seeds_S: int64. positions_S: int64, the position that the sampled token will take; the random number is a pure
+    function of (seed, position), so batch, chunking and preemption cannot change it.
+    banned_SC: int64 token ids that may not be sampled, rows padded with -1; None when no row bans any.
+    all_greedy, any_filter (some row has top_k, top_p or min_p): host booleans, so that no kernel is launched in vain.
+    """
+
+    temperature_S: Tensor
+    top_k_S: Tensor
+    top_p_S: Tensor
+    min_p_S: Tensor
+    seeds_S: Tensor
+    positions_S: Tensor
+    banned_SC: Tensor | None
+    all_greedy: bool
+    any_filter: bool
+
+
+class Ops(Protocol):
+    """Every method returns new tensors unless it says that it writes; inputs are contiguous in their last dimension."""
+
+    def rms_norm(self, x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
+        """x / rms(x) * weight over the last dimension, computed in float32, returned in x's dtype."""
+        ...
+
+    def add_rms_norm(self, x_TE: Tensor, residual_TE: Tensor, weight_E: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """(rms_norm(x + residual), x + residual)."""
+        ...
+
+    def silu_and_mul(self, gate_up_TF2: Tensor) -> Tensor:
+        """silu(x[:, :F]) * x[:, F:], [T, F]."""
+        ...
+
+    def gelu_and_mul(self, gate_up_TF2: Tensor) -> Tensor:
+        """gelu_tanh(x[:, :F]) * x[:, F:], [T, F]."""
+        ...
+
+    def rope_and_write_kv(
+        self,
+        q_THD: Tensor,
+        k_TKD: Tensor,
+        v_TKD: Tensor,
+        cos_sin_LD: Tensor,
+        positions_T: Tensor,
+        k_cache_BPKD: Tensor,
+        v_cache_BPKD: Tensor,
+        slots_T: Tensor,
+    ) -> Tensor:
+        """Rotate q and k (half-split pairs: i with i + D/2), write k and v to their slots, return the rotated q.
+
+        cos_sin_LD: float32, cosines in [:, :D/2] and sines in [:, D/2:].
+        """
+        ...
+
+    def write_kv(
+        self, k_TKD: Tensor, v_TKD: Tensor, k_cache_BPKD: Tensor, v_cache_BPKD: Tensor, slots_T: Tensor
+    ) -> None:
+        """Write k and v to their slots, as they are."""
+        ...
+
+    def attend(
+        self,
+        q_THD: Tensor,
+        k_cache_BPKD: Tensor,
+        v_cache_BPKD: Tensor,
+        batch: AttentionBatch,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+    ) -> Tensor:
+        """Causal attention of each token to its sequence's cached context, [T, H, D]; the cache holds this step too.
+
+        sliding_window w: a token sees itself and the w - 1 before it. soft_cap c: scores become c * tanh(scores / c).
+        """
+        ...
+
+    def sample(self, logits_SV: Tensor, batch: SamplingBatch) -> Tensor:
+        """One token id a row, int64 [S]. Rows without a filter skip it; NaN logits are the caller's to catch."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayer:
+    """One layer's cache: keys and values, [B, P, K, D] each. A slot is block * P + position."""
+
+    k_BPKD: Tensor
+    v_BPKD: Tensor

@@ -1,0 +1,234 @@
+"""Paged attention of many query tokens a sequence, in Triton: ragged, causal, over a cached prefix. Twin: `attend`.
+
+The queries of a sequence are the last positions of its context; whatever lies before them was cached. One program
+serves one key head and a tile of BLOCK_M rows; a row is a (token, head of the group) pair, so that short prompts of
+grouped heads fill a tile too:
+
+    row r of tile i   ->   query token i * (BLOCK_M // GROUP) + r // GROUP,   head r % GROUP of the group
+
+The keys that a tile can see are visited in up to three runs, of which the middle one needs no mask. Online softmax as
+in FlashAttention-2 (Dao, 2023), float32, base 2.
+
+    |<- window start: masked ->|<------ every row sees every key ------>|<- diagonal: masked ->|
+"""
+
+import math
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from aserve.kernels.decode_attention import soft_cap_scores
+
+
+@triton.jit
+def _visit_tiles(
+    begin,
+    end,
+    q,
+    query_positions,
+    acc,
+    row_max,
+    row_sum,
+    k_ptr,
+    v_ptr,
+    table_ptr,
+    slot_stride,
+    window,
+    scale_log2,
+    soft_cap_log2,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFT_CAP: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Keys at positions [begin, end) in tiles. Unless MASKED, whole tiles that every row sees."""
+    dims = tl.arange(0, BLOCK_D)
+    in_head = dims < HEAD_DIM
+    for start in range(begin, end, BLOCK_N):
+        positions = start + tl.arange(0, BLOCK_N)
+        inside = positions < end
+        if MASKED:
+            blocks = tl.load(table_ptr + positions // BLOCK_SIZE, mask=inside, other=0)
+            kv_mask = inside[:, None] & in_head[None, :]
+        else:
+            blocks = tl.load(table_ptr + positions // BLOCK_SIZE)
+            kv_mask = in_head[None, :]
+        slots = blocks.to(tl.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
+        offsets = slots[:, None] * slot_stride + dims[None, :]
+        if MASKED or HEAD_DIM != BLOCK_D:
+            k = tl.load(k_ptr + offsets, mask=kv_mask, other=0.0)
+            v = tl.load(v_ptr + offsets, mask=kv_mask, other=0.0)
+        else:
+            k = tl.load(k_ptr + offsets)
+            v = tl.load(v_ptr + offsets)
+
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+        if HAS_SOFT_CAP:
+            scores = soft_cap_scores(scores, soft_cap_log2)
+        if MASKED:
+            distance = query_positions[:, None] - positions[None, :]
+            visible = (distance >= 0) & inside[None, :]
+            if HAS_WINDOW:
+                visible = visible & (distance < window)
+            scores = tl.where(visible, scores, float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(scores, axis=1))
+        weights = tl.exp2(scores - new_max[:, None])
+        rescale = tl.exp2(row_max - new_max)
+        row_sum = row_sum * rescale + tl.sum(weights, axis=1)
+        acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
+        row_max = new_max
+    return acc, row_max, row_sum
+
+
+@triton.jit(do_not_specialize=["table_stride", "window"])
+def _prefill_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    table_ptr,
+    seq_lens_ptr,
+    query_starts_ptr,
+    q_token_stride,
+    q_head_stride,
+    slot_stride,
+    table_stride,
+    window,
+    scale_log2,
+    soft_cap_log2,
+    NUM_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFT_CAP: tl.constexpr,
+):
+    TOKENS: tl.constexpr = BLOCK_M // GROUP
+    kv_head = tl.program_id(1)
+    seq = tl.program_id(2).to(tl.int64)
+    query_start = tl.load(query_starts_ptr + seq)
+    num_queries = tl.load(query_starts_ptr + seq + 1) - query_start
+    # The last tiles see the most keys: they go first, so that the device does not end on them.
+    tile = tl.cdiv(num_queries, TOKENS) - 1 - tl.program_id(0)
+    if tile < 0:
+        return
+    seq_len = tl.load(seq_lens_ptr + seq)
+    rows = tl.arange(0, BLOCK_M)
+    dims = tl.arange(0, BLOCK_D)
+    queries = tile * TOKENS + rows // GROUP
+    heads = kv_head * GROUP + rows % GROUP
+    row_mask = ((rows < TOKENS * GROUP) & (queries < num_queries))[:, None] & (dims < HEAD_DIM)[None, :]
+    tokens = (query_start + queries).to(tl.int64)
+    q_offsets = tokens[:, None] * q_token_stride + heads[:, None] * q_head_stride + dims[None, :]
+    q = tl.load(q_ptr + q_offsets, mask=row_mask, other=0.0)
+
+    query_positions = seq_len - num_queries + queries
+    first_query = seq_len - num_queries + tile * TOKENS
+    last_query = tl.minimum(first_query + TOKENS, seq_len) - 1
+    begin = 0
+    full_begin = 0
+    if HAS_WINDOW:
+        begin = tl.maximum(first_query - window + 1, 0)
+        full_begin = begin + tl.cdiv(tl.maximum(last_query - window + 1 - begin, 0), BLOCK_N) * BLOCK_N
+        full_begin = tl.minimum(full_begin, last_query + 1)
+    full_end = full_begin + tl.maximum(first_query + 1 - full_begin, 0) // BLOCK_N * BLOCK_N
+
+    k_head_ptr = k_ptr + kv_head * HEAD_DIM
+    v_head_ptr = v_ptr + kv_head * HEAD_DIM
+    seq_table_ptr = table_ptr + seq * table_stride
+    acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
+    row_max = tl.full([BLOCK_M], -1e30, dtype=tl.float32)
+    row_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
+    if HAS_WINDOW:
+        acc, row_max, row_sum = _visit_tiles(
+            begin, full_begin, q, query_positions, acc, row_max, row_sum, k_head_ptr, v_head_ptr, seq_table_ptr,
+            slot_stride, window, scale_log2, soft_cap_log2, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D,
+            HAS_WINDOW, HAS_SOFT_CAP, MASKED=True,
+        )  # fmt: skip
+    acc, row_max, row_sum = _visit_tiles(
+        full_begin, full_end, q, query_positions, acc, row_max, row_sum, k_head_ptr, v_head_ptr, seq_table_ptr,
+        slot_stride, window, scale_log2, soft_cap_log2, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D,
+        HAS_WINDOW, HAS_SOFT_CAP, MASKED=False,
+    )  # fmt: skip
+    acc, row_max, row_sum = _visit_tiles(
+        full_end, last_query + 1, q, query_positions, acc, row_max, row_sum, k_head_ptr, v_head_ptr, seq_table_ptr,
+        slot_stride, window, scale_log2, soft_cap_log2, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D,
+        HAS_WINDOW, HAS_SOFT_CAP, MASKED=True,
+    )  # fmt: skip
+
+    # Every query sees itself; only padding rows, which are not stored, may have summed to nothing.
+    out = acc / tl.where(row_sum > 0, row_sum, 1.0)[:, None]
+    out_offsets = (tokens[:, None] * NUM_HEADS + heads[:, None]) * HEAD_DIM + dims[None, :]
+    tl.store(out_ptr + out_offsets, out.to(out_ptr.dtype.element_ty), mask=row_mask)
+
+
+def prefill_attention(
+    q_THD: Tensor,
+    k_cache_BPKD: Tensor,
+    v_cache_BPKD: Tensor,
+    block_table_SM: Tensor,
+    seq_lens_S: Tensor,
+    query_starts_S1: Tensor,
+    out_THD: Tensor,
+    *,
+    max_query_len: int,
+    scale: float,
+    sliding_window: int | None,
+    soft_cap: float | None,
+) -> None:
+    """Attend the queries of S sequences to their contexts; written to out, contiguous, at the queries' own rows.
+
+    query_starts_S1 are offsets into T, which may begin after other tokens. max_query_len: an upper bound, for the grid.
+    """
+    _, num_heads, head_dim = q_THD.shape
+    num_seqs = seq_lens_S.shape[0]
+    _, block_size, num_kv_heads, _ = k_cache_BPKD.shape
+    assert all(x.is_contiguous() for x in (k_cache_BPKD, v_cache_BPKD, out_THD))
+    group = num_heads // num_kv_heads
+    block_d = max(16, triton.next_power_of_2(head_dim))
+    block_m, block_n, num_warps, num_stages = _tile_shape(max_query_len * group, group, block_d, q_THD.element_size())
+    log2_e = math.log2(math.e)
+    _prefill_kernel[(triton.cdiv(max_query_len, block_m // group), num_kv_heads, num_seqs)](
+        q_THD,
+        k_cache_BPKD,
+        v_cache_BPKD,
+        out_THD,
+        block_table_SM,
+        seq_lens_S,
+        query_starts_S1,
+        q_THD.stride(0),
+        q_THD.stride(1),
+        num_kv_heads * head_dim,
+        block_table_SM.stride(0),
+        sliding_window or 0,
+        scale * log2_e,
+        (soft_cap or 0.0) * log2_e,
+        NUM_HEADS=num_heads,
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        BLOCK_D=block_d,
+        HAS_WINDOW=sliding_window is not None,
+        HAS_SOFT_CAP=soft_cap is not None,
+        num_warps=num_warps,
+        num_stages=num_stages,
+    )
+
+
+def _tile_shape(max_rows: int, group: int, block_d: int, element_bytes: int) -> tuple[int, int, int, int]:
+    """(rows, keys a tile, warps, pipeline stages): no more rows than there are. Five stages: see decode_attention."""
+    smallest = max(16, triton.next_power_of_2(group))
+    if element_bytes == 4:
+        return smallest, 16, 4, 2
+    block_m = max(16 if max_rows <= 16 else 64 if max_rows <= 64 else 128, smallest)
+    block_n, num_stages = (64, 5) if block_d <= 128 else (32, 5)
+    return block_m, block_n, 8 if block_m >= 128 else 4, num_stages

@@ -1,0 +1,173 @@
+"""ReferenceOps: every operation in plain torch, one sequence and one row at a time. The oracle of the fast ones.
+
+It knows what each operation means and nothing of speed. All arithmetic is float32, and results return in the input's
+type. Shape letters: ops.py.
+
+How a row is sampled, here and in every implementation:
+  1. Banned ids get -inf. At temperature 0 the token is the largest logit, the lowest id among equals.
+  2. weight = exp((logit - max) / temperature), float32; the likeliest token's is 1.
+  3. A weight counts as floor(weight * 2^32) units of mass. Sums of integers are exact in any order, so the result does
+     not depend on how a kernel splits a row. (A float32 running sum is coarser than this: it has 24 bits.)
+  4. The filters are floors under the weight, and equal weights share one fate: the top_k-th largest weight; then the
+     largest weight such that those not under it have top_p of the mass that is left (nucleus sampling: Holtzman et al.,
+     "The curious case of neural text degeneration", ICLR 2020); and min_p itself (Nguyen et al., "Turning up the heat:
+     min-p sampling", ICLR 2025).
+  5. One random word r in [0, 2^32), by philox.py; the token is the first id whose cumulative mass exceeds
+     r / 2^32 of the kept total.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from aserve.kernels.ops import AttentionBatch, SamplingBatch
+from aserve.kernels.philox import random_words
+
+MASS_UNIT = 2.0**32
+"""Units of mass of the likeliest token. Totals stay under 2^53, exact as int64 and as float64, up to 2M tokens."""
+
+
+class ReferenceOps:
+    """The torch twin of everything in `Ops`: plain, and slow."""
+
+    def rms_norm(self, x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
+        """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
+        x32 = x_TE.float()
+        scale = torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)
+        return (x32 * scale * weight_E.float()).to(x_TE.dtype)
+
+    def add_rms_norm(self, x_TE: Tensor, residual_TE: Tensor, weight_E: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """The norm reads the sum as it is stored, rounded to x's type."""
+        total_TE = x_TE + residual_TE
+        return self.rms_norm(total_TE, weight_E, eps), total_TE
+
+    def silu_and_mul(self, gate_up_TF2: Tensor) -> Tensor:
+        """silu(gate) * up, [T, F]."""
+        gate_TF, up_TF = gate_up_TF2.float().chunk(2, dim=-1)
+        return (F.silu(gate_TF) * up_TF).to(gate_up_TF2.dtype)
+
+    def gelu_and_mul(self, gate_up_TF2: Tensor) -> Tensor:
+        """gelu_tanh(gate) * up, [T, F]."""
+        gate_TF, up_TF = gate_up_TF2.float().chunk(2, dim=-1)
+        return (F.gelu(gate_TF, approximate="tanh") * up_TF).to(gate_up_TF2.dtype)
+
+    def rope_and_write_kv(
+        self,
+        q_THD: Tensor,
+        k_TKD: Tensor,
+        v_TKD: Tensor,
+        cos_sin_LD: Tensor,
+        positions_T: Tensor,
+        k_cache_BPKD: Tensor,
+        v_cache_BPKD: Tensor,
+        slots_T: Tensor,
+    ) -> Tensor:
+        """Rotate q and k, write k and v, return the rotated q."""
+        cos_sin_TD = cos_sin_LD[positions_T]
+        self.write_kv(_rotate(k_TKD, cos_sin_TD), v_TKD, k_cache_BPKD, v_cache_BPKD, slots_T)
+        return _rotate(q_THD, cos_sin_TD)
+
+    def write_kv(
+        self, k_TKD: Tensor, v_TKD: Tensor, k_cache_BPKD: Tensor, v_cache_BPKD: Tensor, slots_T: Tensor
+    ) -> None:
+        """cache[slot // P, slot % P] = k, v."""
+        num_positions = k_cache_BPKD.shape[1]
+        blocks_T, offsets_T = slots_T // num_positions, slots_T % num_positions
+        k_cache_BPKD[blocks_T, offsets_T] = k_TKD
+        v_cache_BPKD[blocks_T, offsets_T] = v_TKD
+
+    def attend(
+        self,
+        q_THD: Tensor,
+        k_cache_BPKD: Tensor,
+        v_cache_BPKD: Tensor,
+        batch: AttentionBatch,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+    ) -> Tensor:
+        """One sequence after the other; its queries are the last positions of its context."""
+        out_THD = torch.zeros_like(q_THD)
+        starts = batch.query_starts_S1.tolist()
+        for s, context_len in enumerate(batch.seq_lens_S.tolist()):
+            tokens = slice(starts[s], starts[s + 1])
+            k_CKD, v_CKD = (
+                cache[batch.block_table_SM[s].long()].flatten(0, 1)[:context_len]
+                for cache in (k_cache_BPKD, v_cache_BPKD)
+            )
+            out_THD[tokens] = _attend_one(q_THD[tokens], k_CKD, v_CKD, scale, sliding_window, soft_cap)
+        return out_THD
+
+    def sample(self, logits_SV: Tensor, batch: SamplingBatch) -> Tensor:
+        """One token id a row."""
+        logits_SV = logits_SV.float().clone()
+        words = random_words(batch.seeds_S, batch.positions_S).tolist()
+        tokens = []
+        for s, logits_V in enumerate(logits_SV):
+            if batch.banned_SC is not None:
+                banned_C = batch.banned_SC[s]
+                logits_V[banned_C[banned_C >= 0]] = -math.inf
+            temperature = batch.temperature_S[s].item()
+            if temperature == 0:
+                tokens.append(int(logits_V.argmax()))
+                continue
+            weights_V = torch.exp((logits_V - logits_V.max()) / temperature)
+            floor = _weight_floor(weights_V, int(batch.top_k_S[s]), batch.top_p_S[s].item(), batch.min_p_S[s].item())
+            tokens.append(_draw(weights_V, floor, words[s]))
+        return torch.tensor(tokens, dtype=torch.int64, device=logits_SV.device)
+
+
+def _rotate(x_TND: Tensor, cos_sin_TD: Tensor) -> Tensor:
+    """Turn each pair (i, i + D/2) by its position's angle (Su et al., "RoFormer", 2021)."""
+    cos_T1d, sin_T1d = cos_sin_TD[:, None].chunk(2, dim=-1)
+    first_TNd, second_TNd = x_TND.float().chunk(2, dim=-1)
+    turned = (first_TNd * cos_T1d - second_TNd * sin_T1d, second_TNd * cos_T1d + first_TNd * sin_T1d)
+    return torch.cat(turned, dim=-1).to(x_TND.dtype)
+
+
+def _attend_one(
+    q_QHD: Tensor, k_CKD: Tensor, v_CKD: Tensor, scale: float, sliding_window: int | None, soft_cap: float | None
+) -> Tensor:
+    """Attention of one sequence's Q queries to its C context positions."""
+    group = q_QHD.shape[1] // k_CKD.shape[1]
+    k_CHD, v_CHD = (x.float().repeat_interleave(group, dim=1) for x in (k_CKD, v_CKD))
+    scores_HQC = torch.einsum("qhd,chd->hqc", q_QHD.float(), k_CHD) * scale
+    if soft_cap is not None:
+        scores_HQC = soft_cap * torch.tanh(scores_HQC / soft_cap)
+    num_queries, context_len = scores_HQC.shape[1:]
+    key_C = torch.arange(context_len, device=q_QHD.device)
+    query_Q1 = key_C[context_len - num_queries :, None]
+    visible_QC = key_C <= query_Q1
+    if sliding_window is not None:
+        visible_QC &= key_C > query_Q1 - sliding_window
+    probs_HQC = scores_HQC.masked_fill(~visible_QC, -math.inf).softmax(-1)
+    return torch.einsum("hqc,chd->qhd", probs_HQC, v_CHD).to(q_QHD.dtype)
+
+
+def _mass(weights_V: Tensor) -> Tensor:
+    """Weights in [0, 1] as integers."""
+    return (weights_V * MASS_UNIT).long()
+
+
+def _weight_floor(weights_V: Tensor, top_k: int, top_p: float, min_p: float) -> float:
+    """The smallest weight that the filters keep."""
+    sorted_V = weights_V.sort(descending=True).values
+    floor = 0.0
+    if 0 < top_k < sorted_V.numel():
+        floor = sorted_V[top_k - 1].item()
+        sorted_V = sorted_V[sorted_V >= floor]
+    if top_p < 1:
+        cumulative_V = _mass(sorted_V).cumsum(0)
+        needed = math.ceil(top_p * float(cumulative_V[-1]))
+        floor = max(floor, sorted_V[int((cumulative_V < needed).sum())].item())
+    return max(floor, min_p)
+
+
+def _draw(weights_V: Tensor, floor: float, word: int) -> int:
+    """The first id whose cumulative mass, of weights not under the floor, exceeds word / 2^32 of the total."""
+    cumulative_V = torch.where(weights_V >= floor, _mass(weights_V), 0).cumsum(0)
+    target = math.floor(word * 2.0**-32 * float(cumulative_V[-1]))
+    return int((cumulative_V <= target).sum())

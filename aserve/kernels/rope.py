@@ -1,0 +1,152 @@
+"""Rotary embedding fused with the write of keys and values to the paged cache, in Triton.
+
+Twins: ReferenceOps.rope_and_write_kv and write_kv. One token is (1 + number of query tiles) programs: the first turns
+and writes its keys and writes its values, the others turn query heads. A head is read as two halves, [heads, D/2] each,
+since the pair of element i is i + D/2.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_HEADS_PER_PROGRAM = 8
+
+
+@triton.jit
+def _turn_heads(
+    src_ptr,
+    dst_ptr,
+    head_stride,
+    first_head,
+    num_heads,
+    cos_sin_ptr,
+    HALF: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+):
+    """Copy heads to contiguous dst, turned by the angles at cos_sin_ptr, or as they are where that is None."""
+    heads = first_head + tl.arange(0, BLOCK_HEADS)
+    dims = tl.arange(0, BLOCK_HALF)
+    mask = (heads < num_heads)[:, None] & (dims < HALF)[None, :]
+    src = src_ptr + heads[:, None] * head_stride + dims[None, :]
+    dst = dst_ptr + heads[:, None] * (2 * HALF) + dims[None, :]
+    first = tl.load(src, mask=mask, other=0.0)
+    second = tl.load(src + HALF, mask=mask, other=0.0)
+    if cos_sin_ptr is not None:
+        cos = tl.load(cos_sin_ptr + dims, mask=dims < HALF, other=0.0)[None, :]
+        sin = tl.load(cos_sin_ptr + HALF + dims, mask=dims < HALF, other=0.0)[None, :]
+        first32, second32 = first.to(tl.float32), second.to(tl.float32)
+        first = (first32 * cos - second32 * sin).to(first.dtype)
+        second = (second32 * cos + first32 * sin).to(second.dtype)
+    tl.store(dst, first, mask=mask)
+    tl.store(dst + HALF, second, mask=mask)
+
+
+@triton.jit
+def _rope_kernel(
+    q_ptr,
+    out_ptr,
+    k_ptr,
+    v_ptr,
+    cos_sin_ptr,
+    positions_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    slots_ptr,
+    q_token_stride,
+    q_head_stride,
+    k_token_stride,
+    k_head_stride,
+    v_token_stride,
+    v_head_stride,
+    cos_sin_stride,
+    slot_stride,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_KV_HEADS: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    tile = tl.program_id(1)
+    angles = None
+    if cos_sin_ptr is not None:
+        angles = cos_sin_ptr + tl.load(positions_ptr + token).to(tl.int64) * cos_sin_stride
+    if tile == 0:
+        slot = tl.load(slots_ptr + token) * slot_stride
+        k_src, v_src = k_ptr + token * k_token_stride, v_ptr + token * v_token_stride
+        _turn_heads(k_src, k_cache_ptr + slot, k_head_stride, 0, NUM_KV_HEADS, angles, HALF, BLOCK_KV_HEADS, BLOCK_HALF)
+        _turn_heads(v_src, v_cache_ptr + slot, v_head_stride, 0, NUM_KV_HEADS, None, HALF, BLOCK_KV_HEADS, BLOCK_HALF)
+    elif q_ptr is not None:
+        q_src, dst = q_ptr + token * q_token_stride, out_ptr + token * (NUM_HEADS * HALF * 2)
+        first_head = (tile - 1) * BLOCK_HEADS
+        _turn_heads(q_src, dst, q_head_stride, first_head, NUM_HEADS, angles, HALF, BLOCK_HEADS, BLOCK_HALF)
+
+
+def rope_and_write_kv(
+    q_THD: Tensor,
+    k_TKD: Tensor,
+    v_TKD: Tensor,
+    cos_sin_LD: Tensor,
+    positions_T: Tensor,
+    k_cache_BPKD: Tensor,
+    v_cache_BPKD: Tensor,
+    slots_T: Tensor,
+) -> Tensor:
+    """Rotate q and k, write k and v to their slots, return the rotated q, contiguous [T, H, D]."""
+    out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
+    _launch(q_THD, out_THD, k_TKD, v_TKD, cos_sin_LD, positions_T, k_cache_BPKD, v_cache_BPKD, slots_T)
+    return out_THD
+
+
+def write_kv(k_TKD: Tensor, v_TKD: Tensor, k_cache_BPKD: Tensor, v_cache_BPKD: Tensor, slots_T: Tensor) -> None:
+    """Write k and v to their slots, as they are."""
+    _launch(None, None, k_TKD, v_TKD, None, None, k_cache_BPKD, v_cache_BPKD, slots_T)
+
+
+def _launch(
+    q_THD: Tensor | None,
+    out_THD: Tensor | None,
+    k_TKD: Tensor,
+    v_TKD: Tensor,
+    cos_sin_LD: Tensor | None,
+    positions_T: Tensor | None,
+    k_cache_BPKD: Tensor,
+    v_cache_BPKD: Tensor,
+    slots_T: Tensor,
+) -> None:
+    num_tokens, num_kv_heads, head_dim = k_TKD.shape
+    assert head_dim % 2 == 0, head_dim
+    assert all(x.is_contiguous() for x in (k_cache_BPKD, v_cache_BPKD)), "a slot is a row of the flat cache"
+    if not num_tokens:
+        return
+    num_heads = q_THD.shape[1] if q_THD is not None else 0
+    block_heads = min(_HEADS_PER_PROGRAM, triton.next_power_of_2(max(num_heads, 1)))
+    _rope_kernel[(num_tokens, 1 + triton.cdiv(num_heads, block_heads))](
+        q_THD,
+        out_THD,
+        k_TKD,
+        v_TKD,
+        cos_sin_LD,
+        positions_T,
+        k_cache_BPKD,
+        v_cache_BPKD,
+        slots_T,
+        q_THD.stride(0) if q_THD is not None else 0,
+        q_THD.stride(1) if q_THD is not None else 0,
+        k_TKD.stride(0),
+        k_TKD.stride(1),
+        v_TKD.stride(0),
+        v_TKD.stride(1),
+        cos_sin_LD.stride(0) if cos_sin_LD is not None else 0,
+        num_kv_heads * head_dim,
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        HALF=head_dim // 2,
+        BLOCK_HEADS=block_heads,
+        BLOCK_KV_HEADS=triton.next_power_of_2(num_kv_heads),
+        BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
+        num_warps=4,
+    )

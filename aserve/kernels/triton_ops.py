@@ -1,0 +1,103 @@
+"""TritonOps: the operations on CUDA, one kernel file each. Launches only: nothing here waits for the device."""
+
+import torch
+from torch import Tensor
+
+from aserve.kernels import activation, norm, rope, sampling
+from aserve.kernels.decode_attention import decode_attention
+from aserve.kernels.ops import AttentionBatch, SamplingBatch
+from aserve.kernels.prefill_attention import prefill_attention
+
+
+class TritonOps:
+    """`Ops` in Triton; bfloat16, float16 and float32.
+
+    num_sms: how many processors the device has; decode attention splits contexts so as to fill them.
+    """
+
+    def __init__(self, num_sms: int) -> None:
+        self._num_sms = num_sms
+
+    def rms_norm(self, x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
+        """One kernel."""
+        return norm.rms_norm(x_TE, weight_E, eps)
+
+    def add_rms_norm(self, x_TE: Tensor, residual_TE: Tensor, weight_E: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """One kernel."""
+        return norm.add_rms_norm(x_TE, residual_TE, weight_E, eps)
+
+    def silu_and_mul(self, gate_up_TF2: Tensor) -> Tensor:
+        """One kernel."""
+        return activation.silu_and_mul(gate_up_TF2)
+
+    def gelu_and_mul(self, gate_up_TF2: Tensor) -> Tensor:
+        """One kernel."""
+        return activation.gelu_and_mul(gate_up_TF2)
+
+    def rope_and_write_kv(
+        self,
+        q_THD: Tensor,
+        k_TKD: Tensor,
+        v_TKD: Tensor,
+        cos_sin_LD: Tensor,
+        positions_T: Tensor,
+        k_cache_BPKD: Tensor,
+        v_cache_BPKD: Tensor,
+        slots_T: Tensor,
+    ) -> Tensor:
+        """One kernel."""
+        return rope.rope_and_write_kv(q_THD, k_TKD, v_TKD, cos_sin_LD, positions_T, k_cache_BPKD, v_cache_BPKD, slots_T)
+
+    def write_kv(
+        self, k_TKD: Tensor, v_TKD: Tensor, k_cache_BPKD: Tensor, v_cache_BPKD: Tensor, slots_T: Tensor
+    ) -> None:
+        """One kernel."""
+        rope.write_kv(k_TKD, v_TKD, k_cache_BPKD, v_cache_BPKD, slots_T)
+
+    def attend(
+        self,
+        q_THD: Tensor,
+        k_cache_BPKD: Tensor,
+        v_cache_BPKD: Tensor,
+        batch: AttentionBatch,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+    ) -> Tensor:
+        """Decoding sequences by one kernel, or two when contexts are split; the others by another."""
+        out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
+        n = batch.num_decodes
+        if n:
+            decode_attention(
+                q_THD[:n],
+                k_cache_BPKD,
+                v_cache_BPKD,
+                batch.block_table_SM[:n],
+                batch.seq_lens_S[:n],
+                out_THD[:n],
+                max_seq_len=batch.max_seq_len,
+                scale=scale,
+                sliding_window=sliding_window,
+                soft_cap=soft_cap,
+                num_sms=self._num_sms,
+            )
+        if n < batch.seq_lens_S.shape[0]:
+            prefill_attention(
+                q_THD,
+                k_cache_BPKD,
+                v_cache_BPKD,
+                batch.block_table_SM[n:],
+                batch.seq_lens_S[n:],
+                batch.query_starts_S1[n:],
+                out_THD,
+                max_query_len=batch.max_query_len,
+                scale=scale,
+                sliding_window=sliding_window,
+                soft_cap=soft_cap,
+            )
+        return out_THD
+
+    def sample(self, logits_SV: Tensor, batch: SamplingBatch) -> Tensor:
+        """Two kernels for a greedy batch, five at most."""
+        return sampling.sample(logits_SV, batch)

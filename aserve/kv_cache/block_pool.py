@@ -1,0 +1,116 @@
+"""BlockPool: who holds each block, which free block goes next, and which block bears which hash.
+
+    a block is   held (refs > 0)            free, empty            free, cached (refs 0, still in the index)
+                                            front of the queue     behind, least recently released first
+
+Invariants:
+  I1  every block is free or held, and nothing else; the free queue has no duplicates;
+  I3  refs > 0 if and only if the block is not in the free queue;
+  I5  block 0, the null block, is never free and never held;
+  I10 only a free block loses its hash; a cached one goes after all that were released before it.
+
+Knows no tokens, tables or sequences: integers and hashes only.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from aserve.core.ids import BlockHash, BlockId
+
+NULL_BLOCK = BlockId(0)
+
+
+class BlockPool:
+    """Reference counts, free queue and hash index of `num_blocks` blocks, the null block included."""
+
+    def __init__(self, num_blocks: int) -> None:
+        assert num_blocks >= 2, "the null block and one more"
+        self.num_blocks = num_blocks
+        self.num_evictions = 0
+        """Cached blocks that were given to somebody else."""
+        self._refs = [0] * num_blocks
+        self._hashes: list[BlockHash | None] = [None] * num_blocks
+        self._free: OrderedDict[BlockId, None] = OrderedDict.fromkeys(map(BlockId, range(1, num_blocks)))
+        self._index: dict[BlockHash, BlockId] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be allocated now, those that are cached included."""
+        return len(self._free)
+
+    @property
+    def num_held(self) -> int:
+        """Blocks that somebody holds."""
+        return self.num_blocks - 1 - len(self._free)
+
+    def refs(self, block_id: BlockId) -> int:
+        """How many hold the block."""
+        return self._refs[block_id]
+
+    def lookup(self, block_hash: BlockHash) -> BlockId | None:
+        """The block that bears the hash, held or free. It stays so only until the next `allocate`: `pin` it first."""
+        return self._index.get(block_hash)
+
+    def hash_of(self, block_id: BlockId) -> BlockHash | None:
+        """The hash that the block bears in the index."""
+        return self._hashes[block_id]
+
+    def allocate(self, num_blocks: int) -> tuple[BlockId, ...]:
+        """Take blocks from the front of the free queue, with one reference each. There must be enough."""
+        assert num_blocks <= len(self._free), f"I1: {num_blocks} blocks asked for, {len(self._free)} are free"
+        taken = []
+        for _ in range(num_blocks):
+            block_id, _none = self._free.popitem(last=False)
+            self._evict(block_id)
+            self._refs[block_id] = 1
+            taken.append(block_id)
+        return tuple(taken)
+
+    def pin(self, block_ids: Iterable[BlockId]) -> None:
+        """Add one reference each, taking free ones out of the queue."""
+        for block_id in block_ids:
+            if self._refs[block_id] == 0:
+                del self._free[block_id]
+            self._refs[block_id] += 1
+
+    def release(self, block_ids: Iterable[BlockId]) -> None:
+        """Drop one reference each. Pass a table's blocks tail first, so that a prefix outlives its suffixes.
+
+        A block that nobody holds any more queues up behind the other cached ones, or, when it bears no hash and so
+        is of use to nobody, in front of them.
+        """
+        for block_id in block_ids:
+            assert self._refs[block_id] > 0, f"I3: block {block_id} released while free"
+            self._refs[block_id] -= 1
+            if self._refs[block_id] == 0:
+                self._free[block_id] = None
+                if self._hashes[block_id] is None:
+                    self._free.move_to_end(block_id, last=False)
+
+    def register(self, block_id: BlockId, block_hash: BlockHash) -> None:
+        """Let the block be found by its hash. Of two blocks with equal contents the first stays the one found."""
+        assert self._refs[block_id] > 0, f"I6: block {block_id} registered while free"
+        assert self._hashes[block_id] is None, f"I4: block {block_id} is registered already"
+        if block_hash not in self._index:
+            self._index[block_hash] = block_id
+            self._hashes[block_id] = block_hash
+
+    def check(self) -> None:
+        """Assert I1, I3 and I5, and that index and blocks name each other. Cost: the whole pool."""
+        assert NULL_BLOCK not in self._free, "I5: the null block is free"
+        assert self._refs[NULL_BLOCK] == 0, "I5: the null block is held"
+        for block_id in map(BlockId, range(1, self.num_blocks)):
+            refs = self._refs[block_id]
+            assert refs >= 0, f"I1: block {block_id} has {refs} references"
+            assert (refs == 0) == (block_id in self._free), f"I3: block {block_id} has {refs} references"
+            block_hash = self._hashes[block_id]
+            assert block_hash is None or self._index.get(block_hash) == block_id, f"I8: hash of block {block_id}"
+        num_hashed = sum(block_hash is not None for block_hash in self._hashes)
+        assert num_hashed == len(self._index), "I8: the index names a block that does not bear the hash"
+
+    def _evict(self, block_id: BlockId) -> None:
+        block_hash = self._hashes[block_id]
+        if block_hash is not None:
+            del self._index[block_hash]
+            self._hashes[block_id] = None
+            self.num_evictions += 1

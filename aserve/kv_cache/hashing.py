@@ -1,0 +1,38 @@
+"""Names for full blocks: a chain of sha256, in which a block's hash covers every token before it too.
+
+    root = sha256(salt)    h[0] = sha256(root + tokens of block 0)    h[i] = sha256(h[i - 1] + tokens of block i)
+
+Equal hashes mean equal salt, tokens and positions (I8), so a hit never compares tokens. A cryptographic hash, since
+whoever could make two prompts collide would read another's answers. The bytes of a token depend on the machine's
+byte order: a hash is never stored or sent.
+
+Knows nothing of blocks, pools or sequences.
+"""
+
+from array import array
+from collections.abc import Sequence
+from hashlib import sha256
+
+from aserve.core.ids import BlockHash
+
+
+def root_hash(salt: bytes) -> BlockHash:
+    """The parent of a sequence's first block. Sequences share blocks only if their roots are equal."""
+    return BlockHash(sha256(salt).digest())
+
+
+def extend_chain(chain: list[BlockHash], token_ids: Sequence[int], num_blocks: int, block_size: int) -> None:
+    """Append hashes to `chain` (root first) until it names the first `num_blocks` full blocks of `token_ids`.
+
+    Costs nothing when it does already, and never looks at the tokens of blocks that it names.
+    """
+    first = len(chain) - 1
+    if first >= num_blocks:
+        return
+    new_tokens = memoryview(array("I", token_ids[first * block_size : num_blocks * block_size]))
+    parent = chain[-1]
+    for start in range(0, len(new_tokens), block_size):
+        digest = sha256(parent)
+        digest.update(new_tokens[start : start + block_size])
+        parent = BlockHash(digest.digest())
+        chain.append(parent)

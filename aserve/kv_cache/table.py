@@ -1,0 +1,35 @@
+"""BlockTable: the blocks of one sequence, in the order of its positions.
+
+    position   0 .. P-1    P .. 2P-1   2P .. 3P-1   3P .. 4P-1        P = block_size
+    block_ids  [  7     ,     3      ,     9      ,     4     ]
+               |<------ sealed ----->|<- written or reserved ->|
+                                                               capacity = 4P
+
+A sealed block is full, has landed and bears a hash, so that others may share it; nobody writes it again (I4).
+The table only grows, until the sequence gives it all back. Only `PagedCache` changes one.
+"""
+
+import sys
+
+from aserve.core.ids import BlockHash, BlockId
+
+NEVER = sys.maxsize
+
+
+class BlockTable:
+    """Written by `PagedCache`, read by the scheduler, which looks at `capacity` and `seal_at` every step.
+
+    capacity: positions that the blocks hold.
+    seal_at: when this many positions have landed, `PagedCache.seal` has something to do.
+    hashes: the root, then one for each full block whose hash was ever needed. They outlive the blocks, so that a
+        sequence that is preempted and comes back hashes nothing twice: its tokens are only ever added to.
+    """
+
+    __slots__ = ("block_ids", "capacity", "hashes", "num_sealed", "seal_at")
+
+    def __init__(self, root: BlockHash) -> None:
+        self.block_ids: list[BlockId] = []
+        self.capacity = 0
+        self.num_sealed = 0
+        self.seal_at = NEVER
+        self.hashes = [root]

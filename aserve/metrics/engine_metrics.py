@@ -1,0 +1,189 @@
+"""The engine's Prometheus metrics: vLLM's names with the prefix `aserve_`.
+
+What happens once a token is a few additions here; what can be read at any time (how many run, wait, are held) is read
+when somebody scrapes, from the scheduler's own statistics. Every label value comes from a closed set: the name of the
+served model and the finish reasons; nothing that a client sent becomes a label.
+Knows no block, no tensor and no HTTP; it is told times, and reads no clock.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, Protocol
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.registry import Collector
+
+from aserve.core.outputs import FinishReason
+from aserve.core.request import Request
+from aserve.metrics.histogram import BucketCounts
+
+FIRST_TOKEN_BOUNDS_S: Final = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+INTER_TOKEN_BOUNDS_S: Final = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+LATENCY_BOUNDS_S: Final = (
+    *(0.01, 0.025, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+TOKEN_BOUNDS: Final = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
+
+
+class SchedulerCounts(Protocol):
+    """What is read of the scheduler's statistics: gauges of this moment, and counters since the start.
+
+    num_blocks: all that sequences can hold. num_used_blocks: those that they do hold.
+    num_cache_queries, num_cache_hits: in tokens. queue_time_s: summed over the num_admitted sequences.
+    """
+
+    @property
+    def num_running(self) -> int: ...  # noqa: D102  the class says what each is
+    @property
+    def num_waiting(self) -> int: ...  # noqa: D102  the class says what each is
+    @property
+    def num_blocks(self) -> int: ...  # noqa: D102  the class says what each is
+    @property
+    def num_used_blocks(self) -> int: ...  # noqa: D102  the class says what each is
+    @property
+    def num_preemptions(self) -> int: ...  # noqa: D102  the class says what each is
+    @property
+    def num_admitted(self) -> int: ...  # noqa: D102  the class says what each is
+    @property
+    def queue_time_s(self) -> float: ...  # noqa: D102  the class says what each is
+    @property
+    def num_cache_queries(self) -> int: ...  # noqa: D102  the class says what each is
+    @property
+    def num_cache_hits(self) -> int: ...  # noqa: D102  the class says what each is
+    @property
+    def num_cache_evictions(self) -> int: ...  # noqa: D102  the class says what each is
+
+
+class EngineMetrics(Collector):
+    """Counts of one engine; registers itself with `registry`, which must not hold another engine's.
+
+    model_name: the value of the `model_name` label.
+    statistics: called at each scrape.
+    """
+
+    def __init__(self, registry: CollectorRegistry, model_name: str, statistics: Callable[[], SchedulerCounts]) -> None:
+        self._model_name = model_name
+        self._statistics = statistics
+        self.first_token_s = BucketCounts(FIRST_TOKEN_BOUNDS_S)
+        self.inter_token_s = BucketCounts(INTER_TOKEN_BOUNDS_S)
+        self.latency_s = BucketCounts(LATENCY_BOUNDS_S)
+        self.prompt_tokens = BucketCounts(TOKEN_BOUNDS)
+        self.generation_tokens = BucketCounts(TOKEN_BOUNDS)
+        self.num_prompt_tokens = 0
+        self.num_generation_tokens = 0
+        self.num_step_failures = 0
+        self.num_finished = dict.fromkeys(FinishReason, 0)
+        registry.register(self)
+
+    def arrived(self, request: Request, now: float) -> "RequestTimes":
+        """A request was submitted at `now`; tell the rest of its life to what is returned."""
+        return RequestTimes(self, len(request.prompt_token_ids), now)
+
+    def step_failed(self, error: Exception) -> None:
+        """A step raised. Only the number is kept: an exception's text has no place in a metric."""
+        del error
+        self.num_step_failures += 1
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric as of now; called by the registry at each scrape."""
+        yield from self._of_scheduler(self._statistics())
+        yield self._counter("prompt_tokens", "Prompt tokens of requests that began to answer.", self.num_prompt_tokens)
+        yield self._counter("generation_tokens", "Tokens generated.", self.num_generation_tokens)
+        yield self._counter("step_failures", "Steps that raised.", self.num_step_failures)
+        yield self._endings()
+        yield from self._histograms()
+
+    def _of_scheduler(self, counts: SchedulerCounts) -> Iterator[Metric]:
+        usage = counts.num_used_blocks / counts.num_blocks
+        yield self._gauge("num_requests_running", "Requests that take part in steps.", counts.num_running)
+        yield self._gauge("num_requests_waiting", "Requests that wait to be admitted.", counts.num_waiting)
+        yield self._gauge("kv_cache_usage_ratio", "Share of the KV cache's blocks that sequences hold.", usage)
+        yield self._counter("num_preemptions", "Times a running request gave its blocks back.", counts.num_preemptions)
+        yield self._counter("prefix_cache_queries", "Tokens looked up at admission.", counts.num_cache_queries)
+        yield self._counter("prefix_cache_hits", "Tokens found at admission.", counts.num_cache_hits)
+        yield self._counter("prefix_cache_evictions", "Cached blocks given to others.", counts.num_cache_evictions)
+        queued = SummaryMetricFamily(
+            "aserve_request_queue_time_seconds", "From arrival to first admission.", labels=["model_name"]
+        )
+        queued.add_metric([self._model_name], counts.num_admitted, counts.queue_time_s)
+        yield queued
+
+    def _endings(self) -> Metric:
+        """vLLM's request_success_total, which counts failures and aborts as well: the label tells them apart."""
+        family = CounterMetricFamily(
+            "aserve_request_success", "Requests that ended, by reason.", labels=["model_name", "finished_reason"]
+        )
+        for reason, count in self.num_finished.items():
+            family.add_metric([self._model_name, reason.value], count)
+        return family
+
+    def _histograms(self) -> Iterator[Metric]:
+        histograms: Mapping[str, tuple[str, BucketCounts]] = {
+            "time_to_first_token_seconds": ("From arrival to the first token.", self.first_token_s),
+            "inter_token_latency_seconds": ("From a token to the next.", self.inter_token_s),
+            "e2e_request_latency_seconds": ("From arrival to the last token.", self.latency_s),
+            "request_prompt_tokens": ("Prompt tokens of a finished request.", self.prompt_tokens),
+            "request_generation_tokens": ("Tokens that a finished request generated.", self.generation_tokens),
+        }
+        for name, (documentation, counts) in histograms.items():
+            yield counts.family(f"aserve_{name}", documentation, "model_name", self._model_name)
+
+    def _gauge(self, name: str, documentation: str, value: float) -> Metric:
+        family = GaugeMetricFamily(f"aserve_{name}", documentation, labels=["model_name"])
+        family.add_metric([self._model_name], value)
+        return family
+
+    def _counter(self, name: str, documentation: str, value: float) -> Metric:
+        family = CounterMetricFamily(f"aserve_{name}", documentation, labels=["model_name"])
+        family.add_metric([self._model_name], value)
+        return family
+
+
+class RequestTimes:
+    """The clock readings of one request. Times are seconds of the engine's clock."""
+
+    __slots__ = ("_arrived_s", "_ended", "_last_s", "_metrics", "_num_prompt_tokens", "_num_tokens")
+
+    def __init__(self, metrics: EngineMetrics, num_prompt_tokens: int, now: float) -> None:
+        self._metrics = metrics
+        self._num_prompt_tokens = num_prompt_tokens
+        self._num_tokens = 0
+        self._arrived_s = self._last_s = now
+        self._ended = False
+
+    def tokens(self, now: float, num_tokens: int) -> None:
+        """A step brought `num_tokens` tokens; of several, each counts as an equal share of the time since the last."""
+        if num_tokens == 0:
+            return
+        metrics = self._metrics
+        if self._num_tokens == 0:
+            metrics.first_token_s.observe(now - self._arrived_s)
+            metrics.num_prompt_tokens += self._num_prompt_tokens
+        else:
+            metrics.inter_token_s.observe((now - self._last_s) / num_tokens, num_tokens)
+        metrics.num_generation_tokens += num_tokens
+        self._num_tokens += num_tokens
+        self._last_s = now
+
+    def finished(self, now: float, reason: FinishReason) -> None:
+        """The request ended at `now`; lengths and latency are kept of answers that are whole."""
+        assert not self._ended, "a request ends once"
+        self._ended = True
+        metrics = self._metrics
+        metrics.num_finished[reason] += 1
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            metrics.latency_s.observe(now - self._arrived_s)
+            metrics.prompt_tokens.observe(self._num_prompt_tokens)
+            metrics.generation_tokens.observe(self._num_tokens)
+
+    def left(self, now: float) -> None:
+        """The reader is gone; if the request had not finished, that aborted it."""
+        if not self._ended:
+            self.finished(now, FinishReason.ABORT)

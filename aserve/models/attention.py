@@ -1,0 +1,58 @@
+"""Attention of rotary models over the paged cache, and the projections around it.
+
+Knows one layer's heads, window and rope table. Does not know blocks: `AttentionBatch` and the operations do. Shape
+letters: kernels/ops.py.
+"""
+
+from torch import Tensor
+
+from aserve.kernels.ops import AttentionBatch, KVLayer, Ops
+from aserve.models.layers import Linear, LinearMethod, LinearShape
+from aserve.models.spec import ModelSpec
+from aserve.models.weights import Weights
+
+
+class RotaryAttention:
+    """Rotate queries and keys, write keys and values to the cache, attend to all of it. Has no weights."""
+
+    def __init__(self, spec: ModelSpec, ops: Ops, cos_sin_LD: Tensor, window: int | None) -> None:
+        self._ops = ops
+        self._cos_sin_LD = cos_sin_LD
+        self._window = window
+        self._scale = spec.head_dim**-0.5
+
+    def __call__(
+        self, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, positions_T: Tensor, kv: KVLayer, batch: AttentionBatch
+    ) -> Tensor:
+        """The heads' outputs side by side, [T, H * D]."""
+        q_THD = self._ops.rope_and_write_kv(
+            q_THD, k_TKD, v_TKD, self._cos_sin_LD, positions_T, kv.k_BPKD, kv.v_BPKD, batch.slots_T
+        )
+        out_THD = self._ops.attend(q_THD, kv.k_BPKD, kv.v_BPKD, batch, scale=self._scale, sliding_window=self._window)
+        return out_THD.flatten(1)
+
+
+class QKV:
+    """Queries, keys and values of one matrix product."""
+
+    def __init__(self, spec: ModelSpec, weights: Weights, linear: LinearMethod, prefix: str) -> None:
+        self._heads = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
+        self._head_dim = spec.head_dim
+        self._sizes = [heads * spec.head_dim for heads in self._heads]
+        names = (f"{prefix}.{name}_proj" for name in "qkv")
+        outputs = dict(zip(names, self._sizes, strict=True))
+        self._linear = linear.load(weights, LinearShape(outputs, spec.hidden_size, spec.qkv_bias))
+
+    def __call__(self, x_TE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q [T, H, D], k and v [T, K, D]: views of one tensor."""
+        q, k, v = (
+            part.view(-1, heads, self._head_dim)
+            for part, heads in zip(self._linear(x_TE).split_with_sizes(self._sizes, dim=-1), self._heads, strict=True)
+        )
+        return q, k, v
+
+
+def output_projection(spec: ModelSpec, weights: Weights, linear: LinearMethod, prefix: str) -> Linear:
+    """[T, H * D] to [T, E]."""
+    shape = LinearShape({f"{prefix}.o_proj": spec.hidden_size}, spec.num_heads * spec.head_dim, spec.out_bias)
+    return linear.load(weights, shape)

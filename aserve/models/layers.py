@@ -1,0 +1,107 @@
+"""The layers that decoders share: linear layers behind a method, and the gated feed-forward block.
+
+How a linear layer keeps its weight is a `LinearMethod`: dense here, one class more for a packed or quantized one.
+Models say which checkpoint tensors a layer is made of, and fuse where that saves a matrix product. Shape letters:
+kernels/ops.py, and I, O for the inputs and outputs of a linear layer.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from aserve.kernels.ops import Ops
+from aserve.models.spec import ModelSpec
+from aserve.models.weights import Weights
+
+
+class Linear(Protocol):
+    """x W^T + b."""
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        """[T, I] to [T, O]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LinearShape:
+    """One linear layer, possibly several of the checkpoint's side by side.
+
+    outputs: name of each checkpoint layer and its number of outputs, in the order in which they are fused.
+    """
+
+    outputs: Mapping[str, int]
+    num_inputs: int
+    bias: bool = False
+
+
+class LinearMethod(Protocol):
+    """How linear layers are loaded, kept and applied."""
+
+    def load(self, weights: Weights, shape: LinearShape) -> Linear:
+        """The layer, its weights taken from the checkpoint."""
+        ...
+
+    def wrap(self, weight_OI: Tensor) -> Linear:
+        """A layer over a weight that lives elsewhere: the output head tied to the embedding."""
+        ...
+
+
+class DenseLinear:
+    """The weight as it is, multiplied by torch."""
+
+    __slots__ = ("_bias_O", "_weight_OI")
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> None:
+        self._weight_OI = weight_OI
+        self._bias_O = bias_O
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        """[T, I] to [T, O]."""
+        return F.linear(x_TI, self._weight_OI, self._bias_O)
+
+
+class DenseMethod:
+    """Linear layers as the checkpoint has them, in the model's type."""
+
+    def load(self, weights: Weights, shape: LinearShape) -> Linear:
+        """One matrix whose rows are the checkpoint's matrices, one below the other."""
+        num_outputs = sum(shape.outputs.values())
+        weight_OI = weights.empty(num_outputs, shape.num_inputs)
+        bias_O = weights.empty(num_outputs) if shape.bias else None
+        start = 0
+        for name, size in shape.outputs.items():
+            rows = slice(start, start + size)
+            weights.fill(weight_OI[rows], f"{name}.weight")
+            if bias_O is not None:
+                weights.fill(bias_O[rows], f"{name}.bias")
+            start += size
+        return DenseLinear(weight_OI, bias_O)
+
+    def wrap(self, weight_OI: Tensor) -> Linear:
+        """The shared weight itself."""
+        return DenseLinear(weight_OI)
+
+
+def load_tensor(weights: Weights, name: str, *shape: int) -> Tensor:
+    """A parameter that is one tensor of the checkpoint: a norm's weight, an embedding."""
+    out = weights.empty(*shape)
+    weights.fill(out, name)
+    return out
+
+
+class GatedMLP:
+    """down(silu(gate(x)) * up(x)), gate and up in one matrix (SwiGLU, arXiv 2002.05202)."""
+
+    def __init__(self, spec: ModelSpec, ops: Ops, weights: Weights, linear: LinearMethod, prefix: str) -> None:
+        size, hidden = spec.intermediate_size, spec.hidden_size
+        gate_up = {f"{prefix}.gate_proj": size, f"{prefix}.up_proj": size}
+        self._gate_up = linear.load(weights, LinearShape(gate_up, hidden, spec.mlp_bias))
+        self._down = linear.load(weights, LinearShape({f"{prefix}.down_proj": hidden}, size, spec.mlp_bias))
+        self._silu_and_mul = ops.silu_and_mul
+
+    def __call__(self, x_TE: Tensor) -> Tensor:
+        """[T, E] to [T, E]."""
+        return self._down(self._silu_and_mul(self._gate_up(x_TE)))

@@ -1,0 +1,117 @@
+"""Llama (arXiv 2302.13971, 2307.09288, 2407.21783): a pre-norm decoder with rotary, grouped-query attention and SwiGLU.
+
+  h = embed(tokens)
+  h = h + attention(norm(h));  h = h + mlp(norm(h))      in each layer
+  logits = head(norm(h))
+
+Mistral is Llama with sliding windows, Qwen2 is Llama with biases on q, k and v: `ModelSpec` says so, the formula is
+this one. Qwen3 puts its own attention into it (qwen3.py). Shape letters: kernels/ops.py.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from aserve.kernels.ops import AttentionBatch, KVLayer, Ops
+from aserve.models.attention import QKV, RotaryAttention, output_projection
+from aserve.models.layers import GatedMLP, LinearMethod, LinearShape, load_tensor
+from aserve.models.spec import ModelSpec
+from aserve.models.weights import Weights
+
+
+class Attention(Protocol):
+    """A layer's attention block."""
+
+    def __call__(self, x_TE: Tensor, positions_T: Tensor, kv: KVLayer, batch: AttentionBatch) -> Tensor:
+        """[T, E] to [T, E]. Writes the step's keys and values to kv."""
+        ...
+
+
+AttentionFactory = Callable[[ModelSpec, Ops, Weights, LinearMethod, str, RotaryAttention], Attention]
+"""Makes the attention block whose checkpoint tensors are named after the prefix, the fifth argument."""
+
+
+class LlamaAttention:
+    """out(attend(rope(q), rope(k), v))."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        ops: Ops,
+        weights: Weights,
+        linear: LinearMethod,
+        prefix: str,
+        attend: RotaryAttention,
+    ) -> None:
+        self._qkv = QKV(spec, weights, linear, prefix)
+        self._attend = attend
+        self._out = output_projection(spec, weights, linear, prefix)
+
+    def __call__(self, x_TE: Tensor, positions_T: Tensor, kv: KVLayer, batch: AttentionBatch) -> Tensor:
+        """[T, E] to [T, E]."""
+        q_THD, k_TKD, v_TKD = self._qkv(x_TE)
+        return self._out(self._attend(q_THD, k_TKD, v_TKD, positions_T, kv, batch))
+
+
+class LlamaLayer:
+    """One layer's weights. What adds the blocks up, norms included, is `Llama.forward`."""
+
+    def __init__(self, attention_norm_E: Tensor, attention: Attention, mlp_norm_E: Tensor, mlp: GatedMLP) -> None:
+        self.attention_norm_E = attention_norm_E
+        self.attention = attention
+        self.mlp_norm_E = mlp_norm_E
+        self.mlp = mlp
+
+
+class Llama:
+    """The decoder, a `CausalLM`. cos_sin_LD: a rope table as long as the context that will be served."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        ops: Ops,
+        weights: Weights,
+        linear: LinearMethod,
+        cos_sin_LD: Tensor,
+        attention: AttentionFactory = LlamaAttention,
+    ) -> None:
+        self.spec = spec
+        self._ops = ops
+
+        def layer(index: int) -> LlamaLayer:
+            prefix = f"model.layers.{index}"
+            attend = RotaryAttention(spec, ops, cos_sin_LD, spec.windows[index])
+            return LlamaLayer(
+                load_tensor(weights, f"{prefix}.input_layernorm.weight", spec.hidden_size),
+                attention(spec, ops, weights, linear, f"{prefix}.self_attn", attend),
+                load_tensor(weights, f"{prefix}.post_attention_layernorm.weight", spec.hidden_size),
+                GatedMLP(spec, ops, weights, linear, f"{prefix}.mlp"),
+            )
+
+        self._embedding_VE = load_tensor(weights, "model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
+        self._layers = [layer(index) for index in range(spec.num_layers)]
+        final_norm_E = load_tensor(weights, "model.norm.weight", spec.hidden_size)
+        # The norm after a layer's last sum is the next layer's first, so that every sum is fused with a norm.
+        self._next_norms = [layer.attention_norm_E for layer in self._layers[1:]] + [final_norm_E]
+        if spec.tie_embeddings:
+            weights.skip("lm_head.weight")
+            self._head = linear.wrap(self._embedding_VE)
+        else:
+            self._head = linear.load(weights, LinearShape({"lm_head": spec.vocab_size}, spec.hidden_size))
+
+    def forward(self, token_ids_T: Tensor, positions_T: Tensor, kv: Sequence[KVLayer], batch: AttentionBatch) -> Tensor:
+        """Hidden states after the final norm, [T, E]; h_TE is the residual stream, x_TE what its norm gives."""
+        ops, eps = self._ops, self.spec.norm_eps
+        h_TE = F.embedding(token_ids_T, self._embedding_VE)
+        x_TE = ops.rms_norm(h_TE, self._layers[0].attention_norm_E, eps)
+        for layer, cache, next_norm_E in zip(self._layers, kv, self._next_norms, strict=True):
+            x_TE = layer.attention(x_TE, positions_T, cache, batch)
+            x_TE, h_TE = ops.add_rms_norm(x_TE, h_TE, layer.mlp_norm_E, eps)
+            x_TE, h_TE = ops.add_rms_norm(layer.mlp(x_TE), h_TE, next_norm_E, eps)
+        return x_TE
+
+    def logits(self, hidden_SE: Tensor) -> Tensor:
+        """[S, V], float32."""
+        return self._head(hidden_SE).float()

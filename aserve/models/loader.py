@@ -1,0 +1,87 @@
+"""From a checkpoint to a model that can run: aserve's own formula where there is one, transformers otherwise.
+
+Native families never import transformers, which would triple the time to start.
+"""
+
+import torch
+
+from aserve.core.errors import CheckpointError
+from aserve.kernels.ops import Ops
+from aserve.models.checkpoint import Checkpoint
+from aserve.models.interface import CausalLM
+from aserve.models.layers import DenseMethod
+from aserve.models.registry import NATIVE
+from aserve.models.rope import rope_table
+from aserve.models.spec import ModelSpec, read_architecture, read_spec
+from aserve.models.weights import Progress, RandomWeights, SafetensorsWeights, Weights
+
+
+def no_progress(stage: str, done: int, total: int) -> None:
+    """Report to nobody."""
+
+
+def load_model(  # noqa: PLR0913  (each a wish of the user, most with a default)
+    checkpoint: Checkpoint,
+    *,
+    device: torch.device | str,
+    ops: Ops,
+    load_format: str = "auto",
+    dtype: str = "auto",
+    seed: int = 0,
+    trust_remote_code: bool = False,
+    max_model_len: int | None = None,
+    progress: Progress = no_progress,
+) -> CausalLM:
+    """The model on its device, ready for `forward` under torch.inference_mode.
+
+    load_format: auto or safetensors read the weights, dummy draws them from seed. dtype: a torch type by name, or auto,
+    the checkpoint's. max_model_len: positions that will be used, all of the model's by default. Raises
+    `CheckpointError`, one line, where config and weights do not make a model that aserve can serve.
+    """
+    device = torch.device(device)
+    torch_dtype = read_dtype(checkpoint, dtype)
+    dummy = load_format == "dummy"
+    if not dummy and not checkpoint.weight_files:
+        raise CheckpointError(f"{checkpoint.path}: no .safetensors weights (--load-format dummy makes random ones)")
+    if checkpoint.config.get("quantization_config"):
+        raise CheckpointError(f"{checkpoint.path}: quantized weights are not supported yet")
+
+    if read_architecture(checkpoint.config) not in NATIVE:
+        # Imported here: transformers takes seconds, and only its own models need it.
+        from aserve.models.transformers_backend import load_backend_model
+
+        num_shards = len(checkpoint.weight_files)
+        progress("weights", 0, num_shards)
+        backend_model = load_backend_model(
+            checkpoint, torch_dtype, device, ops, seed=seed if dummy else None, trust_remote_code=trust_remote_code
+        )
+        progress("weights", num_shards, num_shards)
+        return backend_model
+
+    spec = read_spec(checkpoint.config)
+    num_positions = min(max_model_len or spec.context_len, spec.context_len)
+    if dummy:
+        return _build(spec, ops, RandomWeights(torch_dtype, device, seed), num_positions, device)
+    with SafetensorsWeights(checkpoint.weight_files, torch_dtype, device, progress) as weights:
+        model = _build(spec, ops, weights, num_positions, device)
+        weights.finish()
+    return model
+
+
+def read_dtype(checkpoint: Checkpoint, wish: str) -> torch.dtype:
+    """The type of weights and activations: the wish, or for auto the config's, or float32 where it names none."""
+    config = checkpoint.config
+    name = wish if wish != "auto" else config.get("dtype") or config.get("torch_dtype") or "float32"
+    known = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+    found = known.get(str(name).removeprefix("torch."))
+    if found is None:
+        raise CheckpointError(
+            f"config.json: dtype {str(name)[:40]!r} is not one of {', '.join(known)}; choose with --dtype"
+        )
+    return found
+
+
+def _build(spec: ModelSpec, ops: Ops, weights: Weights, num_positions: int, device: torch.device) -> CausalLM:
+    assert spec.rope is not None, "every native family is rotary"
+    cos_sin_LD = rope_table(spec.rope, spec.head_dim, num_positions, device)
+    return NATIVE[spec.architecture](spec, ops, weights, DenseMethod(), cos_sin_LD)

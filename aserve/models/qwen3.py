@@ -1,0 +1,47 @@
+"""Qwen3 (arXiv 2505.09388): Llama whose queries and keys are normed, head by head, before they are rotated."""
+
+from torch import Tensor
+
+from aserve.kernels.ops import AttentionBatch, KVLayer, Ops
+from aserve.models.attention import QKV, RotaryAttention, output_projection
+from aserve.models.layers import LinearMethod, load_tensor
+from aserve.models.llama import Llama
+from aserve.models.spec import ModelSpec
+from aserve.models.weights import Weights
+
+
+class Qwen3Attention:
+    """out(attend(rope(norm(q)), rope(norm(k)), v))."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        ops: Ops,
+        weights: Weights,
+        linear: LinearMethod,
+        prefix: str,
+        attend: RotaryAttention,
+    ) -> None:
+        self._ops = ops
+        self._eps = spec.norm_eps
+        self._qkv = QKV(spec, weights, linear, prefix)
+        self._q_norm_D = load_tensor(weights, f"{prefix}.q_norm.weight", spec.head_dim)
+        self._k_norm_D = load_tensor(weights, f"{prefix}.k_norm.weight", spec.head_dim)
+        self._attend = attend
+        self._out = output_projection(spec, weights, linear, prefix)
+
+    def __call__(self, x_TE: Tensor, positions_T: Tensor, kv: KVLayer, batch: AttentionBatch) -> Tensor:
+        """[T, E] to [T, E]."""
+        q_THD, k_TKD, v_TKD = self._qkv(x_TE)
+        q_THD = self._norm_heads(q_THD, self._q_norm_D)
+        k_TKD = self._norm_heads(k_TKD, self._k_norm_D)
+        return self._out(self._attend(q_THD, k_TKD, v_TKD, positions_T, kv, batch))
+
+    def _norm_heads(self, x_TND: Tensor, weight_D: Tensor) -> Tensor:
+        """Each head of each token is a row of its own."""
+        return self._ops.rms_norm(x_TND.reshape(-1, x_TND.shape[-1]), weight_D, self._eps).view(x_TND.shape)
+
+
+def qwen3(spec: ModelSpec, ops: Ops, weights: Weights, linear: LinearMethod, cos_sin_LD: Tensor) -> Llama:
+    """The decoder, a `CausalLM`."""
+    return Llama(spec, ops, weights, linear, cos_sin_LD, attention=Qwen3Attention)

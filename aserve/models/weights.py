@@ -1,0 +1,138 @@
+"""Where weights come from: safetensors shards, read in place, or random numbers.
+
+A model's constructor allocates each parameter and has it filled, so nothing is initialised twice, no half-built model
+exists, and a fused parameter is filled slice by slice with the checkpoint's separate tensors. Knows files, names and
+shapes; does not know what a tensor is for.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from aserve.core.errors import CheckpointError
+
+Progress = Callable[[str, int, int], None]
+"""Called as progress(stage, done, total); loading weights is the stage "weights", counted in shards."""
+
+FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+COMPUTED: Final = (".rotary_emb.inv_freq",)
+"""Ends of names that old checkpoints carry although they follow from the config."""
+
+
+class Weights(Protocol):
+    """A source of weights of one type on one device."""
+
+    def empty(self, *shape: int) -> Tensor:
+        """A parameter without values yet."""
+        ...
+
+    def fill(self, out: Tensor, name: str) -> None:
+        """Write the tensor called name into out, which has its shape. Raises `CheckpointError` where it does not."""
+        ...
+
+    def skip(self, name: str) -> None:
+        """The checkpoint may carry this tensor; the model needs none of it."""
+        ...
+
+
+class SafetensorsWeights:
+    """Weights of a checkpoint's shards, each tensor read once. A context manager: leaving it closes the files.
+
+    Construction raises `CheckpointError` for a file that is no safetensors, or a tensor that two shards have.
+    """
+
+    def __init__(self, files: Sequence[Path], dtype: torch.dtype, device: torch.device, progress: Progress) -> None:
+        self._dtype = dtype
+        self._device = device
+        self._progress = progress
+        self._files = ExitStack()
+        self._read: dict[str, Callable[[str], Tensor]] = {}  # by the names of tensors not read yet
+        self._shard_of: dict[str, Path] = {}
+        for path in files:
+            self._open(path)
+        self._num_left = Counter(self._shard_of.values())
+        self._num_shards = len(files)
+        progress("weights", 0, self._num_shards)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._read.clear()
+        self._files.close()
+
+    def _open(self, path: Path) -> None:
+        try:
+            shard = self._files.enter_context(safe_open(path, framework="pt"))
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path}: not readable as safetensors: {error}") from error
+        for name in shard.keys():  # noqa: SIM118  (safe_open cannot be iterated)
+            if name in self._read:
+                raise CheckpointError(f"{path}: tensor {name} is in {self._shard_of[name].name} too")
+            self._read[name] = shard.get_tensor
+            self._shard_of[name] = path
+
+    def empty(self, *shape: int) -> Tensor:
+        """An uninitialised tensor."""
+        return torch.empty(shape, dtype=self._dtype, device=self._device)
+
+    def fill(self, out: Tensor, name: str) -> None:
+        """Read a tensor into out, converting its type."""
+        read = self._read.pop(name, None)
+        if read is None:
+            raise CheckpointError(f"the checkpoint has no tensor {name}")
+        tensor = read(name)
+        if tensor.shape != out.shape:
+            raise CheckpointError(f"tensor {name} is {list(tensor.shape)}, but the config asks for {list(out.shape)}")
+        if tensor.dtype not in FLOATS:
+            raise CheckpointError(f"tensor {name} is of type {tensor.dtype}, which is not supported")
+        out.copy_(tensor)
+        self._count(self._shard_of[name])
+
+    def skip(self, name: str) -> None:
+        """Take a tensor off the list of those that must be read."""
+        if self._read.pop(name, None) is not None:
+            self._count(self._shard_of[name])
+
+    def finish(self) -> None:
+        """Raise `CheckpointError` if a tensor is left over: the config does not describe these weights."""
+        for name in [name for name in self._read if name.endswith(COMPUTED)]:
+            self.skip(name)
+        if self._read:
+            some = ", ".join(sorted(self._read)[:3])
+            raise CheckpointError(f"the config has no place for {len(self._read)} tensors of the checkpoint: {some}")
+
+    def _count(self, path: Path) -> None:
+        self._num_left[path] -= 1
+        if not self._num_left[path]:
+            del self._num_left[path]
+            self._progress("weights", self._num_shards - len(self._num_left), self._num_shards)
+
+
+class RandomWeights:
+    """Weights drawn from a seed: normal with deviation 0.02, around 1 for norms and around 0 for the rest."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, seed: int) -> None:
+        self._dtype = dtype
+        self._device = device
+        self._generator = torch.Generator(device).manual_seed(seed)
+
+    def empty(self, *shape: int) -> Tensor:
+        """An uninitialised tensor."""
+        return torch.empty(shape, dtype=self._dtype, device=self._device)
+
+    def fill(self, out: Tensor, name: str) -> None:
+        """Draw the values. The name decides the mean; the order of calls, the numbers."""
+        out.normal_(1.0 if "norm" in name else 0.0, 0.02, generator=self._generator)
+
+    def skip(self, name: str) -> None:
+        """Nothing: random weights have every tensor and none."""

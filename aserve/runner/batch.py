@@ -1,0 +1,172 @@
+"""A plan to the tensors of one step: one upload, then a few gathers on the device.
+
+Sequences are ordered so that those with one token come first, and of these the ones whose token is still on the device:
+
+    tokens  | fed from last_token | one token from the host |  chunk of A  |   chunk of B    |
+    T       0                     F                    num_decodes ...                       T
+
+Sampled rows keep the plan's order, so that results need none restored. Knows nothing of models and of how to sample.
+Letters: kernels/ops.py and rows.py; F tokens fed from the device.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+from torch import Tensor, add
+
+from aserve.core.plan import SeqSlice, StepPlan
+from aserve.kernels.ops import AttentionBatch, SamplingBatch
+from aserve.runner.device import Array, StepDevice
+from aserve.runner.rows import RowChanges, RowSamplings, RowTable
+
+A = TypeVar("A")
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """What a forward pass and the sampling after it read. N may be 0: a step of unfinished chunks."""
+
+    token_ids_T: Tensor
+    positions_T: Tensor
+    attention: AttentionBatch
+    sampled_tokens_N: Tensor
+    """Which of the T tokens each sampled row stands on."""
+    sampled_rows_N: Tensor
+    sampling: SamplingBatch
+
+
+class _Uploads(NamedTuple, Generic[A]):
+    """All that travels to the device in a step, on the host (A = Array) and there (A = Tensor)."""
+
+    token_ids_T: A
+    positions_T: A
+    table_entries_T: A
+    block_offsets_T: A
+    rows_S: A
+    seq_lens_S: A
+    query_starts_S1: A
+    sampled_tokens_N: A
+    sampled_rows_N: A
+    sampled_positions_N: A
+    temperature_N: A
+    top_k_N: A
+    top_p_N: A
+    min_p_N: A
+    seeds_N: A
+    banned_NC: A
+    cleared_I: A
+    entries_U: A
+    blocks_U: A
+
+
+class BatchBuilder:
+    """Builds StepBatches, in launch order, and keeps the rows up to date as it goes."""
+
+    def __init__(self, rows: RowTable, device: StepDevice, block_size: int) -> None:
+        self._rows = rows
+        self._device = device
+        self._block_size = block_size
+
+    def build(self, plan: StepPlan) -> StepBatch:
+        """Apply the plan's row changes, and lay its slices out as tensors."""
+        assert plan.slices, "a step computes something"
+        order, num_fed, num_decodes = _order(plan.slices)
+        changes = self._rows.stage(plan)
+        host = self._lay_out(plan.slices, order, num_fed, changes)
+        on_device = _Uploads[Tensor](*self._device.upload(host))
+        self._rows.apply(on_device.cleared_I, on_device.entries_U, on_device.blocks_U)
+        if num_fed:
+            on_device.token_ids_T[:num_fed] = self._rows.last_token_R.index_select(0, on_device.rows_S[:num_fed])
+        return StepBatch(
+            token_ids_T=on_device.token_ids_T,
+            positions_T=on_device.positions_T,
+            attention=self._attention(on_device, host, num_decodes),
+            sampled_tokens_N=on_device.sampled_tokens_N,
+            sampled_rows_N=on_device.sampled_rows_N,
+            sampling=_sampling(on_device, host),
+        )
+
+    def _lay_out(
+        self, slices: Sequence[SeqSlice], order: list[int], num_fed: int, changes: RowChanges
+    ) -> _Uploads[Array]:
+        """Every array of the step, on the host."""
+        rows_S = np.array([slices[i].row for i in order], np.int64)
+        starts_S = np.array([slices[i].start for i in order], np.int64)
+        lens_S = np.array([slices[i].num_tokens for i in order], np.int64)
+        query_starts_S1 = np.zeros(len(order) + 1, np.int64)
+        np.cumsum(lens_S, out=query_starts_S1[1:])
+        token_ids = [0] * num_fed
+        for i in order[num_fed:]:
+            token_ids.extend(slices[i].token_ids)
+
+        positions_T = np.arange(len(token_ids)) + np.repeat(starts_S - query_starts_S1[:-1], lens_S)
+        blocks_T, block_offsets_T = np.divmod(positions_T, self._block_size)
+        sampled = [i for i, piece in enumerate(slices) if piece.samples]
+        place_in_batch = np.empty(len(order), np.int64)
+        place_in_batch[order] = np.arange(len(order))
+        sampled_S = place_in_batch[sampled]
+        sampled_rows_N = rows_S[sampled_S]
+        sampled_positions_N = (starts_S + lens_S)[sampled_S]
+        samplings: RowSamplings = self._rows.samplings(sampled_rows_N, sampled_positions_N)
+        return _Uploads[Array](
+            np.array(token_ids, np.int64),
+            positions_T,
+            np.repeat(rows_S * self._rows.width, lens_S) + blocks_T,
+            block_offsets_T,
+            rows_S,
+            (starts_S + lens_S).astype(np.int32),
+            query_starts_S1.astype(np.int32),
+            query_starts_S1[1:][sampled_S] - 1,
+            sampled_rows_N,
+            sampled_positions_N,
+            *samplings,
+            *changes,
+        )
+
+    def _attention(self, on_device: _Uploads[Tensor], host: _Uploads[Array], num_decodes: int) -> AttentionBatch:
+        """Slots and block tables, gathered from the rows on the device."""
+        table_RM = self._rows.block_table_RM
+        max_seq_len = int(host.seq_lens_S.max())
+        blocks_T = table_RM.view(-1).index_select(0, on_device.table_entries_T)
+        num_columns = -(-max_seq_len // self._block_size)
+        return AttentionBatch(
+            num_decodes=num_decodes,
+            slots_T=add(on_device.block_offsets_T, blocks_T, alpha=self._block_size),
+            block_table_SM=table_RM[:, :num_columns].index_select(0, on_device.rows_S),
+            seq_lens_S=on_device.seq_lens_S,
+            query_starts_S1=on_device.query_starts_S1,
+            max_query_len=int(np.diff(host.query_starts_S1).max()),
+            max_seq_len=max_seq_len,
+        )
+
+
+def _order(slices: Sequence[SeqSlice]) -> tuple[list[int], int, int]:
+    """Indices of the slices in batch order, how many are fed from the device, and how many have one token."""
+    fed: list[int] = []
+    single: list[int] = []
+    longer: list[int] = []
+    for i, piece in enumerate(slices):
+        if not piece.token_ids:
+            assert piece.num_tokens == 1, f"only one token can be on the device: {piece}"
+            fed.append(i)
+            continue
+        assert len(piece.token_ids) == piece.num_tokens, f"a slice brings its tokens: {piece}"
+        (single if piece.num_tokens == 1 else longer).append(i)
+    return fed + single + longer, len(fed), len(fed) + len(single)
+
+
+def _sampling(on_device: _Uploads[Tensor], host: _Uploads[Array]) -> SamplingBatch:
+    filtered = (host.top_k_N > 0) | (host.top_p_N < 1) | (host.min_p_N > 0)
+    return SamplingBatch(
+        temperature_S=on_device.temperature_N,
+        top_k_S=on_device.top_k_N,
+        top_p_S=on_device.top_p_N,
+        min_p_S=on_device.min_p_N,
+        seeds_S=on_device.seeds_N,
+        positions_S=on_device.sampled_positions_N,
+        banned_SC=on_device.banned_NC if host.banned_NC.size else None,
+        all_greedy=not host.temperature_N.any(),
+        any_filter=bool(filtered.any()),
+    )

@@ -1,0 +1,143 @@
+"""How a step's inputs reach the device and its tokens come back: at once on a CPU, by a stream of its own on CUDA.
+
+Knows streams, pinned memory and events, and nothing of plans, rows or models.
+
+    CUDA        worker thread | build t | copy in, kernels, copy out: enqueued | build t+1 | ...
+                stream                  |===== copy in t, forward t, copy out t =====|== t+1 ==|
+                waiter thread                                              event of t ^ -> the flight lands
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from itertools import accumulate
+from typing import Any, Final, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Array = NDArray[Any]
+TORCH_DTYPES: Final = {
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.int32): torch.int32,
+    np.dtype(np.float32): torch.float32,
+}
+ALIGNMENT_BYTES: Final = 16
+
+
+class StepDevice(Protocol):
+    """What differs between a CPU and a GPU in running a step. All but `close` is for the runner's thread."""
+
+    def stepping(self) -> AbstractContextManager[Any]:
+        """Inside it, work goes to the device's own stream."""
+        ...
+
+    def upload(self, arrays: Sequence[Array]) -> list[Tensor]:
+        """Host arrays (int64, int32, float32; any shape) as device tensors; valid for this step only."""
+        ...
+
+    def download(self, ids_N: Tensor) -> Callable[[], list[int]]:
+        """Start copying token ids to the host; calling the result waits for them. Raises what the device raised."""
+        ...
+
+    def when_landed(self, task: Callable[[], None]) -> None:
+        """Run a task that may wait for a download, in order, without holding up the next step."""
+        ...
+
+    def close(self) -> None:
+        """Wait for tasks, end threads, return cached memory. Idempotent."""
+        ...
+
+
+class CpuDevice:
+    """The host itself: arrays are shared, not copied, and a step is over when its function returns."""
+
+    def stepping(self) -> AbstractContextManager[Any]:
+        """Nothing to enter."""
+        return nullcontext()
+
+    def upload(self, arrays: Sequence[Array]) -> list[Tensor]:
+        """The same memory, seen as tensors."""
+        return [torch.from_numpy(array) for array in arrays]
+
+    def download(self, ids_N: Tensor) -> Callable[[], list[int]]:
+        """The ids are here already."""
+        return ids_N.tolist
+
+    def when_landed(self, task: Callable[[], None]) -> None:
+        """Nothing to wait for: now."""
+        task()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class CudaDevice:
+    """One GPU, by a stream of its own. Nothing here waits for the device, except the waiter thread."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.default_stream(device))  # weights and caches were made there
+        self._waiter = ThreadPoolExecutor(1, thread_name_prefix="aserve-waiter")
+
+    def stepping(self) -> AbstractContextManager[Any]:
+        """Kernels of this thread go to the own stream."""
+        return torch.cuda.stream(self._stream)
+
+    def upload(self, arrays: Sequence[Array]) -> list[Tensor]:
+        """One copy of one pinned buffer. torch's host allocator does not reuse it before that copy is done."""
+        return unpack(pack(arrays, pin_memory=True).to(self._device, non_blocking=True), arrays)
+
+    def download(self, ids_N: Tensor) -> Callable[[], list[int]]:
+        """Copy into pinned memory behind the step's kernels, and an event behind the copy."""
+        on_host = torch.empty(ids_N.shape, dtype=ids_N.dtype, pin_memory=True)
+        on_host.copy_(ids_N, non_blocking=True)
+        copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        copied.record(self._stream)
+
+        def wait() -> list[int]:
+            copied.synchronize()
+            return on_host.tolist()
+
+        return wait
+
+    def when_landed(self, task: Callable[[], None]) -> None:
+        """In the waiter thread, in order."""
+        self._waiter.submit(task)
+
+    def close(self) -> None:
+        """Ends the waiter thread; memory that torch caches goes back to the GPU."""
+        self._waiter.shutdown(wait=True)
+        torch.cuda.empty_cache()
+
+
+def pack(arrays: Sequence[Array], *, pin_memory: bool) -> Tensor:
+    """The arrays' bytes one after the other, aligned, in one uint8 tensor."""
+    *starts, num_bytes = _offsets(arrays)
+    packed = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pin_memory)
+    packed_bytes = packed.numpy()
+    for array, start in zip(arrays, starts, strict=True):
+        packed_bytes[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return packed
+
+
+def unpack(packed: Tensor, arrays: Sequence[Array]) -> list[Tensor]:
+    """Views of a packed tensor, with the types and shapes of the arrays that were packed."""
+    *starts, _ = _offsets(arrays)
+    return [
+        packed[start : start + array.nbytes].view(TORCH_DTYPES[array.dtype]).view(array.shape)
+        for array, start in zip(arrays, starts, strict=True)
+    ]
+
+
+def _offsets(arrays: Sequence[Array]) -> list[int]:
+    """Where each array begins, and where the last one ends, in bytes."""
+    return list(accumulate((-(-array.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for array in arrays), initial=0))
+
+
+def step_device(device: torch.device) -> StepDevice:
+    """The StepDevice of a torch device."""
+    return CudaDevice(device) if device.type == "cuda" else CpuDevice()

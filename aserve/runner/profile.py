@@ -1,0 +1,88 @@
+"""How much memory the KV cache may take: measured on CUDA, a share of the memory on a CPU.
+
+On CUDA only our own allocator's counts are compared over time. Free memory of the whole device is read once, as a limit
+and not as a difference, so that other tenants who come and go do not falsify the measurement.
+"""
+
+import os
+from typing import Final
+
+import torch
+
+from aserve.core.config import GiB
+from aserve.core.ids import BlockId, Row, SeqId
+from aserve.core.plan import RowInit, RowSampling, SeqSlice, StepPlan
+from aserve.kernels.ops import Ops
+from aserve.models.interface import CausalLM
+from aserve.runner.kv_store import allocate_kv
+from aserve.runner.runner import ModelRunner
+
+CPU_BUDGET_BYTES: Final = 4 * GiB
+MARGIN_BYTES: Final = GiB // 4
+"""Left free for what torch's allocator does not count: kernels' code, cuBLAS workspaces, fragmentation."""
+
+
+def cpu_kv_budget() -> int:
+    """Bytes: 4 GiB, or a quarter of a smaller memory. Pages are taken as they are used, so the price is paid late."""
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(CPU_BUDGET_BYTES, memory_bytes // 4)
+
+
+def cuda_kv_budget(
+    model: CausalLM,
+    ops: Ops,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    block_size: int,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    gpu_memory_utilization: float,
+) -> int:
+    """Bytes that the largest step leaves on the GPU. Runs that step once, on a KV cache of the null block alone."""
+    torch.cuda.reset_peak_memory_stats(device)
+    allocated_bytes = torch.cuda.memory_allocated(device)
+    plan = largest_step(max_num_seqs, max_num_batched_tokens, model.spec.context_len, block_size)
+    kv = allocate_kv(model.spec, num_blocks=1, block_size=block_size, dtype=dtype, device=device)
+    runner = ModelRunner(model, ops, kv, max_num_seqs=len(plan.slices), max_model_len=plan.slices[0].num_tokens)
+    del kv  # it is the runner's, and goes with it
+    try:
+        runner.run(plan)
+    finally:
+        runner.close()
+    peak_bytes = torch.cuda.max_memory_allocated(device)
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    return kv_budget(
+        total_bytes=total_bytes,
+        free_bytes=free_bytes,
+        peak_bytes=peak_bytes,
+        step_bytes=peak_bytes - allocated_bytes,
+        utilization=gpu_memory_utilization,
+    )
+
+
+def kv_budget(*, total_bytes: int, free_bytes: int, peak_bytes: int, step_bytes: int, utilization: float) -> int:
+    """What is left: of our share after our peak, and of what is free now after the largest step and a margin.
+
+    peak_bytes: weights and the largest step. step_bytes: that step alone. May be 0, never less.
+    """
+    return max(0, min(int(total_bytes * utilization) - peak_bytes, free_bytes - step_bytes - MARGIN_BYTES))
+
+
+def largest_step(max_num_seqs: int, max_num_batched_tokens: int, context_len: int, block_size: int) -> StepPlan:
+    """As many tokens as a step may have, in as many sequences, every one of them sampled with a filter.
+
+    The null block stands for every block, so that no more than it is needed.
+    """
+    num_seqs = min(max_num_seqs, max_num_batched_tokens)
+    num_tokens = min(-(-max_num_batched_tokens // num_seqs), context_len)
+    blocks = (BlockId(0),) * -(-num_tokens // block_size)
+    sampling = RowSampling(temperature=1.0, top_k=50, top_p=0.9, min_p=0.0, seed=0)
+    return StepPlan(
+        step_id=0,
+        slices=tuple(
+            SeqSlice(SeqId(i), Row(i), start=0, num_tokens=num_tokens, token_ids=(0,) * num_tokens, samples=True)
+            for i in range(num_seqs)
+        ),
+        inits=tuple(RowInit(Row(i), SeqId(i), sampling, blocks) for i in range(num_seqs)),
+    )

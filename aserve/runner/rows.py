@@ -1,0 +1,131 @@
+"""What the runner remembers of each row between steps, so that a plan need only tell what changed.
+
+On the device: the block table, which grows with the context, and the last token, which the device itself makes. On the
+host, as numpy columns: how a row is sampled, 24 bytes that travel with each step that samples it.
+Knows nothing of sequences, of the order of a batch, or of models.
+
+Letters beyond those of kernels/ops.py:  R rows   N sampled rows of a step   C banned ids, padded
+  I rows set up in a step   U entries that the block table gains in a step
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from aserve.core.ids import BlockId, Row
+from aserve.core.plan import RowInit, StepPlan
+
+Ints = NDArray[np.int64]
+Ints32 = NDArray[np.int32]
+Floats = NDArray[np.float32]
+
+
+class RowChanges(NamedTuple):
+    """What a plan does to the block table: rows to clear, then entries (flat index, block) to write."""
+
+    cleared_I: Ints
+    entries_U: Ints
+    blocks_U: Ints32
+
+
+class RowSamplings(NamedTuple):
+    """The sampling state of N rows. banned_NC is padded with -1 and has no column when nothing is banned."""
+
+    temperature_N: Floats
+    top_k_N: Ints32
+    top_p_N: Floats
+    min_p_N: Floats
+    seeds_N: Ints
+    banned_NC: Ints
+
+
+class RowTable:
+    """The state of all rows. Used by the runner's thread alone, in launch order."""
+
+    def __init__(self, num_rows: int, max_blocks_per_seq: int, device: torch.device) -> None:
+        self.width = max_blocks_per_seq
+        self.block_table_RM = torch.zeros((num_rows, max_blocks_per_seq), dtype=torch.int32, device=device)
+        self.last_token_R = torch.zeros(num_rows, dtype=torch.int64, device=device)
+        self._num_blocks_R = [0] * num_rows
+        self._temperature_R = np.zeros(num_rows, np.float32)
+        self._top_k_R = np.zeros(num_rows, np.int32)
+        self._top_p_R = np.ones(num_rows, np.float32)
+        self._min_p_R = np.zeros(num_rows, np.float32)
+        self._seed_R = np.zeros(num_rows, np.int64)
+        self._banned: dict[Row, tuple[tuple[int, ...], int]] = {}
+
+    def stage(self, plan: StepPlan) -> RowChanges:
+        """Take in a plan's inits and new blocks; what the device has to do for it is returned.
+
+        Once staged they stay, even if the step then fails: a plan that is tried again must not bring them again.
+        """
+        entries: list[int] = []
+        blocks: list[int] = []
+        for init in plan.inits:
+            self._reset(init)
+            self._append(init.row, init.block_ids, entries, blocks)
+        for piece in plan.slices:
+            if piece.new_blocks:
+                self._append(piece.row, piece.new_blocks, entries, blocks)
+        return RowChanges(
+            np.array([init.row for init in plan.inits], np.int64),
+            np.array(entries, np.int64),
+            np.array(blocks, np.int32),
+        )
+
+    def apply(self, cleared_I: Tensor, entries_U: Tensor, blocks_U: Tensor) -> None:
+        """RowChanges, uploaded, to the block table."""
+        if len(cleared_I):
+            self.block_table_RM.index_fill_(0, cleared_I, 0)
+        if len(entries_U):
+            self.block_table_RM.view(-1).index_copy_(0, entries_U, blocks_U)
+
+    def samplings(self, rows_N: Ints, positions_N: Ints) -> RowSamplings:
+        """How these rows are sampled, for tokens that will take these positions."""
+        return RowSamplings(
+            self._temperature_R[rows_N],
+            self._top_k_R[rows_N],
+            self._top_p_R[rows_N],
+            self._min_p_R[rows_N],
+            self._seed_R[rows_N],
+            self._banned_ids(rows_N, positions_N),
+        )
+
+    def _reset(self, init: RowInit) -> None:
+        row, sampling = init.row, init.sampling
+        self._num_blocks_R[row] = 0
+        self._temperature_R[row] = sampling.temperature
+        self._top_k_R[row] = sampling.top_k
+        self._top_p_R[row] = sampling.top_p
+        self._min_p_R[row] = sampling.min_p
+        self._seed_R[row] = sampling.seed
+        self._banned.pop(row, None)
+        if sampling.banned_ids:
+            self._banned[row] = (sampling.banned_ids, sampling.banned_before)
+
+    def _append(self, row: Row, block_ids: tuple[BlockId, ...], entries: list[int], blocks: list[int]) -> None:
+        start = self._num_blocks_R[row]
+        end = start + len(block_ids)
+        assert end <= self.width, f"row {row} would hold {end} blocks, its table has {self.width}"
+        first = row * self.width
+        entries.extend(range(first + start, first + end))
+        blocks.extend(block_ids)
+        self._num_blocks_R[row] = end
+
+    def _banned_ids(self, rows_N: Ints, positions_N: Ints) -> Ints:
+        if not self._banned:
+            return np.empty((len(rows_N), 0), np.int64)
+        nothing: tuple[tuple[int, ...], int] = ((), 0)
+        banned = [
+            ids if position < before else ()
+            for (ids, before), position in zip(
+                (self._banned.get(row, nothing) for row in rows_N.tolist()), positions_N.tolist(), strict=True
+            )
+        ]
+        banned_NC = np.full((len(banned), max(map(len, banned), default=0)), -1, np.int64)
+        for n, ids in enumerate(banned):
+            banned_NC[n, : len(ids)] = ids
+        return banned_NC

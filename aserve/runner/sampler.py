@@ -1,0 +1,50 @@
+"""From hidden states to the next tokens. Knows which rows are sampled, not why, nor how a token is drawn (ops.sample).
+
+Letters: kernels/ops.py and rows.py.
+"""
+
+from torch import Tensor, where
+
+from aserve.core.errors import AserveError
+from aserve.core.ids import SeqId
+from aserve.core.plan import StepPlan
+from aserve.kernels.ops import Ops
+from aserve.models.interface import CausalLM
+from aserve.runner.batch import StepBatch
+
+NO_TOKEN = -1
+"""Stands, between device and host, for the token of a row that could not be sampled."""
+
+
+class NonFiniteLogitsError(AserveError):
+    """The model's scores for these sequences are not numbers: a broken checkpoint, or an overflow of its dtype."""
+
+    code = "engine_error"
+
+    def __init__(self, seq_ids: tuple[SeqId, ...]) -> None:
+        super().__init__(f"the logits of {len(seq_ids)} sequences are not finite (sequences {list(seq_ids)})")
+        self.seq_ids = seq_ids
+
+
+def sample_next(model: CausalLM, ops: Ops, hidden_TE: Tensor, last_token_R: Tensor, batch: StepBatch) -> Tensor:
+    """One token id per sampled row, int64 [N], also written to last_token_R. NO_TOKEN where the logits are not finite.
+
+    The check stays on the device (max is NaN if any is), and its answer takes the token's place, so that it costs no
+    wait and no copy of its own.
+    """
+    logits_NV = model.logits(hidden_TE.index_select(0, batch.sampled_tokens_N))
+    finite_N = logits_NV.amax(-1).isfinite()
+    ids_N = where(finite_N, ops.sample(logits_NV, batch.sampling), NO_TOKEN)
+    # The next step, already launched, may look the last token up: it has to be a token.
+    last_token_R.index_copy_(0, batch.sampled_rows_N, ids_N.clamp(min=0))
+    return ids_N
+
+
+def check_sampled(plan: StepPlan, token_ids: list[int]) -> tuple[int, ...]:
+    """The plan's sampled tokens, on the host. Raises `NonFiniteLogitsError` naming the sequences that have none."""
+    if NO_TOKEN in token_ids:
+        sampled = (piece.seq_id for piece in plan.slices if piece.samples)
+        raise NonFiniteLogitsError(
+            tuple(seq_id for seq_id, token_id in zip(sampled, token_ids, strict=True) if token_id == NO_TOKEN)
+        )
+    return tuple(token_ids)

@@ -1,0 +1,30 @@
+"""Statistics: what the scheduler tells about itself."""
+
+import msgspec
+
+
+class Statistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Gauges of this moment, and counters (num_preemptions and below) since the start.
+
+    num_blocks: all that sequences can hold. num_used_blocks: those that they do hold; merely cached ones are free.
+    num_cache_queries, num_cache_hits: tokens that sequences were admitted with, and those of them found in the cache.
+    queue_time_s: from arrival to first admission, summed over the num_admitted sequences.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_in_flight: int
+    num_blocks: int
+    num_used_blocks: int
+    num_free_blocks: int
+    num_preemptions: int
+    num_admitted: int
+    queue_time_s: float
+    num_cache_queries: int
+    num_cache_hits: int
+    num_cache_evictions: int
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the blocks that sequences hold, in [0, 1]."""
+        return self.num_used_blocks / self.num_blocks

@@ -1,0 +1,79 @@
+"""Hypercorn's HTTP/1.1 protocol, kept to HTTP/1.1.
+
+Hypercorn turns a connection's bytes into ASGI calls and back; it has switches for neither of these:
+- `Upgrade: h2c`, the HTTP/2 preface and `Upgrade: websocket` would leave HTTP/1.1, behind the back of a proxy that
+  checked the first request only, and into code whose faults in one stream end its siblings;
+- errors found while parsing are answered without a body.
+"""
+
+from typing import Final
+
+import h11
+from hypercorn.config import Config
+from hypercorn.protocol.events import Event, Response
+from hypercorn.protocol.h11 import H11Protocol
+
+from aserve.http.errors import HttpError, error_body
+
+_CLOSE: Final = (b"connection", b"close")
+_MESSAGES: Final = {
+    414: "the URL is too long",
+    431: "the request's headers are too large",
+    501: "this Transfer-Encoding is not supported",
+}
+
+
+class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is not typed for mypy
+    """One connection's requests, one at a time. While the server drains, each answer says that it is the last."""
+
+    @property
+    def answering(self) -> bool:
+        """Whether a request has been received to its end, so that what comes now waits for its answer's end."""
+        return self.connection.their_state not in (h11.IDLE, h11.SEND_BODY)
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        """Never leave HTTP/1.1, whatever the request asks for."""
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        if any(name == b"upgrade" for name, _ in request.headers):
+            request = h11.Request(
+                method=request.method,
+                target=request.target,
+                http_version=request.http_version,
+                headers=[(name, value) for name, value in request.headers if name != b"upgrade"],
+            )
+        await super()._create_stream(request)
+
+    async def stream_send(self, event: Event) -> None:
+        """Pass an application's event on to the client."""
+        if isinstance(event, Response) and self.context.terminated.is_set():
+            headers = [(name, value) for name, value in event.headers if name.lower() != b"connection"]
+            event = Response(event.stream_id, headers=[*headers, _CLOSE], status_code=event.status_code)
+        await super().stream_send(event)
+
+    async def _send_error_response(self, status_code: int) -> None:
+        unread, _ = self.connection.trailing_data
+        if status_code == 431 and b"\n" not in unread:
+            status_code = 414  # h11 says 431 of any head that is too long; this one is still in its first line
+        message = _MESSAGES.get(status_code, "this is not a valid HTTP/1.1 request")
+        body = error_body(HttpError(status_code, "bad_request", message))
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            _CLOSE,
+            *self.config.response_headers("h11"),
+        ]
+        await self._send_h11_event(h11.Response(status_code=status_code, headers=headers))
+        await self._send_h11_event(h11.Data(data=body))
+        await self._send_h11_event(h11.EndOfMessage())
+
+
+def hypercorn_config() -> Config:
+    """What Hypercorn is told. Its own timeouts, its listener and its shutdown are not used; see connection.py."""
+    config = Config()
+    config.accesslog = None  # its lines would carry decoded paths, which can forge others
+    config.errorlog = "-"
+    config.loglevel = "WARNING"
+    config.include_server_header = False
+    config.h11_max_incomplete_size = 16 * 1024
+    return config

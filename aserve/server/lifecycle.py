@@ -1,0 +1,231 @@
+"""A server's life: listen, load, serve, drain, leave.
+
+    listen --> load ------> serve ------ signal --> drain ------ all answered, or the deadline --> end --> exit 0
+       |        |  '- fails: exit 1                  '-- second signal: stop at once, exit 128 + its number
+       '- fails '- signal: exit 0
+
+The socket answers from the beginning; whether the model is there is the application's to say (/ready). Draining, the
+listener is closed, the engine refuses new requests, and each connection ends after its answer. What is not answered at
+the deadline is ended by the engine, so that every stream gets an error and its proper end.
+
+This is the only module that installs signal handlers, and that may end the process.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from starlette.types import ASGIApp
+
+from aserve.core.errors import CheckpointError, ConfigError
+from aserve.engine import AsyncEngine
+from aserve.http.tasks import task_group
+from aserve.server.connection import Connection, Connections, Limits
+from aserve.server.sockets import connection_limit, listen, listen_unix, url_of
+
+BACKLOG: Final = 2048
+END_GRACE_S: Final = 2.0
+"""How long the last answers may take to be written, and the engine to close."""
+STOP_GRACE_S: Final = 0.5
+"""How long the engine may take to close when all has to stop at once."""
+BACKSTOP_S: Final = 0.9
+"""After the second signal the process ends by now, whatever is still going on."""
+
+
+def print_line(line: str) -> None:
+    """Say something to whoever watches the terminal."""
+    print(line, file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Where to listen, and how long to take over things. uds: a path to listen on instead of host and port."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    uds: str | None = None
+    drain_timeout_s: float = 30.0
+    limits: Limits = field(default_factory=Limits)
+
+
+class Server:
+    """Serves an application, and the engine behind it, once.
+
+    app: an ASGI application behind `aserve.http.middleware.guard`, as create_app makes it.
+    on_ready: called once the engine is loaded. say: shows a line to people.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        app: ASGIApp,
+        config: ServerConfig,
+        *,
+        on_ready: Callable[[], None] | None = None,
+        say: Callable[[str], None] = print_line,
+    ) -> None:
+        self._engine = engine
+        self._app = app
+        self._config = config
+        self._on_ready = on_ready
+        self._say = say
+        self._signals: list[int] = []
+        self._asked = asyncio.Event()
+        self._urged = asyncio.Event()
+        self.left_behind = False
+        """Whether a thread is still at work that cannot be interrupted: only the end of the process ends it."""
+
+    @property
+    def stopping(self) -> bool:
+        """Whether `stop` has been called."""
+        return self._asked.is_set()
+
+    def stop(self, signum: int = signal.SIGTERM) -> None:
+        """Ask the server to drain; asked again, it stops at once."""
+        self._signals.append(signum)
+        (self._asked if len(self._signals) == 1 else self._urged).set()
+
+    async def run(self) -> int:
+        """Serve until stopped. Returns the exit code; raises only what a bug of ours raised."""
+        try:
+            async with task_group() as tasks:
+                connections = Connections(self._app, self._config.limits, tasks)
+                async with self._listening(connections) as listener:
+                    return await self._live(listener, connections)
+        except (ConfigError, CheckpointError) as error:
+            self._say(f"aserve: error: {error.message}")
+            return 1
+
+    @asynccontextmanager
+    async def _listening(self, connections: Connections) -> AsyncGenerator[asyncio.Server]:
+        """Accept connections. Whatever happens, at the end none is left, and the engine is closed."""
+        config = self._config
+        loop = asyncio.get_running_loop()
+        if config.uds is None:
+            sock = listen(config.host, config.port, BACKLOG)
+            listener = await loop.create_server(lambda: Connection(connections), sock=sock, backlog=BACKLOG)
+        else:
+            sock = listen_unix(config.uds, BACKLOG)
+            listener = await loop.create_unix_server(lambda: Connection(connections), sock=sock, backlog=BACKLOG)
+        try:
+            self._say(f"aserve: listening on {url_of(sock)}")
+            yield listener
+        finally:
+            listener.close()
+            connections.abort()
+            await self._close_engine(STOP_GRACE_S)
+            if config.uds is not None:
+                with suppress(FileNotFoundError):
+                    os.unlink(config.uds)
+
+    async def _live(self, listener: asyncio.Server, connections: Connections) -> int:
+        if not await _finished(self._engine.__aenter__(), unless=self._asked):
+            self.left_behind = True  # the thread that loads
+            return 0
+        if self._on_ready is not None:
+            self._on_ready()
+        await self._asked.wait()
+        listener.close()
+        drained = await _finished(self._drain(connections), unless=self._urged)
+        return 0 if drained else 128 + self._signals[-1]
+
+    async def _drain(self, connections: Connections) -> None:
+        timeout_s = self._config.drain_timeout_s
+        if connections.num_busy > 0:
+            self._say(f"aserve: finishing {connections.num_busy} requests; signal again to stop at once")
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.gather(self._engine.drain(timeout_s), connections.drain())
+        except TimeoutError:
+            self._say(f"aserve: ending {connections.num_busy} requests that took longer than {timeout_s:g} s")
+        await self._close_engine(END_GRACE_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(END_GRACE_S):
+                await connections.drain()
+                await connections.close()
+
+    async def _close_engine(self, grace_s: float) -> None:
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._engine.aclose()
+        except TimeoutError:
+            self.left_behind = True  # the thread of a step
+
+
+async def _finished(work: Coroutine[Any, Any, object], *, unless: asyncio.Event) -> bool:
+    """Run `work` to its end; or, if the event comes first, cancel it and return False. Raises what `work` raises."""
+    working = asyncio.create_task(work)
+    interrupt = asyncio.create_task(unless.wait())
+    try:
+        await asyncio.wait({working, interrupt}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            return False
+        await working
+        return True
+    finally:
+        working.cancel()
+        interrupt.cancel()
+        await asyncio.gather(working, interrupt, return_exceptions=True)
+
+
+async def serve(server: Server) -> int:
+    """Run a server until SIGTERM or SIGINT, in the main thread of a process that is about this server alone."""
+    loop = asyncio.get_running_loop()
+
+    def received(signum: int) -> None:
+        if server.stopping:
+            backstop = threading.Timer(BACKSTOP_S, os._exit, [128 + signum])
+            backstop.daemon = True
+            backstop.start()
+        server.stop(signum)
+
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for signum in signals:
+        loop.add_signal_handler(signum, received, signum)
+    try:
+        return await server.run()
+    finally:
+        for signum in signals:
+            loop.remove_signal_handler(signum)
+
+
+def run(
+    engine: AsyncEngine,
+    app: ASGIApp,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    uds: str | None = None,
+    drain_timeout_s: float = 30.0,
+    on_ready: Callable[[], None] | None = None,
+) -> int:
+    """Load the engine and serve the application until SIGTERM or SIGINT; see `Server` and `ServerConfig`.
+
+    Returns the exit code: 0 after draining, 1 if the address or the model cannot be had (one line says why). Does not
+    return but ends the process if a thread is left that cannot be interrupted: one that loads, or computes a step.
+    """
+    limits = Limits(max_connections=connection_limit())
+    config = ServerConfig(host=host, port=port, uds=uds, drain_timeout_s=drain_timeout_s, limits=limits)
+    server = Server(engine, app, config, on_ready=on_ready)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        code = runner.run(serve(server))
+        if server.left_behind:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    return code
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's loop where it is installed (it is not made for Windows), else asyncio's."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop

@@ -1,0 +1,80 @@
+"""Listening sockets, and how many connections the process can hold. Knows nothing of HTTP."""
+
+import errno
+import os
+import resource
+import socket
+import stat
+from typing import Final
+
+from aserve.core.errors import ConfigError
+
+SEND_BUFFER_BYTES: Final = 64 * 1024
+"""What the kernel buffers for a connection (it doubles the number). Less of it shows sooner that a reader stalls."""
+MAX_CONNECTIONS: Final = 10_000
+_SPARE_FILES: Final = 64
+"""Descriptors kept for everything that is not a connection: weights, threads' pipes, logs."""
+
+
+def listen(host: str, port: int, backlog: int) -> socket.socket:
+    """A listening TCP socket; port 0 picks a free one. Names resolve to IPv4. Raises `ConfigError` if it cannot be."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        sock = socket.create_server((host, port), family=family, backlog=backlog)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {_address(host, port)}: {_reason(error)}") from None
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # connections inherit these
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    return sock
+
+
+def listen_unix(path: str, backlog: int) -> socket.socket:
+    """A listening socket in the file system, in the place of one that nobody listens on. Raises `ConfigError`."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_stale(path)
+        sock.bind(path)
+        sock.listen(backlog)
+    except OSError as error:
+        sock.close()
+        raise ConfigError(f"cannot listen on {path}: {_reason(error)}") from None
+    return sock
+
+
+def url_of(sock: socket.socket) -> str:
+    """Where a listening socket is reached."""
+    if sock.family == socket.AF_UNIX:
+        return f"unix:{sock.getsockname()}"
+    host, port = sock.getsockname()[:2]
+    return f"http://{_address(host, port)}"
+
+
+def connection_limit() -> int:
+    """How many connections fit in this process's limit of open files, after raising it as far as is allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_CONNECTIONS + _SPARE_FILES
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        soft = allowed
+    if soft == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    return max(1, min(MAX_CONNECTIONS, soft - max(_SPARE_FILES, soft // 5)))
+
+
+def _remove_stale(path: str) -> None:
+    if not os.path.exists(path) or not stat.S_ISSOCK(os.stat(path).st_mode):
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        if probe.connect_ex(path) == errno.ECONNREFUSED:
+            os.unlink(path)
+
+
+def _reason(error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return "the address is in use (is another server running there?)"
+    return os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

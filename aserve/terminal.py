@@ -1,0 +1,98 @@
+"""What a person sees in a terminal: loading as it goes, and a conversation."""
+
+import asyncio
+import sys
+from contextlib import suppress
+from typing import Any, TextIO
+
+from tqdm import tqdm
+
+from aserve.build import AsyncEngine
+from aserve.core.config import Options
+from aserve.core.errors import InvalidRequestError
+from aserve.engine import Progress
+
+CHAT_HELP = "Type a message; Ctrl-C stops an answer, Ctrl-D or /exit ends, /clear starts over."
+
+
+class StartupPrinter:
+    """Prints each stage of loading once, as a line; a stage with parts (shards) as a progress bar."""
+
+    def __init__(self, file: TextIO = sys.stderr) -> None:
+        self._file = file
+        self._stage = ""
+        self._bar: tqdm[Any] | None = None
+
+    def report(self, progress: Progress) -> None:
+        """Show where loading is."""
+        if progress.stage != self._stage:
+            self.close()
+            self._stage = progress.stage
+            if progress.total:
+                self._bar = tqdm(total=progress.total, desc=progress.stage, file=self._file, leave=True)
+            else:
+                print(progress.stage, file=self._file, flush=True)
+        if self._bar is not None:
+            self._bar.update(progress.done - self._bar.n)
+
+    def close(self) -> None:
+        """End the bar that is open, if one is."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+def run_chat(options: Options) -> int:
+    """A conversation on standard input and output; the exit status.
+
+    The event loop runs only while the model loads or answers, so that Ctrl-C means one thing at a time: it stops an
+    answer while one is being given, and ends the program at the prompt.
+    """
+    printer = StartupPrinter()
+    engine = AsyncEngine.from_options(options, on_progress=printer.report)
+    with suppress(KeyboardInterrupt), asyncio.Runner() as runner:
+        runner.run(engine.__aenter__())
+        printer.close()
+        print(CHAT_HELP, file=sys.stderr)
+        try:
+            _converse(runner, engine)
+        finally:
+            runner.run(engine.aclose())
+    return 0
+
+
+def _converse(runner: asyncio.Runner, engine: AsyncEngine) -> None:
+    messages: list[dict[str, str]] = []
+    while (line := _read_line()) is not None:
+        if line == "/clear":
+            messages = []
+        elif line:
+            messages.append({"role": "user", "content": line})
+            pieces: list[str] = []
+            try:
+                runner.run(_answer(engine, messages, pieces))
+            except InvalidRequestError as error:  # the conversation has outgrown the context, say
+                print(f"aserve: {error.message}", file=sys.stderr)
+                messages.pop()
+                continue
+            except KeyboardInterrupt:
+                print()
+            messages.append({"role": "assistant", "content": "".join(pieces)})
+
+
+def _read_line() -> str | None:
+    """The next message, "" where there is nothing to say, None at the end."""
+    try:
+        line = input("> ").strip()
+    except EOFError:
+        print()
+        return None
+    return None if line == "/exit" else line
+
+
+async def _answer(engine: AsyncEngine, messages: list[dict[str, str]], pieces: list[str]) -> None:
+    """Print an answer as it grows, and add it to `pieces`, which keeps what there is when it is stopped."""
+    async for delta in engine.chat(messages):
+        print(delta.text, end="", flush=True)
+        pieces.append(delta.text)
+    print()

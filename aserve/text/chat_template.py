@@ -1,0 +1,183 @@
+"""ChatTemplate: a conversation to the text that the model was trained to go on from.
+
+Renders the checkpoint's own Jinja template as transformers' apply_chat_template does, in a sandbox that bounds what a
+hostile template can cost (template_sandbox.py). Templates come from the checkpoint, messages from anybody: whatever
+goes wrong here is the request's error. Does not tokenize: the text has its special tokens, add none when encoding it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Self
+
+import jinja2
+
+from aserve.core.errors import InvalidRequestError
+from aserve.text.template_sandbox import TemplateLimitError, TemplateSandbox
+from aserve.text.tokenizer_config import read_tokenizer_config
+
+MAX_RENDERED_CHARS: Final = 4 * 2**20
+MAX_ERROR_CHARS: Final = 200
+ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
+CONTINUE_TAG: Final = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Marks the end of the message to continue. The space at its end tells whether the template trims messages."""
+TEMPLATE_ERRORS: Final = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What a template's own mistakes, met with these messages, are in Python."""
+ENGINE_VARIABLES: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+"""Names that a request's template variables may not take."""
+
+
+class ChatTemplate:
+    """A checkpoint's templates, compiled when first used; safe to use from several threads."""
+
+    def __init__(
+        self,
+        templates: Mapping[str, str],
+        named_tokens: Mapping[str, str],
+        *,
+        max_chars: int = MAX_RENDERED_CHARS,
+    ) -> None:
+        """templates: by name, possibly none. named_tokens: e.g. {"bos_token": "<s>"}, variables of every template."""
+        self._sources = templates
+        self._named_tokens = dict(named_tokens)
+        self._compiled: dict[str, tuple[jinja2.Template, frozenset[str]]] = {}
+        self._sandbox = TemplateSandbox(max_chars)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Self:
+        """Read a checkpoint folder. Raises `CheckpointError` for malformed files; having no template is no error."""
+        config = read_tokenizer_config(Path(folder))
+        return cls(config.templates, config.named_tokens)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] = {},
+    ) -> str:
+        """The prompt of a conversation.
+
+        continue_final_message: end inside the last message, which the model is to continue.
+        variables: more template variables, such as enable_thinking; only ones that the template reads.
+        Raises `InvalidRequestError`: param "messages" for what the messages or the template are to blame for, else the
+        field at fault.
+        """
+        if continue_final_message and add_generation_prompt:
+            raise InvalidRequestError(
+                "continue_final_message and add_generation_prompt exclude each other", "continue_final_message"
+            )
+        template, readable = self._template(with_tools=tools is not None)
+        _check_variables(variables, readable - self._named_tokens.keys() - ENGINE_VARIABLES)
+        turns = [_turn(index, message) for index, message in enumerate(messages)]
+        if not turns:
+            raise InvalidRequestError("messages is empty", "messages")
+        if continue_final_message:
+            _tag_final(turns)
+        context = {
+            **self._named_tokens,
+            **variables,
+            "messages": turns,
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        text = self._rendered(template, context)
+        return _cut_at_tag(text) if continue_final_message else text
+
+    def _rendered(self, template: jinja2.Template, context: Mapping[str, Any]) -> str:
+        try:
+            return self._sandbox.render(template, context)
+        except TemplateLimitError as error:
+            raise InvalidRequestError(f"the chat template was stopped: {error}", "messages") from error
+        except TEMPLATE_ERRORS as error:
+            raise InvalidRequestError(
+                f"the chat template refuses these messages: {_line(error)}", "messages"
+            ) from error
+
+    def _template(self, *, with_tools: bool) -> tuple[jinja2.Template, frozenset[str]]:
+        """The compiled template and the variables it reads; with tools, the "tool_use" one where there is one."""
+        name = "tool_use" if with_tools and "tool_use" in self._sources else "default"
+        if name not in self._sources:
+            raise InvalidRequestError(
+                "the model has no chat template; use /v1/completions, or a chat-tuned checkpoint", "messages"
+            )
+        if name not in self._compiled:
+            source = self._sources[name]
+            try:
+                self._compiled[name] = self._sandbox.compile_template(source), self._sandbox.variables(source)
+            except (jinja2.TemplateError, RecursionError, SyntaxError) as error:
+                raise InvalidRequestError(
+                    f"the model's chat template is malformed: {_line(error)}", "messages"
+                ) from error
+        return self._compiled[name]
+
+
+def _line(error: Exception) -> str:
+    """The error in one line, cut: a template's own message may quote the whole conversation."""
+    return " ".join(str(error).split())[:MAX_ERROR_CHARS]
+
+
+def _check_variables(variables: Mapping[str, Any], allowed: frozenset[str]) -> None:
+    for name in variables:
+        if name not in allowed:
+            known = ", ".join(sorted(allowed)) or "none"
+            raise InvalidRequestError(
+                f"the chat template takes no variable {name!r} (it takes: {known})", "chat_template_kwargs"
+            )
+
+
+def _turn(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as templates expect it: content is one text, and what is null is left out."""
+    role = message.get("role")
+    if role not in ROLES:
+        raise InvalidRequestError(f"messages[{index}].role must be one of {', '.join(ROLES)}, got {role!r}", "messages")
+    turn = {name: value for name, value in message.items() if value is not None}
+    turn["content"] = _text_content(index, message)
+    return turn
+
+
+def _text_content(index: int, message: Mapping[str, Any]) -> str | None:
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    if content is None and message["role"] == "assistant":
+        return None if message.get("tool_calls") else ""  # templates test for null to tell a call from an answer
+    if isinstance(content, Sequence):
+        return "\n".join(_part_texts(index, content))
+    raise InvalidRequestError(f"messages[{index}].content must be a string or a list of parts", "messages")
+
+
+def _part_texts(index: int, parts: Sequence[Any]) -> Iterator[str]:
+    for part in parts:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind != "text":
+            raise InvalidRequestError(
+                f"messages[{index}].content: a part of type {kind!r} is not supported, only text is", "messages"
+            )
+        if not isinstance(part.get("text"), str):
+            raise InvalidRequestError(f'messages[{index}].content: a text part needs a string "text"', "messages")
+        yield part["text"]
+
+
+def _tag_final(turns: list[dict[str, Any]]) -> None:
+    if not turns[-1]["content"]:
+        raise InvalidRequestError("continue_final_message: the last message has no text to continue", "messages")
+    turns[-1]["content"] += CONTINUE_TAG
+
+
+def _cut_at_tag(text: str) -> str:
+    """The text up to the end of the tagged message; where the template trimmed the message, trim it here too."""
+    end = text.rfind(CONTINUE_TAG.strip())
+    if end < 0:
+        raise InvalidRequestError("continue_final_message: the template drops the last message", "messages")
+    return text[:end] if text.startswith(CONTINUE_TAG, end) else text[:end].rstrip()

@@ -1,0 +1,73 @@
+"""TextStream: one choice's tokens to what its reader sees. Token deltas in, text deltas out, any chunking alike.
+
+    token ids --> Detokenizer --> text of the first min_tokens ----------------> reader
+                                \\-> text after them --> StopMatcher --> reader
+
+Holds back an unfinished character and the beginning of a possible stop string, nothing else, and gives both up when
+the sequence ends. Knows nothing of the scheduler, which has to be told when a stop string ends a sequence.
+"""
+
+from aserve.core.outputs import FinishReason, SeqDelta, TextDelta
+from aserve.core.params import SamplingParams
+from aserve.text.detokenizer import Detokenizer
+from aserve.text.stop_strings import StopMatcher
+from aserve.text.tokenizer import Tokenizer
+
+
+class TextStream:
+    """One sequence's text. Special tokens are not shown, nor is the token at which the model ended by itself;
+    the token that stop_token_ids named is, unless it is special.
+
+    keep_leading_space: the text continues a prompt, so a space before its first word is shown
+    (SentencePiece drops it from a text of its own).
+    """
+
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, *, keep_leading_space: bool = False) -> None:
+        self._detokenizer = Detokenizer(tokenizer.token_bytes, keep_leading_space=keep_leading_space)
+        self._matcher = StopMatcher(params.stop) if params.stop else None
+        self._num_unmatched = params.min_tokens  # tokens to come whose text is not searched
+        self._finished = False
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string ended the text; the sequence itself may be running on."""
+        return self._matcher is not None and self._matcher.stop is not None
+
+    def push(self, delta: SeqDelta) -> TextDelta | None:
+        """What the reader learns from these tokens; None when that is nothing, as always after the end.
+
+        Where a stop string completes, the delta is terminal, and has the tokens up to the one that completed it.
+        """
+        if self._finished or not (delta.token_ids or delta.finish_reason):
+            return None
+        ended_by_model = delta.finish_reason is FinishReason.STOP and delta.stop_reason is None
+        text, num_read = self._read(delta.token_ids[:-1] if ended_by_model else delta.token_ids)
+        token_ids = delta.token_ids[:num_read] if self.stopped else delta.token_ids
+        if delta.finish_reason is not None and not self.stopped:
+            text += self._flush()
+        finish_reason = delta.finish_reason
+        stop_reason: int | str | None = delta.stop_reason
+        if self._matcher is not None and self._matcher.stop is not None:
+            finish_reason, stop_reason = FinishReason.STOP, self._matcher.stop
+        self._finished = finish_reason is not None
+        return TextDelta(text, token_ids, finish_reason, stop_reason, delta.index, delta.num_cached_tokens)
+
+    def _read(self, token_ids: tuple[int, ...]) -> tuple[str, int]:
+        """The text to show, and how many tokens were read: not all where a stop string completes before the last."""
+        if self._matcher is None:
+            return self._detokenizer.feed(token_ids), len(token_ids)
+        num_unmatched = min(self._num_unmatched, len(token_ids))
+        self._num_unmatched -= num_unmatched
+        text = self._detokenizer.feed(token_ids[:num_unmatched])
+        for position in range(num_unmatched, len(token_ids)):
+            text += self._matcher.feed(self._detokenizer.feed(token_ids[position : position + 1]))
+            if self._matcher.stop is not None:
+                return text, position + 1
+        return text, len(token_ids)
+
+    def _flush(self) -> str:
+        tail = self._detokenizer.flush()
+        if self._matcher is None or self._num_unmatched > 0:
+            return tail
+        text = self._matcher.feed(tail)
+        return text if self._matcher.stop is not None else text + self._matcher.flush()

@@ -1,0 +1,115 @@
+"""Tokenizer: text to token ids and back, by the `tokenizers` library from a checkpoint's tokenizer.json.
+
+Gives the ids that transformers' AutoTokenizer gives for the same folder, without importing transformers. Whether a
+beginning-of-sequence token is put before a text is tokenizer.json's post-processor's to say: transformers 5 ignores
+add_bos_token where there is a tokenizer.json. Does not know sequences that grow: see detokenizer.py and stream.py.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Self
+
+import tokenizers
+
+from aserve.core.errors import CheckpointError, InvalidRequestError
+from aserve.text.token_bytes import TokenBytes
+from aserve.text.tokenizer_config import TokenizerConfig, read_tokenizer_config
+
+TOKENIZER_FILE: Final = "tokenizer.json"
+
+
+class Tokenizer:
+    """Stateless once made, and safe to use from several threads; encoding and decoding release the GIL.
+
+    vocab_size: how many tokens there are (a model's may be larger, padded). special_ids: tokens that are not text.
+    bos_id, eos_id: None where the checkpoint names none. token_bytes: the bytes of each token, special ones skipped.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
+        """backend is changed: the config's tokens are added to it. Raises `CheckpointError` as TokenBytes does."""
+        self._backend = backend
+        backend.no_truncation()  # a prompt is never shortened in silence
+        backend.no_padding()
+        _add_tokens(backend, config)
+        added = backend.get_added_tokens_decoder()
+        self.special_ids: Final = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.vocab_size: Final = backend.get_vocab_size()
+        self.bos_id: Final = self._id_of(config.named_tokens.get("bos_token"))
+        self.eos_id: Final = self._id_of(config.named_tokens.get("eos_token"))
+        self.token_bytes: Final = TokenBytes(backend, skip=self.special_ids)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Self:
+        """Read a checkpoint folder. Raises `CheckpointError` when tokenizer.json is missing or unusable."""
+        path = Path(folder) / TOKENIZER_FILE
+        if not path.is_file():
+            raise CheckpointError(
+                f"{folder} has no {TOKENIZER_FILE}, the one tokenizer format that is read here; "
+                "AutoTokenizer.from_pretrained(folder).save_pretrained(folder) writes it where transformers can"
+            )
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing narrower
+            raise CheckpointError(f"{path}: {error}") from error
+        return cls(backend, read_tokenizer_config(Path(folder)))
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, param: str | None = "prompt") -> tuple[int, ...]:
+        """Token ids of a text. A rendered chat has its special tokens already: add none to it.
+
+        Raises `InvalidRequestError` naming `param` for text that UTF-8 cannot express (a lone surrogate).
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError(
+                f"the text has a lone surrogate at character {error.start}, which is not Unicode text", param
+            ) from error
+        # The batch call releases the GIL, which `encode` does not.
+        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return tuple(encoding.ids)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Text of token ids; an id without a token has none. Raises `InvalidRequestError` for ids outside 32 bits."""
+        return self.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0]
+
+    def decode_batch(self, batch: Sequence[Sequence[int]], *, skip_special_tokens: bool = False) -> list[str]:
+        """`decode` of each."""
+        try:
+            return self._backend.decode_batch(
+                [list(token_ids) for token_ids in batch], skip_special_tokens=skip_special_tokens
+            )
+        except OverflowError as error:
+            raise InvalidRequestError("a token id is negative or over 2**32 - 1", "tokens") from error
+
+    def token_strings(self, token_ids: Sequence[int]) -> tuple[str, ...]:
+        """Each token as the vocabulary spells it ("Ġhello", "▁hello"); an id without a token is ""."""
+        return tuple(self._backend.id_to_token(token_id) or "" for token_id in token_ids)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token is a control token, which is not part of any text."""
+        return token_id in self.special_ids
+
+    def _id_of(self, token: str | None) -> int | None:
+        return None if token is None else self._backend.token_to_id(token)
+
+
+def _add_tokens(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
+    """Add what the config names and tokenizer.json lacks, in transformers' order, and mark special what it names."""
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    backend.add_tokens(
+        [
+            tokenizers.AddedToken(
+                token.content,
+                special=token.special,
+                normalized=token.normalized,
+                single_word=token.single_word,
+                lstrip=token.lstrip,
+                rstrip=token.rstrip,
+            )
+            for token in config.added_tokens
+            if token.content not in known
+        ]
+    )
+    known |= {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    named = dict.fromkeys((*config.named_tokens.values(), *config.special_tokens))
+    backend.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False) for text in named])

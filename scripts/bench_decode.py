@@ -1,0 +1,131 @@
+"""Milliseconds of a decode step in the model runner, without scheduler, text or HTTP, two steps in flight.
+
+Rows are prefilled with random tokens to --context, then decode --steps tokens each. One JSON line a batch size.
+`roofline_share`: the time in which memory of --bandwidth (bytes per second) delivers the weights of the linear layers
+and the KV cache of the batch, both in 16 bits, divided by the measured time.
+
+    python scripts/bench_decode.py --model scripts/shapes/qwen3-8b --load-format dummy --bandwidth 4.8e12
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import time
+from pathlib import Path
+
+from report import emit
+
+from aserve import build
+from aserve.core.ids import BlockId, Row, SeqId
+from aserve.core.plan import RowInit, RowSampling, SeqSlice, StepPlan
+from aserve.core.ports import Runner
+from aserve.engine import EngineParts
+from aserve.models.spec import ModelSpec, read_spec
+
+GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
+
+
+class Rows:
+    """Plans for `batch` rows that never end, each with blocks of its own from the start."""
+
+    def __init__(self, batch: int, context: int, block_size: int, vocab_size: int, max_tokens: int) -> None:
+        self._blocks_per_row = -(-(context + max_tokens) // block_size)
+        self._batch, self._context, self._vocab_size = batch, context, vocab_size
+        self._step_id = 0
+
+    def prefill(self, num_tokens: int) -> list[StepPlan]:
+        """Chunks of at most `num_tokens`, a row at a time."""
+        rng = random.Random(0)
+        plans = []
+        for row in range(self._batch):
+            blocks = tuple(BlockId(1 + row * self._blocks_per_row + i) for i in range(self._blocks_per_row))
+            inits: tuple[RowInit, ...] = (RowInit(Row(row), SeqId(row), GREEDY, blocks),)
+            for start in range(0, self._context, num_tokens):
+                ids = tuple(rng.randrange(self._vocab_size) for _ in range(min(num_tokens, self._context - start)))
+                last = start + len(ids) == self._context
+                piece = SeqSlice(SeqId(row), Row(row), start, len(ids), ids, samples=last)
+                plans.append(self._plan((piece,), inits))
+                inits = ()
+        return plans
+
+    def decode(self, step: int) -> StepPlan:
+        """One token for every row, the last sampled one being on the device."""
+        start = self._context + step
+        return self._plan(tuple(SeqSlice(SeqId(r), Row(r), start, 1, samples=True) for r in range(self._batch)), ())
+
+    def _plan(self, slices: tuple[SeqSlice, ...], inits: tuple[RowInit, ...]) -> StepPlan:
+        plan = StepPlan(self._step_id, slices, inits)
+        self._step_id += 1
+        return plan
+
+
+async def time_steps(runner: Runner, plans: list[StepPlan]) -> list[float]:
+    """Seconds between landings, with the next step launched before the last one has landed."""
+    times = []
+    flying = runner.launch(plans[0])
+    before = time.perf_counter()
+    for plan in plans[1:]:
+        launched = runner.launch(plan)
+        await flying.land()
+        now = time.perf_counter()
+        times.append(now - before)
+        before, flying = now, launched
+    await flying.land()
+    return times
+
+
+def linear_bytes(spec: ModelSpec) -> int:
+    """Bytes of the weights that every step reads: all linear layers and the language-model head, in 16 bits."""
+    hidden, heads, kv_heads = spec.hidden_size, spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    layer = hidden * (2 * heads + 2 * kv_heads) + 3 * hidden * spec.intermediate_size
+    return 2 * (spec.num_layers * layer + hidden * spec.vocab_size)
+
+
+async def bench(parts: EngineParts, batch: int, args: argparse.Namespace) -> dict[str, float]:
+    """The figures of one batch size."""
+    rows = Rows(batch, args.context, parts.config.block_size, parts.info.vocab_size, args.steps)
+    await time_steps(parts.runner, rows.prefill(parts.config.max_num_batched_tokens))
+    step_s = statistics.median(await time_steps(parts.runner, [rows.decode(step) for step in range(args.steps)]))
+    figures = {"step_ms": 1e3 * step_s, "tokens_per_s": batch / step_s}
+    if args.bandwidth:
+        num_bytes = linear_bytes(args.spec) + batch * args.context * args.spec.kv_bytes_per_token(2)
+        figures["roofline_share"] = num_bytes / args.bandwidth / step_s
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--load-format", default="auto")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 32, 256])
+    parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--bandwidth", type=float, help="of the device's memory, in bytes per second")
+    parser.add_argument("--dry-run", action="store_true", help="tiny sizes, to prove the script")
+    args = parser.parse_args()
+    if args.dry_run:
+        args.batch, args.context, args.steps = [1, 2], 16, 4
+    options = build.make_options(
+        model=args.model,
+        load_format=args.load_format,
+        device=args.device,
+        tokenizer="demo" if args.load_format == "dummy" else None,
+        max_num_seqs=max(args.batch),
+        max_model_len=args.context + args.steps,
+    )
+    if args.bandwidth:
+        args.spec = read_spec(json.loads((Path(args.model) / "config.json").read_text()))
+    parts = build.load(options, lambda _: None)
+    try:
+        for batch in args.batch:
+            figures = asyncio.run(bench(parts, batch, args))
+            emit("decode", {"model": args.model, "batch": batch, "context": args.context}, figures)
+    finally:
+        parts.runner.close()
+
+
+if __name__ == "__main__":
+    main()

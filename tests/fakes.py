@@ -1,0 +1,215 @@
+"""Small real programs that stand where a seam is: a runner without a model, a clock without time. No torch.
+
+`FakeKV` is what makes the runner worth its name. It keeps tokens where a model keeps keys and values, block by block,
+and derives the next token from all that it reads through the row's block table. A wrong, stale, evicted or overwritten
+block therefore changes the token that comes out, as it would with a model, and `continuation` says which was right.
+"""
+
+import asyncio
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from aserve.core.ids import BlockId, Row, SeqId
+from aserve.core.plan import RowSampling, SeqSlice, StepPlan, StepResult
+
+BYTE_TOKENS = range(256, 512)
+"""Ids that a tokenizer of bytes and merges has, and that spell no single byte."""
+
+Mark = Callable[[RowSampling], int]
+"""Something of a row that its keys and values depend on besides the tokens."""
+
+
+def no_mark(_sampling: RowSampling) -> int:
+    """Keys and values depend on tokens and positions alone, as those of a model do."""
+    return 0
+
+
+def seed_mark(sampling: RowSampling) -> int:
+    """The row's seed. With one seed for each salt, a block shared across salts changes the token."""
+    return sampling.seed
+
+
+def next_token(context: Sequence[tuple[int, int, int]], vocabulary: range, banned_ids: Iterable[int] = ()) -> int:
+    """The fake model: a token from all (position, token, mark) that it attends to, never a banned one."""
+    digest = zlib.crc32(repr(context).encode())
+    allowed = [token_id for token_id in vocabulary if token_id not in banned_ids] if banned_ids else vocabulary
+    return allowed[digest % len(allowed)]
+
+
+def continuation(
+    prompt_token_ids: Sequence[int],
+    num_tokens: int,
+    *,
+    vocabulary: range = BYTE_TOKENS,
+    mark: int = 0,
+    stop_ids: Iterable[int] = (),
+    min_tokens: int = 0,
+) -> list[int]:
+    """The oracle: what `ScriptedRunner` must generate, from the tokens alone; an ending token is the last."""
+    context = [(position, token_id, mark) for position, token_id in enumerate(prompt_token_ids)]
+    generated: list[int] = []
+    while len(generated) < num_tokens and not (generated and generated[-1] in stop_ids):
+        token_id = next_token(context, vocabulary, stop_ids if len(generated) < min_tokens else ())
+        context.append((len(context), token_id, mark))
+        generated.append(token_id)
+    return generated
+
+
+class FakeRow:
+    """What a runner keeps of a row."""
+
+    def __init__(self, seq_id: SeqId, sampling: RowSampling, block_ids: Iterable[BlockId]) -> None:
+        self.seq_id = seq_id
+        self.sampling = sampling
+        self.block_ids = list(block_ids)
+        self.last_token: int | None = None
+
+
+class FakeKV:
+    """Rows and blocks of (position, token, mark). Runs plans in order, like a device's stream."""
+
+    def __init__(self, block_size: int, vocabulary: range = BYTE_TOKENS, mark: Mark = no_mark) -> None:
+        self._block_size = block_size
+        self._vocabulary = vocabulary
+        self._mark = mark
+        self._rows: dict[Row, FakeRow] = {}
+        self._slots: dict[tuple[BlockId, int], tuple[int, int, int]] = {}
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Compute a step: every slice writes its tokens before any slice reads."""
+        for init in plan.inits:
+            self._rows[init.row] = FakeRow(init.seq_id, init.sampling, init.block_ids)
+        written: set[tuple[BlockId, int]] = set()
+        for piece in plan.slices:
+            self._write(piece, written)
+        return StepResult(plan.step_id, tuple(self._sample(piece) for piece in plan.slices if piece.samples))
+
+    def spoil(self, plan: StepPlan) -> None:
+        """The step raised half way: garbage stands wherever it wrote. Call it before any later plan runs."""
+        for piece in plan.slices:
+            row = self._rows[piece.row]
+            if row.seq_id == piece.seq_id:  # else a later step took the row over, and failed with this one
+                for position in range(piece.start, piece.start + piece.num_tokens):
+                    self._slots[self._slot(row, position)] = (-1, -1, -1)
+
+    def _write(self, piece: SeqSlice, written: set[tuple[BlockId, int]]) -> None:
+        row = self._rows[piece.row]
+        assert row.seq_id == piece.seq_id, f"row {piece.row} is that of sequence {row.seq_id}, not {piece.seq_id}"
+        row.block_ids.extend(piece.new_blocks)
+        token_ids = piece.token_ids
+        if not token_ids:
+            assert row.last_token is not None, "the row has sampled nothing yet"
+            token_ids = (row.last_token,)
+        assert len(token_ids) == piece.num_tokens > 0, "a slice brings its tokens"
+        for position, token_id in enumerate(token_ids, start=piece.start):
+            slot = self._slot(row, position)
+            assert slot[0] != 0, "I5: the null block is written"
+            assert slot not in written, "I4: two sequences write one slot"
+            written.add(slot)
+            self._slots[slot] = (position, token_id, self._mark(row.sampling))
+
+    def _sample(self, piece: SeqSlice) -> int:
+        row = self._rows[piece.row]
+        position = piece.start + piece.num_tokens
+        context = [self._slots[self._slot(row, earlier)] for earlier in range(position)]
+        banned_ids = row.sampling.banned_ids if position < row.sampling.banned_before else ()
+        row.last_token = next_token(context, self._vocabulary, banned_ids)
+        return row.last_token
+
+    def _slot(self, row: FakeRow, position: int) -> tuple[BlockId, int]:
+        return row.block_ids[position // self._block_size], position % self._block_size
+
+
+class FakeScript:
+    """Instead of a model: every sequence says the same, from the beginning and over again. Stores nothing."""
+
+    def __init__(self, token_ids: Sequence[int]) -> None:
+        self._token_ids = token_ids
+        self._num_sampled: dict[SeqId, int] = {}
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """The next token of the script for each slice that samples."""
+        token_ids = []
+        for piece in plan.slices:
+            if piece.samples:
+                count = self._num_sampled.get(piece.seq_id, 0)
+                self._num_sampled[piece.seq_id] = count + 1
+                token_ids.append(self._token_ids[count % len(self._token_ids)])
+        return StepResult(plan.step_id, tuple(token_ids))
+
+
+class ScriptedFlight:
+    """A step that was computed when it was launched, and lands when it is asked to and not held."""
+
+    def __init__(self, outcome: StepResult | Exception, cleared: asyncio.Event) -> None:
+        self._outcome = outcome
+        self._cleared = cleared
+
+    async def land(self) -> StepResult:
+        """Yields once, like every flight."""
+        await asyncio.sleep(0)
+        await self._cleared.wait()
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        return self._outcome
+
+
+class ScriptedRunner:
+    """A `Runner` whose tokens are a pure function of its plans.
+
+    model: computes a step; by default a `FakeKV` of `block_size` and `vocabulary`, else e.g. a `FakeScript`.
+    launch_errors, land_errors: what to raise, by step id, from `launch` and from `land`.
+    plans: every plan launched so far. `hold` keeps flights in the air until `let_land`.
+    """
+
+    def __init__(
+        self,
+        *,
+        block_size: int = 16,
+        vocabulary: range = BYTE_TOKENS,
+        model: FakeKV | FakeScript | None = None,
+        launch_errors: Mapping[int, Exception] | None = None,
+        land_errors: Mapping[int, Exception] | None = None,
+    ) -> None:
+        self._model = model if model is not None else FakeKV(block_size, vocabulary)
+        self._launch_errors = launch_errors or {}
+        self._land_errors = land_errors or {}
+        self._cleared = asyncio.Event()
+        self._cleared.set()
+        self.plans: list[StepPlan] = []
+        self.closed = False
+
+    def launch(self, plan: StepPlan) -> ScriptedFlight:
+        """Compute the step at once; steps run in the order of their launches."""
+        assert not self.closed, "launched after close"
+        if plan.step_id in self._launch_errors:
+            raise self._launch_errors[plan.step_id]
+        self.plans.append(plan)
+        result = self._model.run(plan)
+        return ScriptedFlight(self._land_errors.get(plan.step_id, result), self._cleared)
+
+    def hold(self) -> None:
+        """From now on no flight lands."""
+        self._cleared.clear()
+
+    def let_land(self) -> None:
+        """Flights land again."""
+        self._cleared.set()
+
+    def close(self) -> None:
+        """Idempotent."""
+        self.closed = True
+
+
+class FakeClock:
+    """A `Clock` that stands still until it is told to go on. Seconds."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds

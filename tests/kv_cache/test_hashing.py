@@ -1,0 +1,58 @@
+"""The chain of block hashes."""
+
+from hashlib import sha256
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aserve.kv_cache.hashing import extend_chain, root_hash
+
+TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
+
+
+def chain_of(token_ids, block_size, salt=b""):
+    chain = [root_hash(salt)]
+    extend_chain(chain, token_ids, len(token_ids) // block_size, block_size)
+    return chain
+
+
+def test_a_hash_covers_its_parent_and_its_tokens_and_the_root_is_the_salt():
+    tokens = b"".join(token.to_bytes(4, "little") for token in (7, 8))
+    assert chain_of([7, 8, 9], 2, b"salt") == [
+        sha256(b"salt").digest(),
+        sha256(sha256(b"salt").digest() + tokens).digest(),
+    ]
+
+
+def test_only_full_blocks_have_hashes():
+    assert len(chain_of([1, 2, 3], 4)) == 1
+    assert len(chain_of([1, 2, 3, 4, 5], 4)) == 2
+
+
+def test_the_same_tokens_at_another_depth_have_another_hash():
+    chain = chain_of([5, 6, 5, 6], 2)
+    assert chain[1] != chain[2]
+
+
+def test_a_chain_that_is_long_enough_is_left_alone():
+    chain = chain_of([1, 2, 3, 4], 2)
+    before = list(chain)
+    extend_chain(chain, [], 1, 2)
+    assert chain == before
+
+
+@given(TOKENS, st.integers(1, 5), st.data())
+def test_a_chain_grown_in_pieces_equals_one_made_at_once(token_ids, block_size, data):
+    chain = [root_hash(b"")]
+    for num_blocks in sorted(data.draw(st.lists(st.integers(0, len(token_ids) // block_size)))):
+        extend_chain(chain, token_ids, num_blocks, block_size)
+    extend_chain(chain, token_ids, len(token_ids) // block_size, block_size)
+    assert chain == chain_of(token_ids, block_size)
+
+
+@given(TOKENS, TOKENS, st.integers(1, 5), st.sampled_from([b"", b"a"]), st.sampled_from([b"", b"a"]))
+def test_hashes_agree_exactly_as_far_as_salt_and_tokens_do(one, other, block_size, one_salt, other_salt):
+    one_chain, other_chain = chain_of(one, block_size, one_salt), chain_of(other, block_size, other_salt)
+    for depth, (one_hash, other_hash) in enumerate(zip(one_chain, other_chain, strict=False)):
+        same = one_salt == other_salt and one[: depth * block_size] == other[: depth * block_size]
+        assert (one_hash == other_hash) == same

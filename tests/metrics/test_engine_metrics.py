@@ -1,0 +1,122 @@
+"""What an engine counts and times, read back as Prometheus would."""
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from aserve.core.ids import RequestId
+from aserve.core.outputs import FinishReason
+from aserve.core.params import SamplingParams
+from aserve.core.request import Request
+from aserve.metrics.engine_metrics import EngineMetrics
+from aserve.scheduler.statistics import Statistics
+
+COUNTS = Statistics(
+    num_running=3,
+    num_waiting=2,
+    num_in_flight=1,
+    num_blocks=40,
+    num_used_blocks=10,
+    num_free_blocks=30,
+    num_preemptions=4,
+    num_admitted=9,
+    queue_time_s=1.5,
+    num_cache_queries=100,
+    num_cache_hits=64,
+    num_cache_evictions=7,
+)
+
+
+@pytest.fixture
+def registry():
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def metrics(registry):
+    return EngineMetrics(registry, "model", lambda: COUNTS)
+
+
+def request(num_prompt_tokens=5):
+    return Request(
+        id=RequestId("1"),
+        prompt_token_ids=(0,) * num_prompt_tokens,
+        params=SamplingParams(),
+        max_tokens=9,
+        seed=0,
+        arrival_s=0.0,
+    )
+
+
+def reader(registry):
+    """The value of a metric by its short name and labels."""
+
+    def read(name, **labels):
+        return registry.get_sample_value(f"aserve_{name}", {"model_name": "model", **labels})
+
+    return read
+
+
+def test_gauges_are_read_at_each_scrape(registry, metrics):
+    read = reader(registry)
+    assert read("num_requests_running") == 3
+    assert read("num_requests_waiting") == 2
+    assert read("kv_cache_usage_ratio") == 0.25
+    assert read("num_preemptions_total") == 4
+    assert read("prefix_cache_queries_total") == 100
+    assert read("prefix_cache_hits_total") == 64
+    assert read("prefix_cache_evictions_total") == 7
+    assert read("request_queue_time_seconds_sum") == 1.5
+    assert read("request_queue_time_seconds_count") == 9
+
+
+def test_a_request_from_arrival_to_end(registry, metrics):
+    times = metrics.arrived(request(5), 100.0)
+    times.tokens(100.5, 1)
+    times.tokens(100.7, 1)
+    times.tokens(100.7, 0)
+    times.tokens(101.3, 3)
+    times.finished(101.3, FinishReason.LENGTH)
+    times.left(200.0)
+    read = reader(registry)
+    assert read("time_to_first_token_seconds_sum") == 0.5
+    assert read("time_to_first_token_seconds_bucket", le="0.5") == 1
+    assert read("time_to_first_token_seconds_bucket", le="0.25") == 0
+    assert read("inter_token_latency_seconds_count") == 4
+    assert read("inter_token_latency_seconds_sum") == pytest.approx(0.8)
+    assert read("e2e_request_latency_seconds_sum") == pytest.approx(1.3)
+    assert read("prompt_tokens_total") == 5
+    assert read("generation_tokens_total") == 5
+    assert read("request_prompt_tokens_sum") == 5
+    assert read("request_generation_tokens_sum") == 5
+    assert read("request_success_total", finished_reason="length") == 1
+    assert read("request_success_total", finished_reason="abort") == 0
+
+
+def test_leaving_before_the_end_is_an_abort_and_no_latency(registry, metrics):
+    times = metrics.arrived(request(), 0.0)
+    times.tokens(1.0, 1)
+    times.left(2.0)
+    read = reader(registry)
+    assert read("request_success_total", finished_reason="abort") == 1
+    assert read("e2e_request_latency_seconds_count") == 0
+    assert read("generation_tokens_total") == 1
+
+
+def test_a_prompt_that_is_never_answered_is_not_counted(registry, metrics):
+    metrics.arrived(request(), 0.0).left(2.0)
+    assert reader(registry)("prompt_tokens_total") == 0
+
+
+def test_failed_steps_are_counted_without_their_text(registry, metrics):
+    metrics.step_failed(RuntimeError("secret"))
+    assert reader(registry)("step_failures_total") == 1
+    assert b"secret" not in generate_latest(registry)
+
+
+def test_no_request_adds_a_series(registry, metrics):
+    before = generate_latest(registry).count(b"\n")
+    for number in range(50):
+        times = metrics.arrived(request(number + 1), 0.0)
+        times.tokens(float(number), 1)
+        times.finished(float(number), FinishReason.STOP)
+    assert generate_latest(registry).count(b"\n") == before

@@ -1,0 +1,63 @@
+"""A paged cache by hand: drives a `CausalLM` one sequence at a time, on blocks in a scrambled order."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from aserve.kernels.ops import AttentionBatch, KVLayer
+from aserve.models.interface import CausalLM
+from aserve.models.spec import ModelSpec
+
+BLOCK_SIZE = 8
+
+
+class PagedSequences:
+    """Several sequences' blocks in one cache of `num_blocks`; their tokens run in any mixture of slices."""
+
+    def __init__(
+        self, model: CausalLM, num_sequences: int = 1, max_len: int = 320, dtype: torch.dtype = torch.float32
+    ) -> None:
+        self._model = model
+        blocks_each = -(-max_len // BLOCK_SIZE)
+        num_blocks = 1 + num_sequences * blocks_each
+        self.kv = make_cache(model.spec, num_blocks, dtype)
+        order = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(1)) + 1
+        self._block_table_SM = order.view(num_sequences, blocks_each).to(torch.int32)
+        self._lens = [0] * num_sequences
+
+    def run(self, slices: Sequence[tuple[int, Sequence[int]]]) -> dict[int, Tensor]:
+        """Compute one step of (sequence, its next tokens); returns each sequence's logits there, [tokens, V]."""
+        slices = sorted(slices, key=lambda piece: len(piece[1]) > 1)
+        sizes = [len(tokens) for _, tokens in slices]
+        positions = [
+            torch.arange(self._lens[s], self._lens[s] + size) for (s, _), size in zip(slices, sizes, strict=True)
+        ]
+        for (s, _), size in zip(slices, sizes, strict=True):
+            self._lens[s] += size
+        rows = [s for s, _ in slices]
+        batch = AttentionBatch(
+            num_decodes=sizes.count(1),
+            slots_T=torch.cat([self._slots(s, p) for s, p in zip(rows, positions, strict=True)]),
+            block_table_SM=self._block_table_SM[rows],
+            seq_lens_S=torch.tensor([self._lens[s] for s in rows], dtype=torch.int32),
+            query_starts_S1=torch.tensor([0, *sizes], dtype=torch.int32).cumsum(0, dtype=torch.int32),
+            max_query_len=max(sizes),
+            max_seq_len=max(self._lens[s] for s in rows),
+        )
+        token_ids_T = torch.tensor([token for _, tokens in slices for token in tokens])
+        with torch.inference_mode():
+            hidden_TE = self._model.forward(token_ids_T, torch.cat(positions), self.kv, batch)
+            logits = self._model.logits(hidden_TE).split(sizes)
+        assert all(part.dtype == torch.float32 for part in logits)
+        return dict(zip(rows, logits, strict=True))
+
+    def _slots(self, sequence: int, positions: Tensor) -> Tensor:
+        blocks = self._block_table_SM[sequence][positions // BLOCK_SIZE].long()
+        return blocks * BLOCK_SIZE + positions % BLOCK_SIZE
+
+
+def make_cache(spec: ModelSpec, num_blocks: int, dtype: torch.dtype) -> list[KVLayer]:
+    """One KVLayer a layer, full of noise, so that a read of what was not written shows."""
+    shape = (num_blocks, BLOCK_SIZE, spec.num_kv_heads, spec.head_dim)
+    return [KVLayer(torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype)) for _ in range(spec.num_layers)]

@@ -1,0 +1,47 @@
+"""The memory plan: its arithmetic, and the step that is measured."""
+
+import pytest
+import torch
+
+from aserve.core.config import GiB
+from aserve.kernels.cpu import CpuOps
+from aserve.runner.kv_store import allocate_kv
+from aserve.runner.profile import MARGIN_BYTES, cpu_kv_budget, kv_budget, largest_step
+from aserve.runner.runner import ModelRunner
+from tests.runner.toy import ToyLM
+
+pytestmark = pytest.mark.torch
+
+
+def test_alone_on_a_gpu_the_share_limits():
+    budget = kv_budget(
+        total_bytes=100 * GiB, free_bytes=80 * GiB, peak_bytes=20 * GiB, step_bytes=4 * GiB, utilization=0.75
+    )
+    assert budget == 55 * GiB
+
+
+def test_beside_other_tenants_what_is_free_limits():
+    budget = kv_budget(
+        total_bytes=100 * GiB, free_bytes=30 * GiB, peak_bytes=20 * GiB, step_bytes=4 * GiB, utilization=0.75
+    )
+    assert budget == 26 * GiB - MARGIN_BYTES
+
+
+def test_a_budget_is_never_negative():
+    assert kv_budget(total_bytes=GiB, free_bytes=GiB, peak_bytes=GiB, step_bytes=0, utilization=0.5) == 0
+
+
+def test_a_cpu_gives_four_gibibytes_at_most():
+    assert 0 < cpu_kv_budget() <= 4 * GiB
+
+
+@pytest.mark.parametrize(("max_num_seqs", "num_tokens", "context_len"), [(4, 50, 64), (8, 5, 64), (2, 100, 16)])
+def test_the_largest_step_fills_the_budget_and_runs_on_the_null_block_alone(max_num_seqs, num_tokens, context_len):
+    plan = largest_step(max_num_seqs, num_tokens, context_len, block_size=4)
+    longest = plan.slices[0].num_tokens
+    assert len(plan.slices) == min(max_num_seqs, num_tokens)
+    assert longest == min(-(-num_tokens // len(plan.slices)), context_len)
+    kv = allocate_kv(ToyLM.spec, num_blocks=1, block_size=4, dtype=torch.float32, device=torch.device("cpu"))
+    runner = ModelRunner(ToyLM(), CpuOps(), kv, max_num_seqs=max_num_seqs, max_model_len=64)
+    assert len(runner.run(plan).token_ids) == len(plan.slices)
+    runner.close()

@@ -1,0 +1,166 @@
+"""ModelRunner with a model that shows what it reads: order, overlap, failure, and the end."""
+
+import asyncio
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+
+from aserve.core.plan import RowSampling, StepPlan
+from aserve.kernels.cpu import CpuOps
+from aserve.runner.kv_store import allocate_kv
+from aserve.runner.runner import ModelRunner
+from aserve.runner.sampler import NonFiniteLogitsError
+from aserve.scheduler.scheduler import Scheduler
+from tests.runner.toy import BOMB, POISON, ToyError, ToyLM, answer, chunk, continuation, fed, init, request, toy_runner
+
+pytestmark = pytest.mark.torch
+
+PROMPT = [5, 6, 7, 8, 9, 10]
+
+
+@pytest.fixture
+def runner():
+    runner = toy_runner()
+    yield runner
+    runner.close()
+
+
+def small_scheduler(**changes: object) -> Scheduler:
+    limits = {
+        "block_size": 4,
+        "num_blocks": 32,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 16,
+        "max_model_len": 64,
+        "watermark": 0.0,
+    }
+    return Scheduler(**{**limits, **changes})
+
+
+async def test_two_steps_in_flight_feed_each_other_on_the_device(runner):
+    flights = [
+        runner.launch(StepPlan(0, (chunk(0, 0, PROMPT, 3, 1),), (init(0),))),
+        runner.launch(StepPlan(1, (fed(0, 6),))),
+    ]
+    third = runner.launch(StepPlan(2, (fed(0, 7),))), runner.launch(StepPlan(3, (fed(0, 8, 2),)))
+    results = [await flight.land() for flight in (*flights, *third)]
+    assert [result.step_id for result in results] == [0, 1, 2, 3]
+    assert [token for result in results for token in result.token_ids] == continuation(PROMPT, 4)
+
+
+async def test_results_are_in_the_plans_order_whatever_the_batchs(runner):
+    runner.run(StepPlan(0, (chunk(0, 0, [1, 2], 1), chunk(1, 0, [3], 2)), (init(0), init(1))))
+    mixed = StepPlan(1, (chunk(2, 0, PROMPT, 3, 4), fed(1, 1), chunk(3, 0, [4], 5), fed(0, 2)), (init(2), init(3)))
+    expected = [continuation(PROMPT, 1)[0], continuation([3], 2)[1], *continuation([4], 1), continuation([1, 2], 2)[1]]
+    assert list(runner.run(mixed).token_ids) == expected
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(
+    "limits",
+    [{}, {"max_num_batched_tokens": 3}, {"num_blocks": 12}, {"num_blocks": 12, "enable_prefix_caching": False}],
+    ids=["roomy", "chunked", "preempting", "preempting, no prefix cache"],
+)
+async def test_every_answer_is_that_of_the_model_alone(depth, limits):
+    prompts = {f"request {i}": [3, 1, 4, 1, 5][: 1 + i % 5] * (1 + i % 3) for i in range(10)}
+    scheduler = small_scheduler(**limits)
+    tokens = await answer(
+        toy_runner(**{k: v for k, v in limits.items() if k == "num_blocks"}),
+        scheduler,
+        [request(name, prompt) for name, prompt in prompts.items()],
+        depth=depth,
+    )
+    assert tokens == {name: continuation(prompt, 10) for name, prompt in prompts.items()}
+    assert scheduler.statistics().num_preemptions > 0 or "num_blocks" not in limits
+
+
+async def test_a_seeded_request_says_the_same_alone_in_a_batch_in_chunks_and_preempted():
+    def seeded(name: str, prompt: list[int]):
+        return request(name, prompt, temperature=1.0, top_p=0.9, seed=41)
+
+    others = [request(f"other {i}", [i, i], temperature=1.5, seed=i) for i in range(6)]
+    alone = await answer(toy_runner(), small_scheduler(), [seeded("it", PROMPT)], depth=2)
+    for limits in ({}, {"max_num_batched_tokens": 3}, {"num_blocks": 9}):
+        scheduler = small_scheduler(**limits)
+        crowd = await answer(
+            toy_runner(num_blocks=limits.get("num_blocks", 32)), scheduler, [*others, seeded("it", PROMPT)], depth=2
+        )
+        assert crowd["it"] == alone["it"]
+    assert scheduler.statistics().num_preemptions > 0
+    assert alone["it"] != continuation(PROMPT, 10)
+
+
+async def test_an_exception_surfaces_at_land_and_the_runner_goes_on(runner):
+    broken = runner.launch(StepPlan(0, (chunk(0, 0, [1, BOMB], 1),), (init(0),)))
+    whole = runner.launch(StepPlan(1, (chunk(1, 0, PROMPT, 2, 3),), (init(1),)))
+    with pytest.raises(ToyError):
+        await broken.land()
+    assert list((await whole.land()).token_ids) == continuation(PROMPT, 1)
+
+
+async def test_logits_that_are_not_numbers_are_an_error_that_names_their_sequences(runner):
+    plan = StepPlan(0, (chunk(0, 0, PROMPT, 1, 2), chunk(1, 0, [1, POISON], 3)), (init(0), init(1)))
+    poisoned = runner.launch(plan)
+    on_top = runner.launch(StepPlan(1, (fed(0, 6), fed(1, 2))))
+    with pytest.raises(NonFiniteLogitsError, match="not finite") as failure:
+        await poisoned.land()
+    assert failure.value.seq_ids == (101,)
+    with pytest.raises(NonFiniteLogitsError):
+        await on_top.land()
+    assert list(runner.run(StepPlan(2, (fed(0, 7),))).token_ids) == [continuation(PROMPT, 3)[2]]
+
+
+async def test_banned_ids_are_not_sampled_until_their_position(runner):
+    first, second = continuation(PROMPT, 2)
+    banning = RowSampling(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, banned_ids=(first, second), banned_before=7)
+    [token] = runner.run(StepPlan(0, (chunk(0, 0, PROMPT, 1, 2),), (init(0, sampling=banning),))).token_ids
+    assert token not in (first, second)
+    runner.run(StepPlan(1, (chunk(0, 6, [first]),)))
+    assert list(runner.run(StepPlan(2, (chunk(0, 6, [first]),))).token_ids) == [second]
+
+
+async def test_land_yields_to_the_event_loop_even_when_the_step_is_over(runner):
+    flight = runner.launch(StepPlan(0, (chunk(0, 0, PROMPT, 1, 2),), (init(0),)))
+    runner.run(StepPlan(1, (fed(0, 6),)))  # steps run in order: the first is over too
+    others_ran = []
+    asyncio.get_running_loop().call_soon(others_ran.append, True)
+    await flight.land()
+    assert others_ran == [True]
+
+
+async def test_a_flight_whose_reader_was_cancelled_can_still_land(runner):
+    gate = threading.Event()
+    runner._worker.submit(gate.wait)
+    flight = runner.launch(StepPlan(0, (chunk(0, 0, PROMPT, 1, 2),), (init(0),)))
+    reader = asyncio.create_task(flight.land())
+    await asyncio.sleep(0)
+    reader.cancel()
+    gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+    assert list((await flight.land()).token_ids) == continuation(PROMPT, 1)
+
+
+def test_warm_up_leaves_nothing_that_a_sequence_could_see(runner):
+    runner.warm_up()
+    result = runner.run(StepPlan(0, (chunk(0, 0, PROMPT, 1, 2),), (init(0),)))
+    assert list(result.token_ids) == continuation(PROMPT, 1)
+
+
+async def test_close_waits_for_launched_steps_and_gives_back_threads_and_memory():
+    before = threading.active_count()
+    model = ToyLM()
+    kv = allocate_kv(model.spec, num_blocks=8, block_size=4, dtype=torch.float32, device=torch.device("cpu"))
+    held = [weakref.ref(model), weakref.ref(kv[0].k_BPKD)]
+    runner = ModelRunner(model, CpuOps(), kv, max_num_seqs=2, max_model_len=16)
+    flight = runner.launch(StepPlan(0, (chunk(0, 0, PROMPT, 1, 2),), (init(0),)))
+    del model, kv
+    runner.close()
+    runner.close()
+    assert list((await flight.land()).token_ids) == continuation(PROMPT, 1)
+    gc.collect()
+    assert [reference() for reference in held] == [None, None]
+    assert threading.active_count() == before

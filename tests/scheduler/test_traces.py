@@ -1,0 +1,44 @@
+"""Hundreds of random traces with overlapping requests, each answer equal to its solo run."""
+
+from dataclasses import asdict, dataclass
+
+import pytest
+
+from tests.scheduler.sync_loop import SyncLoop
+from tests.scheduler.traces import run_trace
+
+
+@dataclass
+class Coverage:
+    """What happened in all traces together, lest they prove nothing."""
+
+    preemptions: int = 0
+    hits: int = 0
+    evictions: int = 0
+    resumptions: int = 0
+    finished: int = 0
+    dropped: int = 0
+    mixed_steps: int = 0
+
+    def add(self, loop: SyncLoop) -> None:
+        counts = loop.scheduler.statistics()
+        self.preemptions += counts.num_preemptions
+        self.hits += counts.num_cache_hits
+        self.evictions += counts.num_cache_evictions
+        self.finished += sum(not answer.dropped for answer in loop.answers.values())
+        self.dropped += sum(answer.dropped for answer in loop.answers.values())
+        self.resumptions += sum(len(plan.inits) for plan in loop.plans) - counts.num_admitted
+        self.mixed_steps += sum(len({bool(piece.token_ids) for piece in plan.slices}) == 2 for plan in loop.plans)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", [1, 2])
+def test_every_answer_of_a_trace_equals_its_solo_run(depth):
+    coverage = Coverage()
+    for seed in range(500):
+        try:
+            coverage.add(run_trace(seed, depth=depth))
+        except AssertionError as error:
+            error.add_note(f"in the trace of seed {seed}, depth {depth}")
+            raise
+    assert all(count >= 100 for count in asdict(coverage).values()), coverage

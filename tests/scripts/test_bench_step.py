@@ -1,0 +1,29 @@
+"""The step benchmark runs, and prints what it promises."""
+
+import json
+
+from scripts import bench_step
+
+
+def test_one_json_line_a_size(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["bench_step.py", "--sizes", "1,3", "--steps", "4"])
+    bench_step.main()
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["benchmark"], line["num_running"], line["num_steps"]) for line in lines] == [
+        ("step", 1, 4),
+        ("step", 3, 4),
+    ]
+    for line in lines:
+        assert 0 < line["plan_commit_us_median"] <= line["plan_commit_us_p99"]
+        assert set(line["machine"]) == {"cpu", "cores", "python"}
+
+
+def test_all_sequences_decode_in_every_timed_step():
+    scheduler = bench_step.decoding_scheduler(5, 40)
+    flying = scheduler.plan(0.0)
+    for _ in range(40):
+        launched = scheduler.plan(0.0)
+        scheduler.commit(bench_step.sampled(flying))
+        assert len(launched.slices) == 5
+        flying = launched
+    assert scheduler.statistics().num_preemptions == 0

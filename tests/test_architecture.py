@@ -1,0 +1,167 @@
+"""The architecture, held by tests: who may import whom, who must not load torch, and how long things may get."""
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "aserve"
+
+ENGINE = {"core", "scheduler", "text", "metrics", "engine_loop", "mailbox", "engine"}
+LOWER_FLOORS = ENGINE | {"kv_cache", "kernels", "models", "runner", "http", "build", "llm", "server", "cli", "terminal"}
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "core": set(),
+    "kv_cache": {"core"},
+    "scheduler": {"core", "kv_cache"},
+    "text": {"core"},
+    "metrics": {"core"},
+    "kernels": {"core"},
+    "models": {"core", "kernels"},
+    "runner": {"core", "kernels", "models"},
+    "mailbox": ENGINE,
+    "engine_loop": ENGINE,
+    "engine": ENGINE,
+    "http": {"core", "engine", "mailbox", "metrics"},
+    "build": LOWER_FLOORS,
+    "llm": LOWER_FLOORS,
+    "server": LOWER_FLOORS,
+    "terminal": LOWER_FLOORS,
+    "cli": LOWER_FLOORS,
+    "__main__": LOWER_FLOORS,
+    "__init__": LOWER_FLOORS,
+}
+"""Floor by floor, from design.md: what each package may import of aserve besides itself."""
+
+ONLY_STDLIB_AND = {"core": {"msgspec"}, "kv_cache": {"msgspec"}, "scheduler": {"msgspec"}}
+"""Packages whose third-party imports are counted."""
+
+WITHOUT_TORCH = ["core", "kv_cache", "scheduler", "text", "metrics", "mailbox", "engine_loop", "engine", "http"]
+
+MAY_READ_ENVIRONMENT = {"cli.py"}
+
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+LONG_ON_PURPOSE = {
+    "kernels/decode_attention.py:_decode_kernel": "one pass over the blocks, whose state lives in registers",
+    "kernels/prefill_attention.py:_prefill_kernel": "one pass over the blocks, whose state lives in registers",
+}
+"""A file ("models/x.py") or function ("models/x.py:function") that is longer, and why."""
+
+
+def sources(package: str) -> list[Path]:
+    """The files of a package or module of aserve."""
+    folder = PACKAGE / package
+    return sorted(folder.rglob("*.py")) if folder.is_dir() else [PACKAGE / f"{package}.py"]
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    """Every module that a file imports: at its top, under TYPE_CHECKING, and inside functions."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            assert node.module is not None
+            yield node.module
+            if node.module == "aserve":
+                yield from (f"aserve.{alias.name}" for alias in node.names)
+
+
+def existing(packages: list[str]) -> list[str]:
+    return [package for package in packages if all(path.exists() for path in sources(package))]
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def functions(path: Path) -> Iterator[tuple[str, int]]:
+    """Name and length in lines of each function of a file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            yield node.name, node.end_lineno - node.lineno + 1
+
+
+def test_every_package_has_its_floor():
+    packages = {path.name for path in PACKAGE.iterdir() if path.is_dir() and any(path.glob("*.py"))}
+    modules = {path.stem for path in PACKAGE.glob("*.py")}
+    assert packages | modules <= set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize("package", existing(list(MAY_IMPORT)))
+def test_imports_point_down(package: str):
+    allowed = MAY_IMPORT[package] | {package}
+    for path in sources(package):
+        of_aserve = {module.split(".")[1] for module in imported_modules(path) if module.startswith("aserve.")}
+        assert {name for name in of_aserve if not name.startswith("__")} <= allowed, name_of(path)
+
+
+@pytest.mark.parametrize("package", existing(list(ONLY_STDLIB_AND)))
+def test_the_core_needs_little_of_others(package: str):
+    allowed = sys.stdlib_module_names | ONLY_STDLIB_AND[package] | {"aserve"}
+    for path in sources(package):
+        assert {module.split(".")[0] for module in imported_modules(path)} <= allowed, name_of(path)
+
+
+def test_torch_is_loaded_by_the_floors_that_compute_and_by_nobody_else():
+    modules = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for package in existing(WITHOUT_TORCH)
+        for path in sources(package)
+    ]
+    program = """
+import importlib, json, sys
+culprits = []
+for name in json.loads(sys.argv[1]):
+    importlib.import_module(name)
+    if "torch" in sys.modules:
+        culprits.append(name)
+        break
+print(json.dumps(culprits))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(modules)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == []
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=name_of)
+def test_files_and_functions_fit_on_a_screen_or_say_why_not(path: Path):
+    name = name_of(path)
+    num_lines = len(path.read_text().splitlines())
+    assert num_lines <= MAX_FILE_LINES or name in LONG_ON_PURPOSE, f"{name}: {num_lines} lines"
+    for function, length in functions(path):
+        assert length <= MAX_FUNCTION_LINES or f"{name}:{function}" in LONG_ON_PURPOSE, f"{function}: {length} lines"
+
+
+def test_exceptions_to_the_lengths_are_still_needed():
+    for entry, reason in LONG_ON_PURPOSE.items():
+        name, _, function = entry.partition(":")
+        assert reason
+        if function:
+            assert dict(functions(PACKAGE / name))[function] > MAX_FUNCTION_LINES, entry
+        else:
+            assert len((PACKAGE / name).read_text().splitlines()) > MAX_FILE_LINES, entry
+
+
+def test_the_environment_is_read_in_one_place():
+    for path in PACKAGE.rglob("*.py"):
+        names = {
+            node.attr if isinstance(node, ast.Attribute) else node.name
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Attribute | ast.alias)
+        }
+        assert name_of(path) in MAY_READ_ENVIRONMENT or not names & {"environ", "environb", "getenv"}, name_of(path)
+
+
+def test_no_test_patches_what_it_tests():
+    for path in (ROOT / "tests").rglob("*.py"):
+        assert not {"mock", "unittest.mock"} & set(imported_modules(path)), path

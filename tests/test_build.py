@@ -1,0 +1,160 @@
+"""build.py: options to parts, on tiny checkpoints; and that importing aserve costs nothing."""
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import aserve
+from aserve.build import AsyncEngine, default_sampling, load, make_options, startup_lines
+from aserve.core.errors import CheckpointError, ConfigError, UnavailableError
+from aserve.core.params import SamplingParams
+from aserve.engine import EngineParts, Progress
+from tests.checkpoints import EOS_ID, VOCAB_SIZE, checkpoints
+
+__all__ = ["checkpoints"]
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture
+def folder(checkpoints: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A llama checkpoint of this test's own."""
+    return Path(shutil.copytree(checkpoints("llama"), tmp_path / "tiny"))
+
+
+def parts_of(folder: Path, **options: object) -> EngineParts:
+    """Loaded with a small cache, and closed."""
+    parts = load(make_options(model=folder, **{"device": "cpu", "kv_cache_memory_bytes": 2**20, **options}), print)
+    parts.runner.close()
+    return parts
+
+
+def write(folder: Path, file: str, **changes: object) -> None:
+    """Change keys of one of the folder's JSON files; None removes."""
+    path = folder / file
+    content = {**(json.loads(path.read_text()) if path.exists() else {}), **changes}
+    path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+
+async def test_an_engine_answers_from_a_folder(folder):
+    stages: list[Progress] = []
+    engine = AsyncEngine(folder, on_progress=stages.append, device="cpu", kv_cache_memory_bytes=2**20)
+    with pytest.raises(UnavailableError):
+        engine.startup_lines()
+    async with engine:
+        completion = await engine.complete("hello", SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True))
+        assert len(completion.token_ids) == 5
+        assert engine.startup_lines()
+    names = list(dict.fromkeys(progress.stage for progress in stages))
+    assert names == ["loading torch", "finding the model", "weights", "tokenizer", "memory", "warming up"]
+    assert Progress("weights", 1, 1) in stages
+
+
+async def test_two_engines_live_in_one_event_loop(folder):
+    limits = {"device": "cpu", "kv_cache_memory_bytes": 2**20}
+    params = SamplingParams(max_tokens=5, temperature=0.0)
+    async with AsyncEngine(folder, **limits) as one, AsyncEngine(folder, load_format="dummy", **limits) as other:
+        answers = [await engine.complete("hello", params) for engine in (one, other, one)]
+    assert answers[0] == answers[2] != answers[1]
+
+
+def test_what_the_faces_need_to_know(folder):
+    info = parts_of(folder, max_model_len=128).info
+    assert info.names == (str(folder), "tiny")
+    assert (info.vocab_size, info.max_model_len, info.eos_ids) == (VOCAB_SIZE, 128, {EOS_ID})
+    assert parts_of(folder, served_model_name="mine").info.names == ("mine",)
+    assert parts_of(folder, served_model_name=["a", "b"]).info.names == ("a", "b")
+
+
+def test_the_tokenizer_names_the_end_where_no_config_does(folder):
+    for file in ("config.json", "generation_config.json"):
+        write(folder, file, eos_token_id=None)
+    assert parts_of(folder).info.eos_ids == {EOS_ID}
+
+
+def test_a_tokenizer_from_elsewhere(folder, tmp_path):
+    (tmp_path / "tokenizer").mkdir()
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / file).rename(tmp_path / "tokenizer" / file)
+    with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
+        parts_of(folder)
+    assert parts_of(folder, tokenizer=str(tmp_path / "tokenizer")).tokenizer.encode("hello")
+
+
+def test_generation_config_sets_sampling_defaults_unless_told_not_to(folder):
+    write(folder, "generation_config.json", do_sample=False, temperature=0.6, top_k=20, repetition_penalty=1.1)
+    assert parts_of(folder).info.default_sampling == {"temperature": 0.6, "top_k": 20}
+    assert parts_of(folder, generation_config="none").info.default_sampling == {}
+
+
+@pytest.mark.parametrize("fields", [{"temperature": 7}, {"top_p": 0}, {"top_k": "many"}])
+def test_sampling_defaults_that_no_request_may_have_are_refused(fields):
+    with pytest.raises(CheckpointError, match=r"generation_config\.json: .*--generation-config none"):
+        default_sampling(fields)
+
+
+def test_the_plan_is_printed(folder):
+    write(folder, "generation_config.json", temperature=0.6)
+    parts = parts_of(folder, block_size=8)
+    assert startup_lines(parts) == [
+        f"model: {folder}, 0.1 MiB of weights as float32 on cpu",
+        "KV cache: 511 blocks x 8 = 4088 tokens, 1.0 MiB",
+        "concurrency: 7 sequences at the full length of 512 tokens, 256 at most",
+        "generation_config.json: temperature 0.6",
+    ]
+    dummy = startup_lines(parts_of(folder, load_format="dummy", dtype="bfloat16", seed=3))
+    assert dummy[0] == f"model: {folder}, random weights (seed 3) as bfloat16 on cpu"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_num_seq": 3}, "unknown option max_num_seq; did you mean max_num_seqs?"),
+        ({"colour": "red"}, "unknown option colour"),
+        ({"max_num_seqs": "3"}, r"Expected `int \| null`, got `str` - at `\$.max_num_seqs`"),
+        ({"device": "tpu"}, "device must be one of auto, cpu, cuda, got 'tpu'"),
+    ],
+)
+def test_a_wrong_option_is_one_clear_line(options, message):
+    with pytest.raises(ConfigError, match=message):
+        AsyncEngine("demo", **options)
+
+
+async def test_loading_that_fails_raises_on_entering(tmp_path):
+    with pytest.raises(CheckpointError, match="no such folder"):
+        async with AsyncEngine(str(tmp_path / "nowhere")):
+            pass
+
+
+def test_cuda_where_there_is_none_is_a_config_error(folder):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    with pytest.raises(ConfigError, match="no GPU"):
+        parts_of(folder, device="cuda")
+
+
+def test_parts_are_frozen(folder):
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        parts_of(folder).info = None  # type: ignore[misc]
+
+
+def test_an_unknown_name_of_the_package_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'Engine'"):
+        _ = aserve.Engine
+
+
+@pytest.mark.slow
+def test_importing_the_public_names_loads_no_torch():
+    program = (
+        "import sys; from aserve import LLM, AsyncEngine, SamplingParams; AsyncEngine('demo');"
+        "print('torch' in sys.modules)"
+    )
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "False"

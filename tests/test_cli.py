@@ -1,0 +1,91 @@
+"""The command line: precedence, reading of values, and complaints of one line that name the flag."""
+
+import pytest
+
+from aserve import cli
+from aserve.core.errors import ConfigError
+
+
+def parse(*argv, **environ):
+    return cli.parse(argv, environ)
+
+
+def test_no_argument_serves_the_demo_model_on_loopback():
+    command, options, server = parse()
+    assert (command, options.model, server.host, server.port) == ("serve", "demo", "127.0.0.1", 8000)
+
+
+def test_the_model_is_a_flag_or_a_word():
+    assert parse("--model", "x")[1].model == "x"
+    assert parse("serve", "x")[1].model == "x"
+    assert parse("x", "--port", "1")[1].model == "x"
+    with pytest.raises(ConfigError, match="given twice"):
+        parse("x", "--model", "y")
+
+
+def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_path):
+    file = tmp_path / "a.yaml"
+    file.write_text(
+        "max-num-seqs: 1\nblock_size: 32\nport: 1\nserved_model_name: [a, b]\nenable_prefix_caching: false\n"
+    )
+    _, options, server = parse("--config", str(file), "--port", "3", ASERVE_PORT="2", ASERVE_BLOCK_SIZE="64")
+    assert (options.max_num_seqs, options.block_size, server.port) == (1, 64, 3)
+    assert options.served_model_name == ("a", "b")
+    assert options.enable_prefix_caching is False
+
+
+def test_counts_take_suffixes():
+    _, options, _ = parse("--kv-cache-memory-bytes", "2GiB", "--max-model-len", "32k", "--max-num-seqs", "12")
+    assert (options.kv_cache_memory_bytes, options.max_model_len, options.max_num_seqs) == (2 * 1024**3, 32000, 12)
+
+
+def test_lists_and_switches():
+    _, options, server = parse("--api-key", "a", "b", "--no-enable-prefix-caching", "--trust-remote-code")
+    assert server.api_key == ("a", "b")
+    assert options.enable_prefix_caching is False
+    assert options.trust_remote_code is True
+    assert parse(ASERVE_API_KEY="a,b")[2].api_key == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        (["--modle", "x"], "did you mean --model"),
+        (["--max-num-seqs", "many"], "--max-num-seqs.*whole number.*'many'"),
+        (["--max-num-seqs", "0"], "max_num_seqs must be at least 1, got 0"),
+        (["--dtype", "int3"], "--dtype.*one of auto, float32"),
+        (["--port", "70000"], "--port must be in"),
+        (["--seed", "x"], "--seed.*whole number"),
+        (["--gpu-memory-utilization", "lots"], "--gpu-memory-utilization.*number"),
+        (["--config", "/nonexistent.yaml"], "--config: cannot read /nonexistent.yaml"),
+        (["--port"], "--port"),
+        (["chat", "--port", "1"], "--port"),
+    ],
+)
+def test_a_wrong_word_is_one_clear_line(argv, complaint, capsys):
+    with pytest.raises(ConfigError, match=complaint):
+        parse(*argv)
+    assert cli.main(argv) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("aserve: ")
+    assert captured.err.count("\n") == 1
+
+
+def test_a_wrong_name_in_the_file_is_named(tmp_path):
+    file = tmp_path / "a.yaml"
+    file.write_text("max_num_seq: 1\n")
+    with pytest.raises(ConfigError, match=r"--config: unknown option max_num_seq; did you mean max_num_seqs\?"):
+        parse("--config", str(file))
+    file.write_text("- 1\n")
+    with pytest.raises(ConfigError, match="mapping of options, got list"):
+        parse("--config", str(file))
+
+
+def test_a_wrong_word_in_the_environment_names_where_it_came_from():
+    with pytest.raises(ConfigError, match=r"--port \(environment\).*'x'"):
+        parse(ASERVE_PORT="x")
+
+
+def test_every_option_of_the_engine_is_a_flag():
+    assert {flag.name for flag in cli.ENGINE_FLAGS} == set(cli.Options.__struct_fields__)
+    assert {flag.name for flag in cli.SERVER_FLAGS} == set(cli.ServerOptions.__struct_fields__)

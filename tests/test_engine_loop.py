@@ -1,0 +1,209 @@
+"""The loop of five verbs: who gets what, who leaves, what a failed step costs, and that nothing is left behind."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+from prometheus_client import CollectorRegistry
+from tokenizers import Tokenizer as RawTokenizer
+from tokenizers import decoders, models, pre_tokenizers
+
+from aserve.core.errors import ContextLengthError, StepFailedError, UnavailableError
+from aserve.core.ids import RequestId
+from aserve.core.outputs import FinishReason
+from aserve.core.params import SamplingParams
+from aserve.core.request import Request
+from aserve.engine_loop import EngineLoop
+from aserve.metrics.engine_metrics import EngineMetrics
+from aserve.scheduler.scheduler import Scheduler
+from aserve.text.stream import TextStream
+from aserve.text.tokenizer import Tokenizer
+from tests.fakes import FakeClock, FakeScript, ScriptedRunner, continuation
+
+BYTES = range(256)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory):
+    """Every byte is a token, and nothing else is."""
+    folder = tmp_path_factory.mktemp("bytes")
+    alphabet = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    raw = RawTokenizer(models.BPE(vocab=alphabet, merges=[]))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    raw.save(str(folder / "tokenizer.json"))
+    return Tokenizer.load(folder)
+
+
+class Bench:
+    """A loop over fakes, and the means to ask it things."""
+
+    def __init__(self, tokenizer, runner, num_blocks=64):
+        self.tokenizer = tokenizer
+        self.runner = runner
+        self.scheduler = Scheduler(
+            block_size=4, num_blocks=num_blocks, max_num_seqs=8, max_num_batched_tokens=16, max_model_len=128
+        )
+        metrics = EngineMetrics(CollectorRegistry(), "model", self.scheduler.statistics)
+        self.loop = EngineLoop(self.scheduler, runner, metrics, FakeClock())
+
+    def open(self, name, prompt, max_tokens, **fields):
+        params = SamplingParams(**fields)
+        request = Request(
+            id=RequestId(name),
+            prompt_token_ids=tuple(prompt),
+            params=params,
+            max_tokens=max_tokens,
+            seed=0,
+            arrival_s=0.0,
+            stop_ids=frozenset(params.stop_token_ids),
+        )
+        return self.loop.open(request, TextStream(self.tokenizer, params))
+
+    async def ask(self, name, prompt, max_tokens, **fields):
+        """(token ids, finish reason, stop reason) of a request that is read to its end."""
+        async with self.open(name, prompt, max_tokens, **fields) as mailbox:
+            deltas = [delta async for delta in mailbox]
+        ids = [token_id for delta in deltas for token_id in delta.token_ids]
+        return ids, deltas[-1].finish_reason, deltas[-1].stop_reason
+
+    def held(self):
+        self.scheduler.check()
+        statistics = self.scheduler.statistics()
+        return statistics.num_used_blocks, statistics.num_running, statistics.num_waiting, self.loop.num_readers
+
+
+@asynccontextmanager
+async def running(bench):
+    task = asyncio.create_task(bench.loop.run())
+    try:
+        yield bench
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def fake_kv(**options):
+    return ScriptedRunner(block_size=4, vocabulary=BYTES, **options)
+
+
+async def test_requests_together_get_what_each_would_alone(tokenizer):
+    async with running(Bench(tokenizer, fake_kv())) as bench:
+        prompts = {f"r{i}": list(range(1, 2 + 5 * i)) for i in range(12)}
+        answers = await asyncio.gather(*(bench.ask(name, prompt, 9) for name, prompt in prompts.items()))
+        for prompt, answer in zip(prompts.values(), answers, strict=True):
+            assert answer == (continuation(prompt, 9, vocabulary=BYTES), FinishReason.LENGTH, None)
+        assert bench.held() == (0, 0, 0, 0)
+
+
+async def test_the_loop_runs_one_step_ahead_of_the_device(tokenizer):
+    bench = Bench(tokenizer, fake_kv())
+    bench.runner.hold()
+    async with running(bench), bench.open("a", [1, 2, 3], 5) as mailbox:
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert len(bench.runner.plans) == 2
+        assert bench.runner.plans[1].slices[0].token_ids == ()
+        bench.runner.let_land()
+        ids = [token_id async for delta in mailbox for token_id in delta.token_ids]
+        assert ids == continuation([1, 2, 3], 5, vocabulary=BYTES)
+
+
+async def test_a_reader_who_leaves_frees_his_blocks_at_once(tokenizer):
+    async with running(Bench(tokenizer, fake_kv())) as bench:
+        async with bench.open("a", [1] * 9, 100) as mailbox:
+            await anext(mailbox)
+            assert bench.held()[0] > 0
+        assert bench.held() == (0, 0, 0, 0)
+        prompt = [2] * 5
+        assert (await bench.ask("b", prompt, 4))[0] == continuation(prompt, 4, vocabulary=BYTES)
+
+
+async def test_a_reader_who_leaves_while_queued_leaves_the_queue(tokenizer):
+    bench = Bench(tokenizer, fake_kv())
+    async with bench.open("a", [1, 2, 3], 5):  # nothing runs yet
+        assert bench.held() == (0, 0, 1, 1)
+    assert bench.held() == (0, 0, 0, 0)
+
+
+async def test_a_stop_string_ends_the_sequence_before_the_next_plan(tokenizer):
+    script = tokenizer.encode("abcSTOPdef", add_special_tokens=False)
+    async with running(Bench(tokenizer, ScriptedRunner(model=FakeScript(script)))) as bench:
+        async with bench.open("a", [1, 2], 100, stop=("STOP",)) as mailbox:
+            deltas = [delta async for delta in mailbox]
+            assert bench.held()[:3] == (0, 0, 0)
+        assert "".join(delta.text for delta in deltas) == "abc"
+        assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == (FinishReason.STOP, "STOP")
+        assert len(bench.runner.plans) <= len("abcSTOP") + 1  # one step was in flight
+
+
+async def test_a_stop_token_is_named(tokenizer):
+    script = tokenizer.encode("ab!", add_special_tokens=False)
+    async with running(Bench(tokenizer, ScriptedRunner(model=FakeScript(script)))) as bench:
+        assert await bench.ask("a", [1], 100, stop_token_ids=(script[2],)) == (
+            list(script),
+            FinishReason.STOP,
+            script[2],
+        )
+
+
+@pytest.mark.parametrize("where", ["launch_errors", "land_errors"])
+async def test_a_step_that_raises_ends_its_requests_and_nobody_elses(tokenizer, where):
+    runner = fake_kv(**{where: {2: ValueError("a secret of the device")}})
+    async with running(Bench(tokenizer, runner)) as bench:
+        with pytest.raises(StepFailedError, match="ValueError") as caught:
+            await bench.ask("a", [1, 2, 3], 50)
+        assert "secret" not in str(caught.value)
+        assert bench.held() == (0, 0, 0, 0)
+        assert (await bench.ask("b", [4], 6))[0] == continuation([4], 6, vocabulary=BYTES)
+
+
+async def test_what_can_never_fit_is_refused_with_both_numbers(tokenizer):
+    bench = Bench(tokenizer, fake_kv(), num_blocks=5)
+    with pytest.raises(ContextLengthError, match=r"17.*16|16.*17"):
+        async with bench.open("a", range(1, 18), 1):
+            pass
+    assert bench.held() == (0, 0, 0, 0)
+
+
+async def test_the_end_of_the_loop_ends_every_request(tokenizer):
+    bench = Bench(tokenizer, fake_kv())
+    async with running(bench), asyncio.TaskGroup() as group:
+        bench.runner.hold()
+        readers = [group.create_task(expect_unavailable(bench.ask(f"r{i}", [i], 5))) for i in range(3)]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        group.create_task(stop_soon(bench))
+    assert all(reader.done() for reader in readers)
+    with pytest.raises(UnavailableError):
+        await bench.ask("late", [1], 1)
+
+
+async def stop_soon(bench):
+    (task,) = (task for task in asyncio.all_tasks() if task.get_coro().__name__ == "run")
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def expect_unavailable(coroutine):
+    with pytest.raises(UnavailableError):
+        await coroutine
+
+
+async def test_sixty_four_readers_some_of_whom_leave(tokenizer):
+    """Random aborts among many: every completed answer equals its solo run, and nothing is left."""
+    async with running(Bench(tokenizer, fake_kv(), num_blocks=40)) as bench:
+
+        async def reader(i):
+            prompt = [i % 7, *range(i % 11)]
+            async with bench.open(f"r{i}", prompt, 3 + i % 9) as mailbox:
+                ids = []
+                async for delta in mailbox:
+                    ids += delta.token_ids
+                    if i % 3 == 0 and len(ids) > i % 5:
+                        return
+            assert ids == continuation(prompt, 3 + i % 9, vocabulary=BYTES)
+
+        await asyncio.gather(*(reader(i) for i in range(64)))
+        assert bench.held() == (0, 0, 0, 0)
+    assert len(asyncio.all_tasks()) == 1

@@ -1,0 +1,86 @@
+"""A mailbox never makes its writer wait, merges what a reader lags behind, and ends once."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aserve.core.errors import StepFailedError
+from aserve.core.outputs import FinishReason, TextDelta
+from aserve.mailbox import Mailbox
+
+
+def delta(text, index=0, finish=None):
+    return TextDelta(text=text, token_ids=tuple(text.encode()), finish_reason=finish, index=index)
+
+
+async def test_a_prompt_reader_sees_each_delta():
+    mailbox = Mailbox()
+    seen = []
+    for text in "abc":
+        mailbox.put(delta(text))
+        seen.append((await anext(mailbox)).text)
+    assert seen == ["a", "b", "c"]
+
+
+async def test_a_reader_who_lags_gets_one_merged_delta():
+    mailbox = Mailbox()
+    for text in "abc":
+        mailbox.put(delta(text))
+    mailbox.put(delta("d", finish=FinishReason.STOP))
+    assert [d async for d in mailbox] == [delta("abcd", finish=FinishReason.STOP)]
+
+
+async def test_choices_merge_apart_and_the_mailbox_ends_after_the_last():
+    mailbox = Mailbox(num_choices=2)
+    mailbox.put(delta("a", 0))
+    mailbox.put(delta("x", 1, FinishReason.LENGTH))
+    mailbox.put(delta("b", 0, FinishReason.STOP))
+    assert [(d.index, d.text) async for d in mailbox] == [(0, "ab"), (1, "x")]
+
+
+async def test_an_error_comes_after_what_was_written_before_it():
+    mailbox = Mailbox()
+    mailbox.put(delta("a"))
+    mailbox.fail(StepFailedError("no"))
+    assert (await anext(mailbox)).text == "a"
+    with pytest.raises(StepFailedError):
+        await anext(mailbox)
+
+
+async def test_a_waiting_reader_is_woken():
+    mailbox = Mailbox()
+    reader = asyncio.create_task(anext(mailbox))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    mailbox.put(delta("a"))
+    mailbox.put(delta("b"))  # before the reader has run: merges
+    assert (await reader).text == "ab"
+
+
+async def test_nothing_follows_a_terminal_delta():
+    mailbox = Mailbox()
+    mailbox.put(delta("a", finish=FinishReason.STOP))
+    with pytest.raises(AssertionError, match="I19"):
+        mailbox.put(delta("b"))
+
+
+@given(st.lists(st.one_of(st.text(max_size=3), st.none()), max_size=30))
+def test_any_interleaving_of_writing_and_reading_gives_the_same_text(script):
+    """None reads once, if something is there; a text is written."""
+
+    async def run():
+        mailbox, read, unread = Mailbox(), "", False
+        for step in script:
+            if step is not None:
+                mailbox.put(delta(step))
+                unread = True
+            elif unread:
+                read += (await anext(mailbox)).text
+                unread = False
+        mailbox.put(delta("", finish=FinishReason.LENGTH))
+        async for last in mailbox:
+            read += last.text
+        return read
+
+    assert asyncio.run(run()) == "".join(step for step in script if step is not None)

@@ -1,0 +1,112 @@
+import json
+
+import pytest
+import tokenizers
+
+from aserve.core.errors import CheckpointError, InvalidRequestError
+from aserve.text.tokenizer import Tokenizer
+from tests.text import checkpoints
+from tests.text.checkpoints import write
+
+CONFIG = json.dumps(checkpoints.NAMED)
+
+
+def test_a_folder(tmp_path):
+    tokenizer = Tokenizer.load(write(tmp_path, checkpoints.byte_level_backend(), tokenizer_config__json=CONFIG))
+    assert (tokenizer.bos_id, tokenizer.eos_id) == (1, 2)
+    assert tokenizer.special_ids == {0, 1, 2, 3, 4}
+    assert [tokenizer.is_special(token_id) for token_id in (2, 70)] == [True, False]
+    assert tokenizer.token_strings([tokenizer.vocab_size - 1, tokenizer.vocab_size]) == ("<tool>", "")
+    token_ids = tokenizer.encode("the dog 🤖")
+    assert tokenizer.decode(token_ids) == "the dog 🤖"
+    assert tokenizer.decode_batch([token_ids, token_ids[:1]]) == ["the dog 🤖", "t"]
+
+
+def test_special_tokens_are_added_or_not():
+    tokenizer = checkpoints.sentencepiece()
+    with_bos = tokenizer.encode("the dog")
+    assert with_bos == (tokenizer.bos_id, *tokenizer.encode("the dog", add_special_tokens=False))
+    assert tokenizer.decode(with_bos) == "<s> the dog"
+    assert tokenizer.decode(with_bos, skip_special_tokens=True) == "the dog"
+
+
+def test_a_prompt_is_never_shortened_or_padded(tmp_path):
+    backend = checkpoints.byte_level_backend()
+    backend.enable_truncation(2)
+    backend.enable_padding(length=50)
+    tokenizer = Tokenizer.load(write(tmp_path, backend))
+    assert tokenizer.decode(tokenizer.encode("the quick brown fox")) == "the quick brown fox"
+    assert (tokenizer.bos_id, tokenizer.eos_id) == (None, None)
+
+
+def test_tokens_that_only_the_config_knows_are_added(tmp_path):
+    config = {
+        "bos_token": "<s>",
+        "eos_token": {"content": "<end>", "lstrip": False},
+        "image_token": "<image>",
+        "model_max_length": 10**30,
+        "added_tokens_decoder": {"9001": {"content": "<b>", "special": False}, "9000": {"content": "<a>"}},
+    }
+    backend = checkpoints.byte_level_backend()
+    first = backend.get_vocab_size()
+    tokenizer = Tokenizer.load(write(tmp_path, backend, tokenizer_config__json=json.dumps(config)))
+    assert tokenizer.encode("<a><b><end><image>") == (first, first + 1, first + 2, first + 3)
+    assert tokenizer.eos_id == first + 2
+    assert [tokenizer.is_special(first + n) for n in range(4)] == [False, False, True, True]
+    assert tokenizer.vocab_size == first + 4
+
+
+def test_a_named_token_of_the_vocabulary_becomes_special(tmp_path):
+    backend = checkpoints.byte_level_backend()
+    tool_id = backend.token_to_id("<tool>")
+    config = json.dumps({"eos_token": "<tool>"})
+    tokenizer = Tokenizer.load(write(tmp_path, backend, tokenizer_config__json=config))
+    assert tokenizer.eos_id == tool_id
+    assert tokenizer.is_special(tool_id)
+
+
+def test_special_tokens_map_of_older_checkpoints(tmp_path):
+    backend = checkpoints.byte_level_backend()
+    older = {"eos_token": {"content": "<|im_end|>"}, "additional_special_tokens": ["<tool>"]}
+    folder = write(tmp_path, backend, tokenizer_config__json=CONFIG, special_tokens_map__json=json.dumps(older))
+    tokenizer = Tokenizer.load(folder)
+    assert tokenizer.eos_id == backend.token_to_id("<|im_end|>")
+    assert tokenizer.is_special(backend.token_to_id("<tool>"))
+
+
+def test_a_folder_without_tokenizer_json_says_what_is_read(tmp_path):
+    with pytest.raises(CheckpointError, match=r"has no tokenizer\.json"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_broken_tokenizer_json_is_named(tmp_path):
+    (tmp_path / "tokenizer.json").write_text('{"model": 1}')
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: "):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["\ud800", "ok \udfff", "\udcff" * 3])
+def test_a_lone_surrogate_is_the_requests_error(text):
+    with pytest.raises(InvalidRequestError, match="lone surrogate") as caught:
+        checkpoints.byte_level().encode(text, param="input")
+    assert caught.value.param == "input"
+
+
+def test_ids_that_are_no_tokens():
+    tokenizer = checkpoints.byte_level()
+    assert tokenizer.decode([70, 10**6]) == tokenizer.decode([70])
+    for token_id in (-1, 2**32):
+        with pytest.raises(InvalidRequestError, match="token id"):
+            tokenizer.decode([token_id])
+
+
+def test_the_empty_text():
+    tokenizer = checkpoints.byte_level()
+    assert tokenizer.encode("") == ()
+    assert tokenizer.decode([]) == ""
+
+
+def test_a_tokenizer_without_added_tokens(tmp_path):
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    tokenizer = Tokenizer.load(write(tmp_path, backend))
+    assert (tokenizer.vocab_size, tokenizer.special_ids) == (2, frozenset())
