@@ -222,6 +222,10 @@ class AsyncEngine:
         self._check_ids("tokens", token_ids)
         return await asyncio.to_thread(parts.tokenizer.decode, token_ids, skip_special_tokens=skip_special_tokens)
 
+    def token_strings(self, token_ids: Sequence[int]) -> tuple[str, ...]:
+        """Each token as the vocabulary spells it. Raises `UnavailableError` before the model is loaded."""
+        return self._ready().tokenizer.token_strings(token_ids)
+
     # Requests
 
     def default_params(self, **fields: Any) -> SamplingParams:
@@ -296,8 +300,6 @@ class AsyncEngine:
         info = self._ready().info
         if not prompt_token_ids:
             raise InvalidRequestError("the prompt is empty: it has no tokens", "prompt")
-        self._check_ids("prompt", prompt_token_ids)
-        self._check_ids("stop_token_ids", params.stop_token_ids)
         room = info.max_model_len - len(prompt_token_ids)
         if room < 1:
             raise ContextLengthError(
@@ -305,6 +307,8 @@ class AsyncEngine:
                 f"the context is {info.max_model_len} tokens",
                 "prompt",
             )
+        self._check_ids("prompt", prompt_token_ids)
+        self._check_ids("stop_token_ids", params.stop_token_ids)
         eos_ids = frozenset[int]() if params.ignore_eos else info.eos_ids
         return Request(
             id=RequestId(request_id or uuid.uuid4().hex),

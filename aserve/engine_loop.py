@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 
 from aserve.core.errors import AserveError, StepFailedError, UnavailableError
 from aserve.core.ids import RequestId
-from aserve.core.outputs import SeqDelta
+from aserve.core.outputs import FinishReason, SeqDelta
 from aserve.core.plan import StepPlan
 from aserve.core.ports import Clock, Flight, Runner
 from aserve.core.request import Request
@@ -133,6 +133,7 @@ class EngineLoop:
     def _fail(self, request_ids: Iterable[RequestId], error: AserveError) -> None:
         for request_id in request_ids:
             if (reader := self._readers.get(request_id)) is not None:
+                reader.times.left(self._clock(), FinishReason.ERROR)
                 reader.mailbox.fail(error)
 
     def _publish(self, deltas: Iterable[SeqDelta]) -> None:

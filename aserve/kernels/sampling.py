@@ -18,7 +18,7 @@ from torch import Tensor
 from aserve.kernels.ops import SamplingBatch
 from aserve.kernels.reference import MASS_UNIT
 
-_TILE = 4096
+_MAX_TILE = 4096
 _MASS_UNIT = tl.constexpr(MASS_UNIT)
 
 
@@ -231,7 +231,8 @@ def _draw_kernel(
 def sample(logits_SV: Tensor, batch: SamplingBatch) -> Tensor:
     """One token id a row, int64 [S], in two kernels for a greedy batch, four for a sampled, five for a filtered one."""
     num_rows, vocab_size = logits_SV.shape
-    num_tiles = triton.cdiv(vocab_size, _TILE)
+    tile = min(_MAX_TILE, max(16, triton.next_power_of_2(vocab_size)))
+    num_tiles = triton.cdiv(vocab_size, tile)
     block_tiles = triton.next_power_of_2(num_tiles)
     new = logits_SV.new_empty
     tile_max_SJ, tile_id_SJ = (
@@ -245,7 +246,7 @@ def sample(logits_SV: Tensor, batch: SamplingBatch) -> Tensor:
     num_banned = 0 if banned_SC is None else banned_SC.shape[1]
     row_of = (logits_SV.stride(0), num_banned)
     _tile_max_kernel[(num_rows, num_tiles)](
-        logits_SV, banned_SC, tile_max_SJ, tile_id_SJ, *row_of, VOCAB_SIZE=vocab_size, NUM_TILES=num_tiles, TILE=_TILE
+        logits_SV, banned_SC, tile_max_SJ, tile_id_SJ, *row_of, VOCAB_SIZE=vocab_size, NUM_TILES=num_tiles, TILE=tile
     )
     _row_max_kernel[(num_rows,)](
         tile_max_SJ, tile_id_SJ, largest_S, tokens_S, NUM_TILES=num_tiles, BLOCK_TILES=block_tiles, num_warps=1
@@ -258,10 +259,10 @@ def sample(logits_SV: Tensor, batch: SamplingBatch) -> Tensor:
         floor_S, weights_SV = new(num_rows, dtype=torch.float32), new((num_rows, vocab_size), dtype=torch.float32)
         filters = (batch.top_k_S, batch.top_p_S, batch.min_p_S)
         _floor_kernel[(num_rows,)](
-            *row_inputs, *filters, weights_SV, floor_S, *row_of, VOCAB_SIZE=vocab_size, BLOCK=_TILE, num_warps=16
+            *row_inputs, *filters, weights_SV, floor_S, *row_of, VOCAB_SIZE=vocab_size, BLOCK=tile, num_warps=16
         )
     tile_mass_SJ = new((num_rows, num_tiles), dtype=torch.int64)
-    tiling = {"VOCAB_SIZE": vocab_size, "NUM_TILES": num_tiles, "TILE": _TILE}
+    tiling = {"VOCAB_SIZE": vocab_size, "NUM_TILES": num_tiles, "TILE": tile}
     _tile_mass_kernel[(num_rows, num_tiles)](*row_inputs, floor_S, tile_mass_SJ, *row_of, **tiling)
     draw_inputs = (floor_S, tile_mass_SJ, batch.seeds_S, batch.positions_S)
     _draw_kernel[(num_rows,)](*row_inputs, *draw_inputs, tokens_S, *row_of, **tiling, BLOCK_TILES=block_tiles)

@@ -183,7 +183,7 @@ class RequestTimes:
             metrics.prompt_tokens.observe(self._num_prompt_tokens)
             metrics.generation_tokens.observe(self._num_tokens)
 
-    def left(self, now: float) -> None:
-        """The reader is gone; if the request had not finished, that aborted it."""
+    def left(self, now: float, reason: FinishReason = FinishReason.ABORT) -> None:
+        """The reader is gone, or is about to be sent away; what that ended, unless it had finished."""
         if not self._ended:
-            self.finished(now, FinishReason.ABORT)
+            self.finished(now, reason)

@@ -23,8 +23,10 @@ def listen(host: str, port: int, backlog: int) -> socket.socket:
         sock = socket.create_server((host, port), family=family, backlog=backlog)
     except OSError as error:
         raise ConfigError(f"cannot listen on {_address(host, port)}: {_reason(error)}") from None
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # connections inherit these
+    # What is set here is inherited by every connection.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a token goes out when it is there
     return sock
 
 

@@ -30,6 +30,7 @@ def chat_completions(engine: AsyncEngine, limits: StreamLimits) -> Handler:
             params=params,
             stream=bool(fields.stream),
             include_usage=fields.include_usage,
+            starts_text=True,
         )
         wire = ChatWire(f"chatcmpl-{exchange.request_id}", model, with_token_ids=bool(fields.return_token_ids))
         try:

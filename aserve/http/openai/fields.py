@@ -47,7 +47,6 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "modalities": (["text"],),
     "include_reasoning": (True,),
     "priority": (0,),
-    "return_token_strs": (False,),
     "return_tokens_as_token_ids": (False,),
     "return_prompt_text": (False,),
     "tool_calls": ([],),

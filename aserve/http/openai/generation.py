@@ -47,12 +47,13 @@ class Wire(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Prompts to run with the same parameters, and whether to stream."""
+    """Prompts to run with the same parameters, and whether to stream. starts_text: see `AsyncEngine.open`."""
 
     prompts: Sequence[TokenIds]
     params: SamplingParams
     stream: bool
     include_usage: bool
+    starts_text: bool = False
 
 
 async def answer(
@@ -146,7 +147,9 @@ async def _open_all(engine: AsyncEngine, generation: Generation, request_id: str
     """A mailbox with the deltas of all prompts, whose index is the prompt's. Leaving the block ends what still runs."""
     prompts, params = generation.prompts, generation.params
     if len(prompts) == 1:
-        async with engine.open(prompts[0], params, request_id=request_id) as mailbox:
+        async with engine.open(
+            prompts[0], params, request_id=request_id, starts_text=generation.starts_text
+        ) as mailbox:
             yield mailbox
         return
     merged = Mailbox(len(prompts))

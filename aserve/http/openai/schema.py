@@ -92,6 +92,7 @@ class TokenizeFields(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[Message] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
 
 
 class DetokenizeFields(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,7 +27,7 @@ def tokenize(engine: AsyncEngine) -> Handler:
             "count": len(tokens),
             "max_model_len": engine.info.max_model_len,
             "tokens": tokens,
-            "token_strs": None,
+            "token_strs": engine.token_strings(tokens) if fields.return_token_strs else None,
         }
         await exchange.reply(JsonResponse(body))
 

@@ -1,0 +1,221 @@
+"""What hostile and careless clients send. Expected each time: a 400 that names the field, and a server that is well."""
+
+import json
+
+import httpx
+import pytest
+
+from aserve.http.openai.fields import NEUTRAL, UNSUPPORTED, WITHOUT_EFFECT
+from aserve.http.openai.schema import GenerationFields
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+BODIES = {CHAT: {"messages": [{"role": "user", "content": "hi"}]}, TEXT: {"prompt": "hi"}}
+BOTH = pytest.mark.parametrize("url", [CHAT, TEXT], ids=["chat", "text"])
+JSON = {"content-type": "application/json"}
+
+
+def error_of(response: httpx.Response, status=400) -> dict:
+    """The error object, whose shape and harmlessness are checked."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert 0 < len(error["message"]) <= 300
+    assert all(" " <= character <= "~" for character in error["message"])
+    return error
+
+
+async def refused(client, url, fields, param):
+    """Refused with this param, streamed or not; afterwards a good request is answered."""
+    for stream in (False, True):
+        error = error_of(
+            await client.post(url, content=json.dumps({**BODIES[url], "stream": stream, **fields}), headers=JSON)
+        )
+        assert (error["param"], error["type"]) == (param, "invalid_request_error"), error
+    assert (await client.post(url, json=BODIES[url])).status_code == 200
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b"[]", b'"x"', b"42", b"null", b"true", b"{", b'{"a":}', b"{} {}", b"\xff", b'{"prompt":"\xff"}'),
+        *(b'{"prompt":"\xc0\xaf"}', b'{"prompt":"\\ud800"}', b'{"prompt":"\\udc00x"}', b'{"temperature":NaN}'),
+        *(b'{"temperature":Infinity}', b'{"temperature":1e400}', b'{"seed":' + b"9" * 5_000 + b"}"),
+        *(b'{"prompt":' + b"[" * 100_000, b'{"a":' * 100_000, b"\xef\xbb\xbf{}"),
+    ],
+    ids=lambda body: repr(body[:24]),
+)
+async def test_bodies_that_are_no_json_object(client, url, body):
+    error_of(await client.post(url, content=body, headers=JSON))
+    assert (await client.post(url, json=BODIES[url])).status_code == 200
+
+
+async def test_malformed_json_is_told_with_its_position(client):
+    error = error_of(await client.post(TEXT, content=b'{"prompt": oops}', headers=JSON))
+    assert "byte 11" in error["message"]
+
+
+async def test_of_equal_keys_the_last_wins(client):
+    response = await client.post(TEXT, content=b'{"prompt":"a","prompt":"bcd"}', headers=JSON)
+    assert response.json()["usage"]["prompt_tokens"] == 3
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "headers",
+    [
+        *(
+            {"content-type": kind}
+            for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
+        ),
+        {**JSON, "content-encoding": "gzip"},
+    ],
+    ids=str,
+)
+async def test_bodies_that_do_not_call_themselves_json(client, url, headers):
+    response = await client.post(url, content=json.dumps(BODIES[url]), headers=headers)
+    assert error_of(response, 415)["code"] == "unsupported_media_type"
+
+
+async def test_a_large_body_is_parsed_all_the_same(client):
+    error = error_of(await client.post(TEXT, json={"prompt": "x" * 300_000}))
+    assert error["code"] == "context_length_exceeded"
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("field", "values"),
+    {
+        "max_tokens": (0, -1, 2**63, 10**30, "1", 1.0, True, [1]),
+        "max_completion_tokens": (0, -1, "1", 1.5, False),
+        "temperature": (-0.1, 2.1, 10**30, 10**4000, "1", True, [], {}),
+        "top_p": (0, 1.1, -0.1, "x", True),
+        "top_k": (-2, 2**31, 10**30, 1.0, "1", True),
+        "min_p": (-0.1, 2, "x"),
+        "seed": (2**64, -(2**64), 10**4000, 1.5, "1", True),
+        "stop": ("", [""], ["a"] * 5, ["a"] * 5_000, "x" * 20_000, 1, [1], {}),
+        "stop_token_ids": ([-1], [260], [2**31], [10**30], [1.0], [True], [0] * 129, 5, "5", [[5]]),
+        "ignore_eos": (1, "true", []),
+        "min_tokens": (-1, 2**31, 1.0, True),
+        "return_token_ids": (1, "yes"),
+        "model": (1, "x" * 1_000_000, ["scripted"]),
+    }.items(),
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_values_out_of_bounds_and_of_the_wrong_type(client, url, field, values):
+    for value in values:
+        await refused(client, url, {field: value}, field)
+
+
+@BOTH
+async def test_stream_and_its_options(client, url):
+    for fields, param in [
+        ({"stream": 1}, "stream"),
+        ({"stream": "true"}, "stream"),
+        ({"stream": False, "stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options"),
+        ({"stream": True, "stream_options": {"include_usages": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options"),
+        ({"stream": True, "stream_options": []}, "stream_options"),
+    ]:
+        assert error_of(await client.post(url, json={**BODIES[url], **fields}))["param"] == param
+    options = {"include_usage": False, "continuous_usage_stats": False}
+    assert (await client.post(url, json={**BODIES[url], "stream": True, "stream_options": options})).status_code == 200
+
+
+@BOTH
+async def test_min_tokens_over_max_tokens(client, url):
+    await refused(client, url, {"max_tokens": 5, "min_tokens": 6}, "min_tokens")
+
+
+@BOTH
+async def test_null_is_the_same_as_leaving_a_field_out(client, url):
+    names = {*GenerationFields.__struct_fields__, *WITHOUT_EFFECT, *NEUTRAL, *UNSUPPORTED}
+    response = await client.post(url, json={**BODIES[url], **dict.fromkeys(names)})
+    assert response.status_code == 200, response.text
+
+
+@BOTH
+@pytest.mark.parametrize("name", sorted([*NEUTRAL, *UNSUPPORTED]))
+async def test_a_field_that_does_not_work_yet_is_refused_and_its_neutral_value_is_not(client, url, name):
+    error = error_of(await client.post(url, json={**BODIES[url], name: {"some": "thing"}}))
+    assert (error["param"], error["message"]) == (name, f"{name} is not supported yet")
+    for value in NEUTRAL.get(name, ()):
+        assert (await client.post(url, json={**BODIES[url], name: value})).status_code == 200
+
+
+@BOTH
+async def test_one_is_not_true(client, url):
+    for fields in ({"n": True}, {"n": 1.0}, {"n": "1"}, {"echo": 0}, {"top_logprobs": False}, {"n": 5_000_000}):
+        await refused(client, url, fields, next(iter(fields)))
+
+
+@BOTH
+@pytest.mark.parametrize("name", sorted(WITHOUT_EFFECT))
+async def test_a_field_without_effect_is_taken_up_to_a_size(client, url, name):
+    assert (await client.post(url, json={**BODIES[url], name: "x"})).status_code == 200
+    await refused(client, url, {name: "x" * 20_000}, name)
+    await refused(client, url, {name: {str(i): i for i in range(2_000)}}, name)
+
+
+@BOTH
+async def test_unknown_fields(client, url):
+    error = error_of(await client.post(url, json={**BODIES[url], "temprature": 1}))
+    assert error["param"] == "temprature"
+    assert "did you mean temperature?" in error["message"]
+    for name in ("é\n", "x" * 100_000, "", "\0"):
+        error = error_of(await client.post(url, json={**BODIES[url], name: 1}))
+        assert len(error["param"] or "") <= 80
+    error_of(await client.post(url, json={**BODIES[url], **{f"k{i}": i for i in range(10_000)}}))
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        *(None, [], "hi", {}, [1], [None], [[]], [{}], [{"content": "hi"}], [{"role": "root", "content": "hi"}]),
+        *([{"role": 1, "content": "hi"}], [{"role": "user"}], [{"role": "user", "content": None}]),
+        *(
+            [{"role": "user", "content": 5}],
+            [{"role": "user", "content": [5]}],
+        ),
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://169.254.169.254\\@x"}}]}],
+        *([{"role": "user", "content": [{"type": "text"}]}], [{"role": "user", "content": [{"type": "x" * 10_000}]}]),
+        *([{"role": "user", "content": "hi", "contents": "x"}], [{"role": "x" * 1_000_000, "content": ""}]),
+        [{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}],
+    ],
+    ids=lambda messages: repr(messages)[:40],
+)
+async def test_bad_messages(client, messages):
+    await refused(client, CHAT, {"messages": messages}, "messages")
+
+
+async def test_messages_may_carry_what_answers_had(client):
+    answer = {"role": "assistant", "content": "yes", "refusal": None, "tool_calls": None, "annotations": []}
+    body = {"messages": [*BODIES[CHAT]["messages"], answer, *BODIES[CHAT]["messages"]]}
+    assert (await client.post(CHAT, json=body)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        *(None, "", [], [[]], [""], {}, 5, True, [None], [True], [-1], [260], [2**31], [10**30], [1.0], [1, "a"]),
+        *(["a", 1], [[1], "a"], [[[1]]], [[1, -1]], [[1.0]], "x" * 200, [1] * 128, ["a"] * 1_025, [[1]] * 2_000),
+    ],
+    ids=lambda prompt: repr(prompt)[:40],
+)
+async def test_bad_prompts(client, prompt):
+    await refused(client, TEXT, {"prompt": prompt}, "prompt")
+
+
+async def test_what_is_missing_is_named(client):
+    for url, field in [(CHAT, "messages"), (TEXT, "prompt"), ("/detokenize", "tokens"), ("/tokenize", "prompt")]:
+        assert error_of(await client.post(url, json={}))["param"] == field
+
+
+@BOTH
+@pytest.mark.parametrize("name", ["other", "", "../../etc/passwd", "/etc/passwd", "%2e", "\0", "a\nb", "é" * 200])
+async def test_models_that_are_not_served(client, url, name):
+    error = error_of(await client.post(url, json={**BODIES[url], "model": name}), 404)
+    assert (error["code"], error["param"]) == ("model_not_found", "model")

@@ -1,0 +1,101 @@
+"""The official client drives the API through its own types."""
+
+from contextlib import asynccontextmanager
+
+import httpx
+import openai
+import pytest
+
+from aserve.http import create_app
+from tests.engines import scripted_engine
+from tests.fakes import FakeScript, ScriptedRunner
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+@asynccontextmanager
+async def clients(**engine_options):
+    """A maker of openai clients of an application that asks for the key "right"."""
+    async with scripted_engine(**engine_options) as engine:
+        transport = httpx.ASGITransport(create_app(engine, api_keys=["right", "another"]))
+        async with httpx.AsyncClient(transport=transport) as http_client:
+
+            def make(api_key="right"):
+                return openai.AsyncOpenAI(
+                    api_key=api_key, base_url="http://aserve/v1", http_client=http_client, max_retries=0
+                )
+
+            yield make
+
+
+@pytest.fixture
+async def make_client():
+    async with clients() as make:
+        yield make
+
+
+async def test_chat(make_client):
+    answer = await make_client().chat.completions.create(
+        model="scripted", messages=HI, temperature=0, seed=1, max_completion_tokens=5, user="somebody"
+    )
+    assert answer.choices[0].message.content == "Hello"
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage.total_tokens == 10
+    assert answer.usage.prompt_tokens_details.cached_tokens == 0
+
+
+async def test_a_chat_stream(make_client):
+    stream = await make_client().chat.completions.create(
+        model="also/scripted", messages=HI, stream=True, stream_options={"include_usage": True}, stop=["!"]
+    )
+    chunks = [chunk async for chunk in stream]
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content for chunk in chunks[:-1]) == "Hello, world"
+    assert chunks[-2].choices[0].finish_reason == "stop"
+    assert chunks[-1].usage.completion_tokens == 13
+    assert {chunk.model for chunk in chunks} == {"also/scripted"}
+
+
+async def test_completions(make_client):
+    answer = await make_client().completions.create(model="scripted", prompt=["a", "b"], max_tokens=5)
+    assert [(choice.index, choice.text) for choice in answer.choices] == [(0, "Hello"), (1, "Hello")]
+
+
+async def test_a_completion_stream(make_client):
+    stream = await make_client().completions.create(model="scripted", prompt=[104, 105], stream=True)
+    assert "".join([chunk.choices[0].text async for chunk in stream]) == "Hello, world!"
+
+
+async def test_models(make_client):
+    models = [model async for model in make_client().models.list()]
+    assert [model.id for model in models] == ["scripted", "also/scripted"]
+    assert (await make_client().models.retrieve("also/scripted")).owned_by == "aserve"
+
+
+async def test_errors(make_client):
+    with pytest.raises(openai.AuthenticationError) as caught:
+        await make_client("wrong").models.list()
+    assert caught.value.code == "invalid_api_key"
+    with pytest.raises(openai.NotFoundError) as caught:
+        await make_client().chat.completions.create(model="other", messages=HI)
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+    with pytest.raises(openai.BadRequestError) as caught:
+        await make_client().completions.create(model="scripted", prompt="x" * 200)
+    assert caught.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError) as caught:
+        await make_client().chat.completions.create(model="scripted", messages=HI, logprobs=True)
+    assert caught.value.param == "logprobs"
+    with pytest.raises(openai.NotFoundError):
+        await make_client().embeddings.create(model="scripted", input="a")
+
+
+async def test_a_failure_in_the_midst_of_a_stream():
+    runner = ScriptedRunner(model=FakeScript(b"endless"), land_errors={5: RuntimeError("the device is on fire")})
+    async with clients(runner=runner) as make:
+        stream = await make().chat.completions.create(model="scripted", messages=HI, stream=True)
+        with pytest.raises(openai.APIError) as caught:
+            _ = [chunk async for chunk in stream]
+        assert caught.value.code == "engine_error"
+        assert "fire" not in caught.value.message
+        answer = await make().completions.create(model="scripted", prompt="a", max_tokens=7)
+        assert answer.choices[0].text == "endless"

@@ -1,0 +1,111 @@
+"""The stream itself: keep-alive comments, clients who do not read, errors when the status is already sent."""
+
+import asyncio
+
+import pytest
+
+from aserve.core.errors import StepFailedError
+from aserve.http.connection import ClientGone, while_connected
+from aserve.http.sse import DONE, EventStream, StreamLimits, event
+
+SCOPE = {"type": "http", "method": "POST"}
+
+
+class Frames:
+    """An async iterator that is fed by hand."""
+
+    def __init__(self):
+        self.queue = asyncio.Queue()
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        item = await self.queue.get()
+        if item is None:
+            raise StopAsyncIteration
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+
+async def run(stream, sent):
+    async def send(message):
+        sent.append(message)
+
+    await stream(SCOPE, asyncio.Queue().get, send)
+
+
+def body_of(sent):
+    assert sent[0]["type"] == "http.response.start"
+    assert sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
+    return [message["body"] for message in sent[1:-1]]
+
+
+async def test_each_piece_is_one_message():
+    frames, sent = Frames(), []
+    for item in (b"b", b"c", None):
+        frames.queue.put_nowait(item)
+    await run(EventStream(b"a", frames, StreamLimits()), sent)
+    assert body_of(sent) == [b"a", b"b", b"c"]
+
+
+async def test_silence_is_broken_by_comments():
+    frames, sent = Frames(), []
+
+    async def send(message):
+        sent.append(message)
+        if len(sent) == 4:
+            frames.queue.put_nowait(None)
+
+    await EventStream(b"a", frames, StreamLimits(ping_s=0.01))(SCOPE, asyncio.Queue().get, send)
+    assert body_of(sent)[:3] == [b"a", b": keep-alive\n\n", b": keep-alive\n\n"]
+
+
+@pytest.mark.parametrize("limits", [StreamLimits(15.0, 0.01), StreamLimits(0.01, 0.02)], ids=["data", "ping"])
+async def test_a_client_that_does_not_read_is_given_up(limits):
+    frames = Frames()
+
+    async def send(message):
+        if message.get("body") in (b"b", b": keep-alive\n\n"):
+            await asyncio.Event().wait()
+
+    if limits.ping_s > 1:
+        frames.queue.put_nowait(b"b")
+    with pytest.raises(ClientGone):
+        await EventStream(b"a", frames, limits)(SCOPE, asyncio.Queue().get, send)
+
+
+async def test_an_error_is_the_last_event_before_done():
+    frames, sent = Frames(), []
+    frames.queue.put_nowait(StepFailedError("the step failed"))
+    await run(EventStream(b"a", frames, StreamLimits()), sent)
+    error = b'{"error":{"message":"the step failed","type":"server_error","param":null,"code":"engine_error"}}'
+    assert body_of(sent) == [b"a", event(error) + DONE]
+
+
+async def test_an_unforeseen_error_says_nothing_of_its_cause(caplog):
+    frames, sent = Frames(), []
+    frames.queue.put_nowait(ValueError("the prompt was: secret"))
+    await run(EventStream(b"a", frames, StreamLimits()), sent)
+    assert b"internal error" in body_of(sent)[1]
+    assert "ValueError" in caplog.text
+    assert "secret" not in caplog.text + repr(sent)
+
+
+async def test_a_client_that_leaves_ends_the_block_quietly():
+    incoming = asyncio.Queue()
+    incoming.put_nowait({"type": "http.disconnect"})
+    reached = []
+    async with while_connected(incoming.get):
+        reached.append("in")
+        await asyncio.Event().wait()
+        reached.append("never")
+    assert reached == ["in"]
+
+
+async def test_a_block_that_ends_first_leaves_no_watcher():
+    before = asyncio.all_tasks()
+    async with while_connected(asyncio.Queue().get):
+        pass
+    assert asyncio.all_tasks() == before

@@ -1,0 +1,43 @@
+"""Chunks put together from bytes are the JSON that they are meant to be, whatever the text and the names."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aserve.core.outputs import FinishReason, TextDelta
+from aserve.http.openai.chat import ChatWire
+from aserve.http.openai.completions import TextWire
+from tests.http.events import events_of
+
+DELTAS = st.builds(
+    TextDelta,
+    text=st.text(),
+    token_ids=st.lists(st.integers(0, 2**31)).map(tuple),
+    finish_reason=st.sampled_from([None, FinishReason.STOP, FinishReason.LENGTH]),
+    stop_reason=st.none() | st.integers(0, 2**31) | st.text(),
+    index=st.integers(0, 1023),
+)
+
+
+def ending(delta):
+    """What the last chunk has and the others have not."""
+    if delta.finish_reason is None:
+        return {"finish_reason": None}
+    return {"finish_reason": delta.finish_reason.value, "stop_reason": delta.stop_reason}
+
+
+@pytest.mark.parametrize("wire", [ChatWire, TextWire])
+@given(delta=DELTAS, model=st.text(), with_token_ids=st.booleans())
+def test_a_delta(wire, delta, model, with_token_ids):
+    events = wire("some-id", model, with_token_ids=with_token_ids).delta(delta)
+    if not delta.text and delta.finish_reason is None and not with_token_ids:
+        assert events == b""
+        return
+    [chunk] = events_of(events.decode() + "data: [DONE]\n\n")
+    assert (chunk.pop("id"), chunk.pop("model")) == ("some-id", model)
+    chunk.pop("created")
+    text = {"delta": {"content": delta.text}} if wire is ChatWire else {"text": delta.text}
+    kind = "chat.completion.chunk" if wire is ChatWire else "text_completion"
+    token_ids = {"token_ids": list(delta.token_ids)} if with_token_ids else {}
+    choice = {"index": delta.index, **text, "logprobs": None, **ending(delta), **token_ids}
+    assert chunk == {"object": kind, "choices": [choice]}
