@@ -88,6 +88,9 @@ def _download(model: str, revision: str | None, download_dir: str | None, patter
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
+    # Of whichever HTTP client this version of the hub uses:
+    from huggingface_hub.errors import HTTPError as BrokenConnectionError  # type: ignore[attr-defined]
+
     at = f" at revision {revision}" if revision else ""
     try:
         folder = snapshot_download(
@@ -105,7 +108,7 @@ def _download(model: str, revision: str | None, download_dir: str | None, patter
         raise CheckpointError(
             f"{model}{at}: not a local folder, not in the cache, and the hub cannot be reached (or is switched off)"
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, BrokenConnectionError) as error:
         raise CheckpointError(f"{model}{at}: cannot be downloaded: {_first_line(error)}") from error
     return Path(folder)
 
