@@ -102,6 +102,8 @@ def check_head(scope: Scope) -> HttpError | None:
         return HttpError(405, "method_not_allowed", "this method is not served", {"allow": "GET, HEAD, POST"})
     if b"content-length" in names and b"transfer-encoding" in names:
         return HttpError(400, "bad_request", "Content-Length and Transfer-Encoding exclude each other")
+    if not all(_CONTENT_LENGTH.fullmatch(value) for name, value in headers if name == b"content-length"):
+        return HttpError(400, "bad_request", "Content-Length is not a number of bytes")
     hosts = [value for name, value in headers if name == b"host"]
     if len(hosts) > 1 or not all(_HOST.fullmatch(host) for host in hosts):
         return HttpError(400, "bad_request", "the Host header is not a host name with an optional port")
@@ -153,8 +155,8 @@ class WholeBody:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        declared = _header(scope, b"content-length") or b"0"
-        if not _CONTENT_LENGTH.fullmatch(declared) or int(declared) > self._max_bytes:
+        lengths = [int(value) for name, value in scope["headers"] if name == b"content-length"]
+        if lengths and max(lengths) > self._max_bytes:
             await refuse(TOO_LARGE, scope, receive, send)
             return
         body = await self._read(receive)
@@ -214,13 +216,6 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return pending.pop() if pending else await receive()
 
     return replay
-
-
-def _header(scope: Scope, name: bytes) -> bytes | None:
-    for key, value in scope["headers"]:
-        if key == name:
-            return bytes(value)
-    return None
 
 
 def _route_path(scope: Scope) -> str:

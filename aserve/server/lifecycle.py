@@ -30,7 +30,7 @@ from aserve.server.connection import Connection, Connections, Limits
 from aserve.server.sockets import connection_limit, listen, listen_unix, url_of
 
 BACKLOG: Final = 2048
-END_GRACE_S: Final = 2.0
+END_GRACE_S: Final = 1.0
 """How long the last answers may take to be written, and the engine to close."""
 STOP_GRACE_S: Final = 0.5
 """How long the engine may take to close when all has to stop at once."""
@@ -99,7 +99,7 @@ class Server:
                 async with self._listening(connections) as listener:
                     return await self._live(listener, connections)
         except (ConfigError, CheckpointError) as error:
-            self._say(f"aserve: error: {error.message}")
+            self._say(f"aserve: {error.message}")
             return 1
 
     @asynccontextmanager
@@ -138,12 +138,12 @@ class Server:
     async def _drain(self, connections: Connections) -> None:
         timeout_s = self._config.drain_timeout_s
         if connections.num_busy > 0:
-            self._say(f"aserve: finishing {connections.num_busy} requests; signal again to stop at once")
+            self._say(f"aserve: finishing {_requests(connections)}; signal again to stop at once")
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(self._engine.drain(timeout_s), connections.drain())
         except TimeoutError:
-            self._say(f"aserve: ending {connections.num_busy} requests that took longer than {timeout_s:g} s")
+            self._say(f"aserve: ending {_requests(connections)} that took longer than {timeout_s:g} s")
         await self._close_engine(END_GRACE_S)
         with suppress(TimeoutError):
             async with asyncio.timeout(END_GRACE_S):
@@ -156,6 +156,10 @@ class Server:
                 await self._engine.aclose()
         except TimeoutError:
             self.left_behind = True  # the thread of a step
+
+
+def _requests(connections: Connections) -> str:
+    return f"{connections.num_busy} request{'s' if connections.num_busy != 1 else ''}"
 
 
 async def _finished(work: Coroutine[Any, Any, object], *, unless: asyncio.Event) -> bool:

@@ -1,0 +1,230 @@
+"""Connections over real sockets: order, departure, deadlines, bounds."""
+
+import asyncio
+
+import pytest
+
+from aserve.server.connection import MAX_INBOX_BYTES
+from tests.server.wire import Recorder, Stream, num_files, reply, request, serving, until
+
+
+async def test_requests_follow_each_other_on_one_connection():
+    app = Recorder()
+    async with serving(app) as site:
+        client = await site.connect()
+        for path in (b"/a", b"/b", b"/c"):
+            answer = await client.ask(request(path))
+            assert (answer.status, answer.body) == (200, b"ok")
+        await client.close()
+        await site.quiet()
+    assert app.asked == [("GET", "/a", b""), ("GET", "/b", b""), ("GET", "/c", b"")]
+
+
+async def test_pipelined_requests_are_answered_in_order():
+    app = Recorder()
+    async with serving(app) as site:
+        client = await site.connect()
+        await client.send(request(b"/a") + request(b"/b") + request(b"/c"))
+        assert [(await client.answer()).status for _ in range(3)] == [200, 200, 200]
+        assert [path for _, path, _ in app.asked] == ["/a", "/b", "/c"]
+
+
+async def test_a_connection_closes_after_an_answer_to_close():
+    async with serving(Recorder()) as site:
+        client = await site.connect()
+        answer = await client.ask(request(b"/", b"GET", b"Connection: close"))
+        assert answer.status == 200
+        assert await client.rest() == b""
+
+
+async def test_the_answer_reaches_a_client_that_is_still_sending():
+    async def refuse(scope, receive, send):
+        await reply(send, 403, b"no")
+
+    async with serving(refuse) as site:
+        client = await site.connect()
+        answer = await client.ask(request(b"/", b"POST", b"Content-Length: 1000000"))
+        await client.send(b"x" * 100_000)  # into a connection that the server has ended: read, and thrown away
+        assert (answer.status, answer.body) == (403, b"no")
+        assert await client.rest() == b""
+        await client.close()
+        await site.quiet()
+
+
+async def test_a_client_that_is_gone_is_told_to_the_application():
+    app = Stream()
+    async with serving(app) as site:
+        client = await site.connect()
+        await client.ask_head(request())
+        await client.close()
+        await until(lambda: app.num_left == 1)
+        await site.quiet()
+
+
+async def test_a_reset_is_told_to_the_application():
+    app = Stream()
+    async with serving(app) as site:
+        client = await site.connect()
+        await client.ask_head(request())
+        client.reset()
+        await until(lambda: app.num_left == 1)
+        await site.quiet()
+
+
+async def test_an_application_that_ignores_the_departure_is_cancelled():
+    cancelled = asyncio.Event()
+
+    async def stubborn(scope, receive, send):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    async with serving(stubborn, leave_s=0.02) as site:
+        client = await site.connect()
+        await client.send(request())
+        await until(lambda: site.connections.num_busy == 1)
+        await client.close()
+        await site.quiet()
+        assert cancelled.is_set()
+
+
+async def test_an_application_that_raises_is_a_500_and_the_next_connection_is_fine(capfd):
+    async def broken(scope, receive, send):
+        if scope["path"] == "/broken":
+            raise RuntimeError("a bug")
+        await reply(send, 200, b"ok")
+
+    async with serving(broken) as site:
+        assert (await site.ask(request(b"/broken"))).status == 500
+        assert (await site.ask(request(b"/fine"))).status == 200
+        await site.quiet()
+    assert "a bug" in capfd.readouterr().err
+
+
+async def test_a_silent_connection_is_closed():
+    async with serving(Recorder(), head_timeout_s=0.02) as site:
+        client = await site.connect()
+        assert await client.rest() == b""
+        await site.quiet()
+
+
+async def test_an_idle_connection_is_closed_and_a_slow_answer_is_not():
+    app = Stream()
+    async with serving(app, head_timeout_s=0.02, keep_alive_s=0.02) as site:
+        idle, busy = await site.connect(), await site.connect()
+        await busy.ask_head(request())
+        assert await idle.rest() == b""
+        app.end.set()
+        assert await busy.chunks() == b"begunended"
+        assert await busy.rest() == b""
+
+
+async def test_the_head_deadline_starts_again_with_each_request():
+    async with serving(Recorder(), head_timeout_s=0.05) as site:
+        client = await site.connect()
+        assert (await client.ask(request())).status == 200
+        await client.send(b"GET / HT")
+        assert await client.rest() == b""
+
+
+async def test_an_idle_connection_makes_room_for_a_new_one():
+    async with serving(Recorder(), max_connections=2) as site:
+        first, second = await site.connect(), await site.connect()
+        assert (await first.ask(request())).status == 200  # the second is now idle for longer
+        assert (await site.ask(request())).status == 200
+        assert await second.rest() == b""
+        assert (await first.ask(request())).status == 200
+
+
+async def test_a_full_server_says_so():
+    async with serving(Stream(), max_connections=1) as site:
+        busy = await site.connect()
+        await busy.ask_head(request())
+        refused = await (await site.connect()).answer()
+        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+
+
+async def test_a_pipeliner_without_measure_is_cut_off():
+    app = Stream()
+    async with serving(app) as site:
+        client = await site.connect()
+        await client.ask_head(request())
+        for _ in range(2 + 2 * MAX_INBOX_BYTES // 65_536):
+            client.writer.write(b"x" * 65_536)
+        await client.rest()
+        await until(lambda: app.num_left == 1)
+        await client.close()
+        await site.quiet()
+
+
+async def test_a_large_body_waits_for_an_application_that_reads_slowly():
+    go = asyncio.Event()
+    received = bytearray()
+
+    async def slow(scope, receive, send):
+        await go.wait()
+        more = True
+        while more:
+            message = await receive()
+            received.extend(message["body"])
+            more = message["more_body"]
+        await reply(send, 200, b"ok")
+
+    size = 4_000_000
+    async with serving(slow) as site:
+        client = await site.connect()
+        client.writer.write(request(b"/", b"POST", b"Content-Length: %d" % size) + b"x" * size)
+        await until(lambda: site.connections.num_busy == 1)
+        go.set()
+        assert (await client.answer()).status == 200
+        assert len(received) == size
+
+
+async def test_many_connections_leave_nothing_behind():
+    async with serving(Recorder()) as site:
+
+        async def visit() -> None:
+            clients = await asyncio.gather(*(site.connect() for _ in range(50)))
+            await asyncio.gather(*(client.ask(request()) for client in clients))
+            await asyncio.gather(*(client.close() for client in clients))
+            await site.quiet()
+
+        await visit()
+        before = len(asyncio.all_tasks()), num_files()
+        for _ in range(4):
+            await visit()
+        assert (len(asyncio.all_tasks()), num_files()) == before
+
+
+async def test_draining_ends_each_connection_after_its_answer():
+    app = Stream()
+    async with serving(app) as site:
+        busy, idle = await site.connect(), await site.connect()
+        await busy.ask_head(request())
+        await until(lambda: len(site.connections) == 2)
+        draining = asyncio.create_task(site.connections.drain())
+        await until(site.connections.context.terminated.is_set)
+        answer = await idle.ask_head(request())
+        assert answer.headers["connection"] == "close"
+        assert not draining.done()
+        app.end.set()
+        assert await busy.chunks() == await idle.chunks() == b"begunended"
+        assert await idle.rest() == b""
+        await draining
+
+
+@pytest.mark.parametrize("num_bytes", [100_000, 1_000_000])
+async def test_draining_waits_until_the_last_answer_is_taken(num_bytes: int):
+    async def large(scope, receive, send):
+        await reply(send, 200, b"x" * num_bytes)
+
+    async with serving(large) as site:
+        client = await site.connect(receive_buffer_bytes=4096)
+        await client.send(request())
+        await until(lambda: site.connections.num_busy == 1)
+        draining = asyncio.create_task(site.connections.drain())
+        assert len((await client.answer()).body) == num_bytes
+        await draining
+        await site.connections.close()
+        assert len(site.connections) == 0

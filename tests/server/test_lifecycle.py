@@ -1,0 +1,222 @@
+"""A server's life, in this process, over a scripted engine: H3 and H4 of Hypercorn's facts, and the exit codes."""
+
+import asyncio
+import json
+import signal
+import threading
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from aserve.core.errors import CheckpointError
+from aserve.engine import AsyncEngine, EngineState
+from aserve.http import create_app
+from aserve.server import Server, ServerConfig
+from tests.engines import says, scripted_engine, scripted_loader
+from tests.fakes import FakeScript, ScriptedRunner
+from tests.server.wire import Answer, Client, request, until
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+class PausingRunner(ScriptedRunner):
+    """Stops after a few steps until it is told to go on, so that a request can be caught under way."""
+
+    def launch(self, plan):
+        if len(self.plans) == 4:
+            self.hold()
+        return super().launch(plan)
+
+
+@dataclass
+class Run:
+    """A server that runs, what it said, and its clients."""
+
+    server: Server
+    lines: list[str]
+    task: asyncio.Task[int]
+    clients: list[Client] = field(default_factory=list)
+
+    @property
+    def port(self) -> int:
+        return int(self.lines[0].rpartition(":")[2])
+
+    async def connect(self) -> Client:
+        self.clients.append(await Client.connect(self.port))
+        return self.clients[-1]
+
+    async def exit_code(self) -> int:
+        async with asyncio.timeout(5):
+            return await self.task
+
+
+@asynccontextmanager
+async def running(engine: AsyncEngine, *, ready: bool = True, **config: object) -> AsyncGenerator[Run]:
+    tasks_before = asyncio.all_tasks()
+    lines: list[str] = []
+    loaded = asyncio.Event()
+    server = Server(
+        engine, create_app(engine), ServerConfig(**{"port": 0, **config}), on_ready=loaded.set, say=lines.append
+    )
+    run = Run(server, lines, asyncio.create_task(server.run()))
+    try:
+        await until(lambda: bool(lines) or run.task.done())
+        if ready:
+            async with asyncio.timeout(5):
+                await loaded.wait()
+        yield run
+    finally:
+        for client in run.clients:
+            await client.close()
+        server.stop()
+        server.stop()
+        await asyncio.wait({run.task})
+        assert asyncio.all_tasks() <= tasks_before
+
+
+def chat(*, stream: bool) -> bytes:
+    body = json.dumps({**CHAT, "stream": stream}).encode()
+    return request(b"/v1/chat/completions", b"POST", b"Content-Type: application/json", body=body)
+
+
+async def begin_stream(run: Run) -> Client:
+    """A client whose stream has begun."""
+    client = await run.connect()
+    assert (await client.ask_head(chat(stream=True))).status == 200
+    assert b'"role":"assistant"' in await client.chunk()
+    return client
+
+
+def paused_engine() -> tuple[AsyncEngine, ScriptedRunner]:
+    runner = PausingRunner(model=FakeScript(says("a long answer")))
+    return scripted_engine(runner=runner), runner
+
+
+def loading_engine(go_on: threading.Event) -> AsyncEngine:
+    def load(report):
+        go_on.wait(10)
+        return scripted_loader()(report)
+
+    return AsyncEngine(load)
+
+
+async def test_the_socket_answers_while_the_model_loads():
+    go_on = threading.Event()
+    engine = loading_engine(go_on)
+    async with running(engine, ready=False) as run:
+        client = await run.connect()
+        assert (await client.ask(request(b"/health"))).status == 200
+        answer = await client.ask(request(b"/ready"))
+        assert (answer.status, "retry-after" in answer.headers) == (503, True)
+        assert (await client.ask(chat(stream=False))).status == 503
+        go_on.set()
+        await until(lambda: engine.state is EngineState.READY)
+        assert (await client.ask(request(b"/ready"))).status == 200
+        run.server.stop()
+        assert await run.exit_code() == 0
+    assert engine.state is EngineState.CLOSED
+
+
+async def test_a_model_that_cannot_be_loaded_is_one_line_and_exit_code_1():
+    def load(report):
+        raise CheckpointError("no-such-model: there is no such folder")
+
+    async with running(AsyncEngine(load), ready=False) as run:
+        assert await run.exit_code() == 1
+        assert run.lines[1:] == ["aserve: no-such-model: there is no such folder"]
+
+
+async def test_a_port_in_use_is_one_line_and_exit_code_1():
+    async with running(scripted_engine()) as first, running(scripted_engine(), ready=False, port=first.port) as second:
+        assert await second.exit_code() == 1
+        (line,) = second.lines
+        assert f"127.0.0.1:{first.port}" in line
+        assert "in use" in line
+
+
+async def test_stopping_while_the_model_loads_does_not_wait_for_it():
+    go_on = threading.Event()
+    async with running(loading_engine(go_on), ready=False) as run:
+        run.server.stop()
+        assert await run.exit_code() == 0
+        assert run.server.left_behind
+        go_on.set()
+
+
+async def test_a_server_with_nothing_to_do_stops_at_once():
+    async with running(scripted_engine()) as run:
+        client = await run.connect()
+        assert (await client.ask(request(b"/health"))).status == 200
+        run.server.stop()
+        assert await run.exit_code() == 0
+        assert not run.server.left_behind
+        assert await client.rest() == b""
+
+
+async def test_h3_h4_a_stream_under_way_is_finished_and_new_requests_are_refused():
+    engine, runner = paused_engine()
+    async with running(engine) as run:
+        idle = await run.connect()
+        assert (await idle.ask(request(b"/ready"))).status == 200
+        waiting = await run.connect()
+        assert (await waiting.ask(request(b"/ready"))).status == 200
+        streaming = await begin_stream(run)
+        run.server.stop()
+        await until(lambda: engine.state is EngineState.DRAINING)
+        with pytest.raises(ConnectionRefusedError):
+            await run.connect()
+        for client, asked in ((idle, request(b"/ready")), (waiting, chat(stream=True))):
+            answer = await client.ask(asked)
+            assert answer.status == 503
+            assert (answer.headers["connection"], "retry-after" in answer.headers) == ("close", True)
+            assert answer.error["code"] == "engine_unavailable"
+        assert not run.task.done()
+        runner.let_land()
+        rest = await streaming.chunks()
+        assert b'"finish_reason":"stop"' in rest
+        assert rest.endswith(b"data: [DONE]\n\n")
+        assert await run.exit_code() == 0
+    assert "finishing 1 request" in run.lines[1]
+
+
+async def test_h3_h4_at_the_deadline_a_stream_gets_an_error_and_its_proper_end():
+    engine, _ = paused_engine()
+    async with running(engine, drain_timeout_s=0.05) as run:
+        streaming = await begin_stream(run)
+        whole = await run.connect()
+        await whole.send(chat(stream=False))
+        await until(lambda: engine.statistics().num_running + engine.statistics().num_waiting == 2)
+        run.server.stop()
+        *_, error, done, end = (await streaming.chunks()).split(b"\n\n")
+        assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "engine_unavailable"
+        assert (done, end) == (b"data: [DONE]", b"")
+        answer: Answer = await whole.answer()
+        assert (answer.status, answer.error["code"]) == (503, "engine_unavailable")
+        assert await run.exit_code() == 0
+    assert "ending 2 requests" in run.lines[2]
+
+
+async def test_a_second_signal_stops_at_once():
+    engine, _ = paused_engine()
+    async with running(engine, drain_timeout_s=60) as run:
+        streaming = await begin_stream(run)
+        run.server.stop(signal.SIGTERM)
+        await until(lambda: engine.state is EngineState.DRAINING)
+        run.server.stop(signal.SIGINT)
+        assert await run.exit_code() == 128 + signal.SIGINT
+        with pytest.raises(asyncio.IncompleteReadError):
+            await streaming.chunks()
+    assert engine.state is EngineState.CLOSED
+
+
+async def test_a_path_can_be_listened_on_and_is_removed(tmp_path):
+    path = tmp_path / "aserve.sock"
+    for _ in range(2):
+        async with running(scripted_engine(), uds=str(path)) as run:
+            assert run.lines == [f"aserve: listening on unix:{path}"]
+            client = Client(*await asyncio.open_unix_connection(path))
+            assert (await client.ask(request(b"/ready"))).status == 200
+            await client.close()
+        assert not path.exists()

@@ -1,0 +1,133 @@
+"""The server in a process of its own: signals, exit codes, and what a client sees of them."""
+
+import contextlib
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+
+class Process:
+    """A scripted server, its address, and what it printed."""
+
+    def __init__(self, what: str, drain_timeout_s: float) -> None:
+        command = [sys.executable, "-m", "tests.server.scripted_server", what, str(drain_timeout_s)]
+        self.popen = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.port = int(self.line().rpartition(":")[2])
+
+    def line(self) -> str:
+        assert self.popen.stderr is not None
+        return self.popen.stderr.readline().rstrip()
+
+    def get(self, path: str) -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        connection.request("GET", path)
+        with contextlib.closing(connection):
+            return connection.getresponse().status
+
+    @contextlib.contextmanager
+    def stream(self) -> Generator[http.client.HTTPResponse]:
+        """A stream that has begun."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        body = json.dumps({"prompt": "go on", "max_tokens": 5_000_000, "stream": True})
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        with contextlib.closing(connection), connection.getresponse() as response:
+            assert response.status == 200
+            assert response.readline().startswith(b"data: ")
+            yield response
+
+    def refuses(self) -> bool:
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", self.port)) != 0
+
+    def exit_code(self, within_s: float) -> int:
+        return self.popen.wait(within_s)
+
+
+@contextlib.contextmanager
+def process(what: str, drain_timeout_s: float = 30.0) -> Generator[Process]:
+    started = Process(what, drain_timeout_s)
+    try:
+        yield started
+    finally:
+        started.popen.kill()
+        started.popen.wait()
+        assert started.popen.stderr is not None
+        started.popen.stderr.close()
+
+
+def events(response: http.client.HTTPResponse) -> list[bytes]:
+    """The rest of a stream, which must have its proper end."""
+    return [line.removeprefix(b"data: ") for line in response.read().split(b"\n\n") if line]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_stream_under_way_is_finished(signum: signal.Signals):
+    with process("ends") as server:
+        assert server.line() == "ready"
+        with server.stream() as response:
+            server.popen.send_signal(signum)
+            assert "finishing 1 request;" in server.line()
+            *_, last, done = events(response)
+        assert json.loads(last)["choices"][0]["finish_reason"] == "stop"
+        assert done == b"[DONE]"
+        assert server.exit_code(within_s=3) == 0
+
+
+def test_at_the_deadline_a_stream_gets_an_error_and_its_proper_end():
+    with process("talks", drain_timeout_s=0.2) as server:
+        assert server.line() == "ready"
+        with server.stream() as response:
+            server.popen.send_signal(signal.SIGTERM)
+            *_, error, done = events(response)
+        assert json.loads(error)["error"]["code"] == "engine_unavailable"
+        assert done == b"[DONE]"
+        assert server.exit_code(within_s=1) == 0
+
+
+def test_a_second_signal_stops_at_once():
+    with process("talks") as server:
+        assert server.line() == "ready"
+        with server.stream():
+            server.popen.send_signal(signal.SIGTERM)
+            assert "finishing 1 request" in server.line()
+            assert server.refuses()
+            server.popen.send_signal(signal.SIGTERM)
+            assert server.exit_code(within_s=1) == 128 + signal.SIGTERM
+
+
+def test_a_signal_while_the_model_loads_stops_at_once():
+    with process("loads") as server:
+        assert server.get("/health") == 200
+        assert server.get("/ready") == 503
+        server.popen.send_signal(signal.SIGTERM)
+        assert server.exit_code(within_s=1) == 0
+
+
+def test_a_model_that_cannot_be_loaded_is_one_line():
+    with process("lacks") as server:
+        assert server.line() == "aserve: no-such-model: there is no such folder"
+        assert server.exit_code(within_s=2) == 1
+        assert server.line() == ""
+
+
+def test_health_answers_soon_after_the_process_starts():
+    start_s = time.monotonic()
+    with process("loads") as server:
+        assert server.get("/health") == 200
+        assert time.monotonic() - start_s < 2.0  # about 0.4 s on an idle machine
+
+
+def test_serving_loads_no_torch():
+    program = (
+        "import sys, aserve.server, aserve.http; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
