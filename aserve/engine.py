@@ -124,15 +124,11 @@ class AsyncEngine:
         return self._ready().config
 
     async def __aenter__(self) -> Self:
-        assert self._state is EngineState.NEW, "an engine is entered once"
+        if self._state is not EngineState.NEW:
+            raise UnavailableError(f"an engine is entered once, and this one is {self._state.value}")
         self._state = EngineState.LOADING
-        event_loop = asyncio.get_running_loop()
-
-        def report(progress: Progress) -> None:
-            event_loop.call_soon_threadsafe(self._report, progress)
-
         try:
-            self._parts = parts = await asyncio.to_thread(self._load, report)
+            self._parts = parts = await self._load_parts()
         except BaseException:
             self._state = EngineState.CLOSED
             raise
@@ -142,6 +138,22 @@ class AsyncEngine:
         self._task.add_done_callback(self._loop_ended)
         self._state = EngineState.READY
         return self
+
+    async def _load_parts(self) -> EngineParts:
+        """Load in a thread. A thread cannot be cancelled: when the caller is, it ends at its next report."""
+        event_loop = asyncio.get_running_loop()
+
+        def report(progress: Progress) -> None:
+            if self._state is not EngineState.LOADING:
+                raise UnavailableError("nobody waits for this model any more")
+            event_loop.call_soon_threadsafe(self._report, progress)
+
+        loading = event_loop.run_in_executor(None, self._load, report)
+        try:
+            return await asyncio.shield(loading)
+        except asyncio.CancelledError:
+            loading.add_done_callback(_close_unwanted)
+            raise
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -298,6 +310,7 @@ class AsyncEngine:
         self, prompt_token_ids: tuple[int, ...], params: SamplingParams, request_id: str | None
     ) -> Request:
         info = self._ready().info
+        _refuse_unsupported(params)
         if not prompt_token_ids:
             raise InvalidRequestError("the prompt is empty: it has no tokens", "prompt")
         room = info.max_model_len - len(prompt_token_ids)
@@ -326,6 +339,29 @@ class AsyncEngine:
         for token_id in token_ids:
             if not 0 <= token_id < vocab_size:
                 raise InvalidRequestError(f"{field}: token id {token_id} is not in [0, {vocab_size})", field)
+
+
+NOT_YET: Final = (
+    *("n", "best_of", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
+    *("allowed_token_ids", "bad_words", "logprobs", "prompt_logprobs", "include_stop_str_in_output"),
+    *("skip_special_tokens", "beam"),
+)
+"""Fields of SamplingParams that are checked and do not work yet."""
+
+
+def _refuse_unsupported(params: SamplingParams) -> None:
+    for field in NOT_YET:
+        if getattr(params, field) != getattr(_PLAIN, field):
+            raise InvalidRequestError(f"{field} is not supported yet", field)
+
+
+_PLAIN: Final = SamplingParams()
+
+
+def _close_unwanted(loading: asyncio.Future[EngineParts]) -> None:
+    """Give back what was loaded for a caller who has gone."""
+    if not loading.cancelled() and loading.exception() is None:
+        loading.result().runner.close()
 
 
 __all__ = ["AserveError", "AsyncEngine", "EngineParts", "EngineState", "Loader", "Progress"]

@@ -8,6 +8,7 @@ from typing import Any, Self
 from tqdm import tqdm
 
 from aserve.build import AsyncEngine
+from aserve.core.errors import UnavailableError
 from aserve.core.outputs import Completion
 from aserve.core.params import SamplingParams
 from aserve.engine import Prompt
@@ -18,11 +19,13 @@ Messages = Sequence[Mapping[str, Any]]
 class LLM:
     """Loads a model and answers lists of prompts, all of them in one continuous batch.
 
-    model and options: as for AsyncEngine, which is what to use inside a running event loop. Use as a context manager,
-    or call `close`, to give back the memory before the process ends. Raises ConfigError or CheckpointError.
+    model and options: as for AsyncEngine, which is what to use inside a running event loop: there every method of this
+    class raises RuntimeError. Use as a context manager, or call `close`, to give back the memory before the process
+    ends. Raises ConfigError or CheckpointError.
     """
 
     def __init__(self, model: str = "demo", **options: Any) -> None:
+        _refuse_event_loop()
         self._closed = False
         self._runner = asyncio.Runner()
         try:
@@ -40,8 +43,10 @@ class LLM:
     ) -> list[Completion]:
         """Complete prompts (texts or lists of token ids), in their order. One `params` for all, or one each.
 
-        Raises what `AsyncEngine.open` raises for the first prompt that cannot be answered; then none is.
+        Raises what `AsyncEngine.open` raises for the first prompt that cannot be answered, then none is;
+        `UnavailableError` after `close`; ValueError when there are not as many params as prompts.
         """
+        self._check_usable()
         return self._runner.run(self._generate(_as_list(prompts), params, use_tqdm))
 
     def chat(
@@ -51,7 +56,8 @@ class LLM:
         *,
         use_tqdm: bool = True,
     ) -> list[Completion]:
-        """Answer one conversation (a list of {"role", "content"}) or several, in their order."""
+        """Answer one conversation (a list of {"role", "content"}) or several, in their order. Raises as `generate`."""
+        self._check_usable()
         first = conversations[0] if conversations else ()
         several = [conversations] if isinstance(first, Mapping) else conversations
         return self._runner.run(self._chat(several, params, use_tqdm))  # type: ignore[arg-type]  # narrowed by `first`
@@ -60,6 +66,7 @@ class LLM:
         """End the engine and give back threads and memory. Idempotent."""
         if self._closed:
             return
+        _refuse_event_loop()
         self._closed = True
         try:
             self._runner.run(self._engine.aclose())
@@ -73,6 +80,11 @@ class LLM:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _check_usable(self) -> None:
+        _refuse_event_loop()
+        if self._closed:
+            raise UnavailableError("the LLM is closed")
 
     async def _chat(
         self,
@@ -114,3 +126,12 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
         return [prompts]  # type: ignore[list-item]  # a Sequence[int], by the test above
     return prompts  # type: ignore[return-value]  # a sequence of prompts, by the same test
+
+
+def _refuse_event_loop() -> None:
+    """Raises RuntimeError where an event loop is running: to block in it would stop all that it serves."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise RuntimeError("LLM blocks, and an event loop is running here: use AsyncEngine, or LLM in asyncio.to_thread")

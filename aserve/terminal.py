@@ -7,10 +7,10 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from aserve.build import AsyncEngine
+from aserve import build
 from aserve.core.config import Options
 from aserve.core.errors import InvalidRequestError
-from aserve.engine import Progress
+from aserve.engine import AsyncEngine, Progress
 
 CHAT_HELP = "Type a message; Ctrl-C stops an answer, Ctrl-D or /exit ends, /clear starts over."
 
@@ -49,19 +49,20 @@ def run_chat(options: Options) -> int:
     answer while one is being given, and ends the program at the prompt.
     """
     printer = StartupPrinter()
-    engine = AsyncEngine.from_options(options, on_progress=printer.report)
+    engine = build.AsyncEngine.from_options(options, on_progress=printer.report)
     with suppress(KeyboardInterrupt), asyncio.Runner() as runner:
         runner.run(engine.__aenter__())
         printer.close()
         print(CHAT_HELP, file=sys.stderr)
         try:
-            _converse(runner, engine)
+            converse(runner, engine)
         finally:
             runner.run(engine.aclose())
     return 0
 
 
-def _converse(runner: asyncio.Runner, engine: AsyncEngine) -> None:
+def converse(runner: asyncio.Runner, engine: AsyncEngine) -> None:
+    """Read messages and answer them until there are no more. A message that cannot be answered is one line."""
     messages: list[dict[str, str]] = []
     while (line := _read_line()) is not None:
         if line == "/clear":

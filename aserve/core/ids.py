@@ -10,5 +10,7 @@ Row = NewType("Row", int)
 """A sequence's place in the runner's device tables, in [0, max_num_seqs); reused."""
 BlockId = NewType("BlockId", int)
 """A block of the KV cache, in [1, num_blocks); block 0 is the null block and never allocated (I5)."""
+HostBlockId = NewType("HostBlockId", int)
+"""A block of the swap space in host memory, in [0, num_host_blocks)."""
 BlockHash = NewType("BlockHash", bytes)
 """32 bytes of sha256 over (parent hash, tokens of one full block); the salt enters the root."""

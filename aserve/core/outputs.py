@@ -5,6 +5,7 @@ import enum
 import msgspec
 
 from aserve.core.ids import RequestId
+from aserve.core.plan import TokenScores
 
 
 class FinishReason(enum.StrEnum):
@@ -21,6 +22,9 @@ class SeqDelta(msgspec.Struct, frozen=True, gc=False):
 
     stop_reason: the stop token id that ended it, None where an end-of-sequence token or a length did.
     num_cached_tokens: prompt tokens found in the prefix cache at first admission.
+    scores: of token_ids, where the request asked for logprobs. prompt_scores: of the prompt's tokens from the second
+        on, those that were computed since the last delta of the choice.
+    cumulative_logprob: of a finished choice that was ranked (best_of, beam search).
     """
 
     request_id: RequestId
@@ -29,6 +33,9 @@ class SeqDelta(msgspec.Struct, frozen=True, gc=False):
     stop_reason: int | None = None
     index: int = 0
     num_cached_tokens: int = 0
+    scores: tuple[TokenScores, ...] = ()
+    prompt_scores: tuple[TokenScores, ...] = ()
+    cumulative_logprob: float | None = None
 
 
 class TextDelta(msgspec.Struct, frozen=True, gc=False):
@@ -38,6 +45,7 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
     token_ids: may run ahead of text, whose end can be held back for a stop string or an unfinished character.
     stop_reason: the stop string or stop token id that ended the choice; None for end-of-sequence and length.
     num_cached_tokens: prompt tokens found in the prefix cache at first admission.
+    scores, prompt_scores, cumulative_logprob: as in SeqDelta.
     """
 
     text: str
@@ -46,6 +54,9 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
     stop_reason: int | str | None = None
     index: int = 0
     num_cached_tokens: int = 0
+    scores: tuple[TokenScores, ...] = ()
+    prompt_scores: tuple[TokenScores, ...] = ()
+    cumulative_logprob: float | None = None
 
     def merge(self, later: "TextDelta") -> "TextDelta":
         """This delta followed by a later one of the same choice, as one."""
@@ -58,6 +69,9 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
             stop_reason=later.stop_reason,
             index=self.index,
             num_cached_tokens=later.num_cached_tokens,
+            scores=self.scores + later.scores,
+            prompt_scores=self.prompt_scores + later.prompt_scores,
+            cumulative_logprob=later.cumulative_logprob,
         )
 
 

@@ -11,7 +11,27 @@ them replays a step sequence on another device.
 
 import msgspec
 
-from aserve.core.ids import BlockId, Row, SeqId
+from aserve.core.ids import BlockId, HostBlockId, Row, SeqId
+
+
+class RowControls(msgspec.Struct, frozen=True, gc=False):
+    """What changes a row's logits before they are sampled, beyond the parameters that nearly every row has.
+
+    presence_penalty, frequency_penalty: subtracted from tokens generated so far, once and per occurrence (OpenAI).
+    repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output (CTRL, 2019).
+    logit_bias: (token id, added to its logit). allowed_ids: all others are banned; () allows all.
+    bad_words: token sequences; the last token of one may not follow the rest of it.
+    prompt_ids, output_ids: the history when the row is set up; what the row samples from then on is added to it.
+    """
+
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    prompt_ids: tuple[int, ...] = ()
+    output_ids: tuple[int, ...] = ()
 
 
 class RowSampling(msgspec.Struct, frozen=True, gc=False):
@@ -19,6 +39,8 @@ class RowSampling(msgspec.Struct, frozen=True, gc=False):
 
     The random number for a token is a pure function of (seed, position of the token): see kernels/reference.py.
     banned_ids may not be sampled for any position below banned_before (min_tokens).
+    num_logprobs: score each sampled token, with as many of the likeliest beside it; None scores nothing.
+    num_prompt_logprobs: the same for the prompt's tokens, where slices have `target_ids`.
     """
 
     temperature: float
@@ -28,6 +50,9 @@ class RowSampling(msgspec.Struct, frozen=True, gc=False):
     seed: int
     banned_ids: tuple[int, ...] = ()
     banned_before: int = 0
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+    controls: RowControls | None = None
 
 
 class RowInit(msgspec.Struct, frozen=True, gc=False):
@@ -45,6 +70,7 @@ class SeqSlice(msgspec.Struct, frozen=True, gc=False):
     token_ids: the tokens at those positions; () means one token, the row's last sampled one, still on the device.
     new_blocks: appended to the row's block table before the step runs.
     samples: whether the last position yields a token.
+    target_ids: the tokens at positions start + 1 and on, to be scored by what the slice computes; () scores nothing.
     """
 
     seq_id: SeqId
@@ -54,14 +80,31 @@ class SeqSlice(msgspec.Struct, frozen=True, gc=False):
     token_ids: tuple[int, ...] = ()
     new_blocks: tuple[BlockId, ...] = ()
     samples: bool = False
+    target_ids: tuple[int, ...] = ()
+
+
+class BlockOps(msgspec.Struct, frozen=True, gc=False):
+    """Blocks to move before a step runs, in this order; within one kind no block is both read and written.
+
+    swap_outs: device block to host block. copies: device to device, for a sequence that will write what others share.
+    swap_ins: host block to device block.
+    """
+
+    swap_outs: tuple[tuple[BlockId, HostBlockId], ...] = ()
+    copies: tuple[tuple[BlockId, BlockId], ...] = ()
+    swap_ins: tuple[tuple[HostBlockId, BlockId], ...] = ()
 
 
 class StepPlan(msgspec.Struct, frozen=True, gc=False):
-    """One step. Rows named in `inits` are set up before any slice is read."""
+    """One step. Blocks are moved first, then rows named in `inits` are set up, then slices run.
+
+    slices may be empty where block_ops are not.
+    """
 
     step_id: int
     slices: tuple[SeqSlice, ...]
     inits: tuple[RowInit, ...] = ()
+    block_ops: BlockOps | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -69,8 +112,28 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
         return sum(s.num_tokens for s in self.slices)
 
 
+class TokenScores(msgspec.Struct, frozen=True, gc=False):
+    """One token's log-probability under the model's own distribution: before temperature, penalties and bans.
+
+    rank: how many tokens are at least as likely, itself included; 1 is the likeliest.
+    top_ids, top_logprobs: the likeliest tokens, best first.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
 class StepResult(msgspec.Struct, frozen=True, gc=False):
-    """token_ids: one sampled token for each slice with `samples`, in the plan's order."""
+    """token_ids: one sampled token for each slice with `samples`, in the plan's order.
+
+    scores: for each of them, where its row has num_logprobs, else None; () when no row of the step has.
+    prompt_scores: for each slice with `target_ids`, in the plan's order, the scores of those tokens.
+    """
 
     step_id: int
     token_ids: tuple[int, ...]
+    scores: tuple[TokenScores | None, ...] = ()
+    prompt_scores: tuple[tuple[TokenScores, ...], ...] = ()

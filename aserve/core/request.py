@@ -12,8 +12,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: the output cap, already clamped to the room that max_model_len leaves.
     stop_ids: tokens that end the sequence (stop_token_ids, and the model's own unless ignore_eos).
     eos_ids: those of stop_ids that are the model's own; ending at one of them has no stop_reason.
-    seed: always set; drawn at random where the caller gave none.
+    seed: always set; drawn at random where the caller gave none. The k-th sequence of a request has seed + k.
     cache_salt: enters the root of the prefix hash; requests share cached blocks only under equal salts.
+    priority: lower runs first, under the priority policy.
+    bad_word_ids: params.bad_words as token sequences.
     arrival_s: the engine's clock when it came, in seconds; orders the queue, never compared with wall time.
     """
 
@@ -26,3 +28,5 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     stop_ids: frozenset[int] = frozenset()
     eos_ids: frozenset[int] = frozenset()
     cache_salt: bytes = b""
+    priority: int = 0
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()

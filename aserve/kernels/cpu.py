@@ -52,15 +52,13 @@ class CpuOps:
     ) -> Tensor:
         """q and k are turned as one tensor: one set of calls instead of two."""
         num_tokens, num_heads, head_dim = q_THD.shape
-        cos_T11d, sin_T1d = (
-            part.view(num_tokens, *(1,) * ones, head_dim // 2)
-            for part, ones in zip(cos_sin_LD.index_select(0, positions_T).chunk(2, dim=-1), (2, 1), strict=True)
-        )
+        cos_sin_T12d = cos_sin_LD.index_select(0, positions_T).view(num_tokens, 1, 2, head_dim // 2)
+        sin_T1d = cos_sin_T12d[:, :, 1]
         x_TN2d = torch.cat((q_THD, k_TKD), dim=1).float().view(num_tokens, -1, 2, head_dim // 2)
-        turned_TN2d = x_TN2d * cos_T11d
         first_TNd, second_TNd = x_TN2d.unbind(2)
-        turned_TN2d.select(2, 0).addcmul_(second_TNd, sin_T1d, value=-1)
-        turned_TN2d.select(2, 1).addcmul_(first_TNd, sin_T1d)
+        turned_TN2d = x_TN2d * cos_sin_T12d[:, :, :1]
+        turned_TN2d[:, :, 0].addcmul_(second_TNd, sin_T1d, value=-1)
+        turned_TN2d[:, :, 1].addcmul_(first_TNd, sin_T1d)
         turned_TND = turned_TN2d.view(num_tokens, -1, head_dim).to(q_THD.dtype)
         self.write_kv(turned_TND[:, num_heads:], v_TKD, k_cache_BPKD, v_cache_BPKD, slots_T)
         return turned_TND[:, :num_heads]

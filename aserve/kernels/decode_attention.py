@@ -11,7 +11,9 @@ weighs together:
          -> partial [s, h, i, D], lse [s, h, i]
 
 Exponentials are base 2: the scores are scaled by log2(e) beforehand. The number of splits follows from what the host
-knows (batch, heads, longest context), never from the lengths on the device.
+knows (batch, heads, longest context), never from the lengths on the device. Whatever changes from step to step
+(lengths, the table's width, where metadata starts in memory) is kept from Triton's specialisation, which would compile
+anew.
 """
 
 import math
@@ -34,7 +36,7 @@ def soft_cap_scores(scores, cap):
     return tl.where(scores < 0, -tanh, tanh) * cap
 
 
-@triton.jit(do_not_specialize=["table_stride", "window"])
+@triton.jit(do_not_specialize=["table_stride", "window"], do_not_specialize_on_alignment=["table_ptr", "seq_lens_ptr"])
 def _decode_kernel(
     q_ptr,
     k_ptr,

@@ -2,44 +2,43 @@
 
 Philox-4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011) is a
 counter-based generator: ten rounds of multiply and exchange turn a 128-bit counter and a 64-bit key into 128 random
-bits, without any state. The key is the request's seed, the counter the token's position. Written as torch integers
-here; Triton's `tl.philox` gives the same bits.
+bits, without any state. The key is the request's seed, the counter the token's position. Written in numpy, which has
+unsigned integers and is three times faster than torch on so few; Triton's `tl.philox` gives the same bits.
 """
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+Words = npt.NDArray[np.uint64]
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
-_MASK = 0xFFFFFFFF
+_MASK = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
 
 
-def philox_words(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-    """Four random 32-bit words for each counter and key; all of them, and the result, int64 in [0, 2^32)."""
+def philox_words(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words]) -> tuple[Words, ...]:
+    """Four random words for each counter and key. A word is 32 bits in a uint64, which holds a product of two."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
+    m0, m1, w0, w1 = (np.uint64(x) for x in (*_MULTIPLIERS, *_WEYL))
     for _ in range(_ROUNDS):
-        high0, low0 = _multiply_wide(c0, _MULTIPLIERS[0])
-        high1, low1 = _multiply_wide(c2, _MULTIPLIERS[1])
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-        k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
+        product0, product1 = c0 * m0, c2 * m1
+        c0, c1 = (product1 >> _HALF) ^ c1 ^ k0, product1 & _MASK
+        c2, c3 = (product0 >> _HALF) ^ c3 ^ k1, product0 & _MASK
+        k0, k1 = (k0 + w0) & _MASK, (k1 + w1) & _MASK
     return c0, c1, c2, c3
 
 
 def random_words(seeds_S: Tensor, positions_S: Tensor) -> Tensor:
-    """One uniform 32-bit word a row, int64 in [0, 2^32): the first of Philox(key=seed, counter=position)."""
-    zero = torch.zeros_like(positions_S)
-    return philox_words((*_halves(positions_S), zero, zero), _halves(seeds_S))[0]
+    """One uniform 32-bit word a row, int64 in [0, 2^32): the first of Philox(key=seed, counter=position).
 
-
-def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The low and the high 32 bits of int64."""
-    return x & _MASK, (x >> 32) & _MASK
-
-
-def _multiply_wide(a: Tensor, b: int) -> tuple[Tensor, Tensor]:
-    """The high and the low word of a 32 x 32 bit product. In two halves, for int64 holds only 63 bits of it."""
-    by_low = a * (b & 0xFFFF)
-    by_high = a * (b >> 16) + (by_low >> 16)
-    return by_high >> 16, ((by_high & 0xFFFF) << 16) | (by_low & 0xFFFF)
+    Reads its int64 tensors on the host.
+    """
+    seeds, positions = (x.cpu().numpy().view(np.uint64) for x in (seeds_S, positions_S))
+    zero = np.zeros_like(positions)
+    words = philox_words((positions & _MASK, positions >> _HALF, zero, zero), (seeds & _MASK, seeds >> _HALF))
+    return torch.from_numpy(words[0].view(np.int64))

@@ -84,7 +84,10 @@ def _visit_tiles(
     return acc, row_max, row_sum
 
 
-@triton.jit(do_not_specialize=["table_stride", "window"])
+@triton.jit(
+    do_not_specialize=["table_stride", "window"],
+    do_not_specialize_on_alignment=["table_ptr", "seq_lens_ptr", "query_starts_ptr"],
+)
 def _prefill_kernel(
     q_ptr,
     k_ptr,

@@ -43,7 +43,7 @@ def _turn_heads(
     tl.store(dst + HALF, second, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
 def _rope_kernel(
     q_ptr,
     out_ptr,

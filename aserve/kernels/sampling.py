@@ -20,6 +20,8 @@ from aserve.kernels.reference import MASS_UNIT
 
 _MAX_TILE = 4096
 _MASS_UNIT = tl.constexpr(MASS_UNIT)
+# Per-row numbers may begin anywhere in a packed buffer, and a kernel reads one of each: alignment means nothing to it.
+_ROW_POINTERS = ["banned_ptr", "temperature_ptr"]
 
 
 @triton.jit
@@ -44,7 +46,7 @@ def _mass(weights, floor):
     return tl.where(weights >= floor, (weights * _MASS_UNIT).to(tl.int64), 0)
 
 
-@triton.jit(do_not_specialize=["num_banned"])
+@triton.jit(do_not_specialize=["num_banned"], do_not_specialize_on_alignment=["banned_ptr"])
 def _tile_max_kernel(
     logits_ptr,
     banned_ptr,
@@ -109,7 +111,10 @@ def _largest_floor(weights_ptr, needed, BY_MASS: tl.constexpr, VOCAB_SIZE: tl.co
     return floor_bits.to(tl.float32, bitcast=True)
 
 
-@triton.jit(do_not_specialize=["num_banned"])
+@triton.jit(
+    do_not_specialize=["num_banned"],
+    do_not_specialize_on_alignment=[*_ROW_POINTERS, "top_k_ptr", "top_p_ptr", "min_p_ptr"],
+)
 def _floor_kernel(
     logits_ptr,
     banned_ptr,
@@ -151,7 +156,7 @@ def _floor_kernel(
     tl.store(floor_ptr + row, tl.maximum(floor, tl.load(min_p_ptr + row)))
 
 
-@triton.jit(do_not_specialize=["num_banned"])
+@triton.jit(do_not_specialize=["num_banned"], do_not_specialize_on_alignment=_ROW_POINTERS)
 def _tile_mass_kernel(
     logits_ptr,
     banned_ptr,
@@ -181,7 +186,9 @@ def _tile_mass_kernel(
         tl.store(tile_mass_ptr + row * NUM_TILES + tile, tl.sum(mass, axis=0))
 
 
-@triton.jit(do_not_specialize=["num_banned"])
+@triton.jit(
+    do_not_specialize=["num_banned"], do_not_specialize_on_alignment=[*_ROW_POINTERS, "seeds_ptr", "positions_ptr"]
+)
 def _draw_kernel(
     logits_ptr,
     banned_ptr,

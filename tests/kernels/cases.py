@@ -1,0 +1,108 @@
+"""Inputs for the kernel tests: paged contexts with shuffled blocks, and sampling batches."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from aserve.kernels.ops import AttentionBatch, Ops, SamplingBatch
+
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+
+
+@dataclass(frozen=True)
+class Fast:
+    """A fast implementation under test, and what to run it with. Its twin runs on the same tensors.
+
+    interpreted: by Triton's interpreter, a thousand times slower than compiled; statistics are left to the others.
+    """
+
+    ops: Ops
+    device: torch.device
+    dtype: torch.dtype
+    interpreted: bool = False
+
+    def randn(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.randn(*shape).to(device=self.device, dtype=dtype or self.dtype)
+
+    def assert_close(self, actual: Tensor, expected: Tensor) -> None:
+        assert actual.dtype == expected.dtype
+        tolerance = TOLERANCE[self.dtype]
+        torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
+
+
+@dataclass(frozen=True)
+class Paged:
+    """One layer's cache, full of noise, and a step over it."""
+
+    q_THD: Tensor
+    k_cache_BPKD: Tensor
+    v_cache_BPKD: Tensor
+    batch: AttentionBatch
+
+    def attend(self, ops: Ops, **options: float | int) -> Tensor:
+        scale = self.q_THD.shape[-1] ** -0.5
+        return ops.attend(self.q_THD, self.k_cache_BPKD, self.v_cache_BPKD, self.batch, scale=scale, **options)
+
+
+def paged(
+    fast: Fast,
+    seq_lens: Sequence[int],
+    query_lens: Sequence[int],
+    *,
+    heads: tuple[int, int] = (4, 2),
+    head_dim: int = 16,
+    block_size: int = 8,
+) -> Paged:
+    """heads: (query heads, key heads). Blocks are shuffled over the cache; the table is padded with block 0."""
+    blocks = [-(-n // block_size) for n in seq_lens]
+    ids = (torch.randperm(sum(blocks)) + 1).split(blocks)
+    table = torch.nn.utils.rnn.pad_sequence(list(ids), batch_first=True).int()
+    num_heads, num_kv_heads = heads
+    cache_shape = (sum(blocks) + 1, block_size, num_kv_heads, head_dim)
+    batch = AttentionBatch(
+        num_decodes=sum(n == 1 for n in query_lens),
+        slots_T=torch.zeros(sum(query_lens), dtype=torch.int64, device=fast.device),  # attend does not read them
+        block_table_SM=table.to(fast.device),
+        seq_lens_S=torch.tensor(seq_lens, dtype=torch.int32, device=fast.device),
+        query_starts_S1=torch.tensor([0, *query_lens]).cumsum(0).int().to(fast.device),
+        max_query_len=max(query_lens),
+        max_seq_len=max(seq_lens),
+    )
+    return Paged(
+        fast.randn(sum(query_lens), num_heads, head_dim), fast.randn(*cache_shape), fast.randn(*cache_shape), batch
+    )
+
+
+def sampling(
+    num_rows: int,
+    *,
+    temperature: float | Sequence[float] = 1.0,
+    top_k: int | Sequence[int] = 0,
+    top_p: float | Sequence[float] = 1.0,
+    min_p: float | Sequence[float] = 0.0,
+    seeds: Sequence[int] | None = None,
+    positions: Sequence[int] | None = None,
+    banned: Sequence[Sequence[int]] | None = None,
+    device: torch.device | None = None,
+) -> SamplingBatch:
+    """One value for all rows, or one each."""
+
+    def rows(value: float | Sequence[float], dtype: torch.dtype) -> Tensor:
+        values = value if isinstance(value, Sequence) else [value] * num_rows
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    temperature_S, top_k_S = rows(temperature, torch.float32), rows(top_k, torch.int32)
+    top_p_S, min_p_S = rows(top_p, torch.float32), rows(min_p, torch.float32)
+    return SamplingBatch(
+        temperature_S=temperature_S,
+        top_k_S=top_k_S,
+        top_p_S=top_p_S,
+        min_p_S=min_p_S,
+        seeds_S=rows(seeds if seeds is not None else list(range(num_rows)), torch.int64),
+        positions_S=rows(positions if positions is not None else [7] * num_rows, torch.int64),
+        banned_SC=None if banned is None else torch.tensor(banned, dtype=torch.int64, device=device),
+        all_greedy=not bool(temperature_S.any()),
+        any_filter=bool(((top_k_S > 0) | (top_p_S < 1) | (min_p_S > 0)).any()),
+    )

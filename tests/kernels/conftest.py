@@ -1,0 +1,53 @@
+"""The fast implementations under test, as fixtures: `fast` in each type, `sampler` in float32 alone.
+
+Triton kernels run compiled where there is a CUDA device, else under Triton's interpreter on CPU tensors. The
+interpreter multiplies bfloat16 matrices wrongly, so that type is left to the device. It is chosen when triton is
+imported, by an environment variable; where a test of another folder has imported triton already (transformers does),
+triton is imported anew: without a device nothing else can use the old one.
+"""
+
+import os
+import sys
+
+import pytest
+import torch
+
+from aserve.kernels.cpu import CpuOps
+from tests.kernels.cases import Fast
+
+HAS_CUDA = torch.cuda.is_available()
+
+if not HAS_CUDA:
+    os.environ["TRITON_INTERPRET"] = "1"
+    for name in [n for n in sys.modules if n == "triton" or n.startswith("triton.")]:
+        if not name.startswith("triton._C"):  # the extension cannot be loaded twice
+            del sys.modules[name]
+
+CPU = [("cpu", dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16)]
+TRITON = [("triton", dtype) for dtype in (torch.float32, torch.float16, *[torch.bfloat16] * HAS_CUDA)]
+
+
+def _name(param: tuple[str, torch.dtype]) -> str:
+    return f"{param[0]}-{str(param[1]).removeprefix('torch.')}"
+
+
+def _build(request: pytest.FixtureRequest) -> Fast:
+    torch.manual_seed(0)
+    name, dtype = request.param
+    if name == "cpu":
+        return Fast(CpuOps(), torch.device("cpu"), dtype)
+    from aserve.kernels.triton_ops import TritonOps
+
+    return Fast(TritonOps(num_sms=8), torch.device("cuda" if HAS_CUDA else "cpu"), dtype, interpreted=not HAS_CUDA)
+
+
+@pytest.fixture(params=CPU + TRITON, ids=_name)
+def fast(request: pytest.FixtureRequest) -> Fast:
+    """A fast implementation, its device and a type."""
+    return _build(request)
+
+
+@pytest.fixture(params=[CPU[0], pytest.param(TRITON[0], marks=pytest.mark.slow)], ids=_name)
+def sampler(request: pytest.FixtureRequest) -> Fast:
+    """A fast implementation in float32, which logits are whatever the model computes in."""
+    return _build(request)

@@ -1,0 +1,29 @@
+import pytest
+import torch
+
+from aserve.core.errors import ConfigError
+from aserve.kernels.cpu import CpuOps
+from aserve.kernels.dispatch import select_ops
+
+pytestmark = pytest.mark.torch
+
+
+def test_a_cpu_gets_its_own_operations() -> None:
+    assert isinstance(select_ops(torch.device("cpu")), CpuOps)
+
+
+def test_two_engines_share_no_buffers() -> None:
+    assert select_ops(torch.device("cpu")) is not select_ops(torch.device("cpu"))
+
+
+def test_another_device_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cpu or cuda, got meta"):
+        select_ops(torch.device("meta"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_gets_triton() -> None:
+    from aserve.kernels.triton_ops import TritonOps
+
+    assert isinstance(select_ops(torch.device("cuda")), TritonOps)
