@@ -1,6 +1,6 @@
 """The layers that decoders share: linear layers behind a method, and the gated feed-forward block.
 
-How a linear layer keeps its weight is a `LinearMethod`: dense here, one class more for a packed or quantized one.
+How a linear layer keeps its weight is a `LinearMethod`: dense or packed here, one class more for a quantized one.
 Models say which checkpoint tensors a layer is made of, and fuse where that saves a matrix product. Shape letters:
 kernels/ops.py, and I, O for the inputs and outputs of a linear layer.
 """
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aserve.kernels.ops import Ops
+from aserve.kernels.packed_linear import can_pack, pack, packed_linear
 from aserve.models.spec import ModelSpec
 from aserve.models.weights import Weights
 
@@ -63,26 +64,57 @@ class DenseLinear:
         return F.linear(x_TI, self._weight_OI, self._bias_O)
 
 
+class PackedLinear:
+    """The weight reordered for the CPU's vector units; see kernels/packed_linear.py."""
+
+    __slots__ = ("_bias_O", "_packed_OI")
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> None:
+        self._packed_OI = pack(weight_OI)
+        self._bias_O = bias_O
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        """[T, I] to [T, O]."""
+        return packed_linear(x_TI, self._packed_OI, self._bias_O)
+
+
 class DenseMethod:
     """Linear layers as the checkpoint has them, in the model's type."""
 
     def load(self, weights: Weights, shape: LinearShape) -> Linear:
-        """One matrix whose rows are the checkpoint's matrices, one below the other."""
-        num_outputs = sum(shape.outputs.values())
-        weight_OI = weights.empty(num_outputs, shape.num_inputs)
-        bias_O = weights.empty(num_outputs) if shape.bias else None
-        start = 0
-        for name, size in shape.outputs.items():
-            rows = slice(start, start + size)
-            weights.fill(weight_OI[rows], f"{name}.weight")
-            if bias_O is not None:
-                weights.fill(bias_O[rows], f"{name}.bias")
-            start += size
-        return DenseLinear(weight_OI, bias_O)
+        """One matrix for all that is fused."""
+        return DenseLinear(*load_fused(weights, shape))
 
     def wrap(self, weight_OI: Tensor) -> Linear:
         """The shared weight itself."""
         return DenseLinear(weight_OI)
+
+
+class PackingMethod:
+    """Each weight packed where that pays (`can_pack`), and as it is elsewhere."""
+
+    def load(self, weights: Weights, shape: LinearShape) -> Linear:
+        """One matrix for all that is fused."""
+        return self.wrap(*load_fused(weights, shape))
+
+    def wrap(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
+        """A packed copy of the weight, or the weight itself."""
+        return PackedLinear(weight_OI, bias_O) if can_pack(weight_OI) else DenseLinear(weight_OI, bias_O)
+
+
+def load_fused(weights: Weights, shape: LinearShape) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias whose rows are the checkpoint's matrices, one below the other: [O, I] and [O]."""
+    num_outputs = sum(shape.outputs.values())
+    weight_OI = weights.empty(num_outputs, shape.num_inputs)
+    bias_O = weights.empty(num_outputs) if shape.bias else None
+    start = 0
+    for name, size in shape.outputs.items():
+        rows = slice(start, start + size)
+        weights.fill(weight_OI[rows], f"{name}.weight")
+        if bias_O is not None:
+            weights.fill(bias_O[rows], f"{name}.bias")
+        start += size
+    return weight_OI, bias_O
 
 
 def load_tensor(weights: Weights, name: str, *shape: int) -> Tensor:

@@ -9,7 +9,7 @@ from aserve.core.errors import CheckpointError
 from aserve.kernels.ops import Ops
 from aserve.models.checkpoint import Checkpoint
 from aserve.models.interface import CausalLM
-from aserve.models.layers import DenseMethod
+from aserve.models.layers import PackingMethod
 from aserve.models.registry import NATIVE
 from aserve.models.rope import rope_table
 from aserve.models.spec import ModelSpec, read_architecture, read_spec
@@ -84,4 +84,4 @@ def read_dtype(checkpoint: Checkpoint, wish: str) -> torch.dtype:
 def _build(spec: ModelSpec, ops: Ops, weights: Weights, num_positions: int, device: torch.device) -> CausalLM:
     assert spec.rope is not None, "every native family is rotary"
     cos_sin_LD = rope_table(spec.rope, spec.head_dim, num_positions, device)
-    return NATIVE[spec.architecture](spec, ops, weights, DenseMethod(), cos_sin_LD)
+    return NATIVE[spec.architecture](spec, ops, weights, PackingMethod(), cos_sin_LD)

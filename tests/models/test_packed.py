@@ -1,0 +1,41 @@
+"""A packed linear layer gives what a dense one gives."""
+
+import pytest
+import torch
+
+from aserve.kernels.packed_linear import can_pack
+from aserve.models.layers import DenseLinear, DenseMethod, LinearShape, PackedLinear, PackingMethod
+from aserve.models.weights import RandomWeights
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.0), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("num_rows", [1, 2, 17, 64])
+@pytest.mark.parametrize("bias", [False, True])
+def test_packed_and_dense_agree(dtype, tolerance, num_rows, bias):
+    torch.manual_seed(0)
+    weight_OI = torch.randn(1032, 1024, dtype=dtype) / 32
+    if not can_pack(weight_OI):
+        pytest.skip(f"this processor has no fast packed product in {dtype}")
+    bias_O = torch.randn(1032, dtype=dtype) if bias else None
+    x_TI = torch.randn(num_rows, 1024, dtype=dtype)
+    with torch.inference_mode():
+        dense, packed = DenseLinear(weight_OI, bias_O)(x_TI), PackedLinear(weight_OI, bias_O)(x_TI)
+    torch.testing.assert_close(packed, dense, rtol=tolerance or 1.6e-2, atol=tolerance or 1e-2)
+
+
+def test_small_float32_weights_and_float16_stay_as_they_are():
+    assert not can_pack(torch.zeros(512, 512))
+    assert not can_pack(torch.zeros(2048, 2048, dtype=torch.float16))
+
+
+def test_both_methods_load_the_same_rows():
+    shape = LinearShape({"a": 600, "b": 700}, 1024, bias=True)
+    layers = [
+        method.load(RandomWeights(torch.float32, torch.device("cpu"), seed=1), shape)
+        for method in (DenseMethod(), PackingMethod())
+    ]
+    x_TI = torch.randn(3, 1024)
+    with torch.inference_mode():
+        torch.testing.assert_close(layers[0](x_TI), layers[1](x_TI), rtol=1e-5, atol=1e-5)
