@@ -9,6 +9,7 @@ import difflib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -41,10 +42,14 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Flag(msgspec.Struct, frozen=True):
-    """One option: its field's name, how a word is read, what it does, and whether it takes several words."""
+    """One option: its field's name, how a word is read, what stands for the word in the help, and what it does.
+
+    many: takes several words.
+    """
 
     name: str
     read: Callable[[str], Any]
+    metavar: str
     help: str
     many: bool = False
 
@@ -82,7 +87,7 @@ def read_number(word: str) -> float:
         raise ConfigError(f"a number is expected, got {word!r}") from None
 
 
-def _choice(*allowed: str) -> Callable[[str], str]:
+def _choice(allowed: Sequence[str]) -> Callable[[str], str]:
     def read(word: str) -> str:
         if word not in allowed:
             raise ConfigError(f"one of {', '.join(allowed)} is expected, got {word!r}")
@@ -92,33 +97,46 @@ def _choice(*allowed: str) -> Callable[[str], str]:
 
 
 ENGINE_FLAGS: Final = (
-    Flag("model", str, "a folder or a Hugging Face id; the bundled demonstration model when omitted"),
-    Flag("tokenizer", str, "a folder or id whose tokenizer replaces the model's own"),
-    Flag("revision", str, "branch, tag or commit of a Hugging Face id"),
-    Flag("download_dir", str, "where Hugging Face files are cached"),
-    Flag("served_model_name", str, "names that requests may give; the first is put into answers", many=True),
-    Flag("trust_remote_code", read_bool, "run Python code that comes with the model"),
-    Flag("load_format", _choice(*LOAD_FORMATS), "dummy makes random weights from config.json alone"),
-    Flag("dtype", _choice(*DTYPES), "auto is the checkpoint's own"),
-    Flag("device", _choice(*DEVICES), "auto is cuda where there is one"),
-    Flag("generation_config", _choice(*GENERATION_CONFIGS), "whether generation_config.json sets sampling defaults"),
-    Flag("seed", int, "of the dummy weights"),
-    Flag("max_model_len", read_count, "longest prompt and answer together, in tokens"),
-    Flag("block_size", read_count, "tokens in a block of the KV cache"),
-    Flag("gpu_memory_utilization", read_number, "share of the GPU's memory that aserve may use"),
-    Flag("kv_cache_memory_bytes", read_count, "size of the KV cache, instead of what profiling finds"),
-    Flag("max_num_seqs", read_count, "sequences that run at once"),
-    Flag("max_num_batched_tokens", read_count, "tokens that a step computes at most"),
-    Flag("watermark", read_number, "share of the blocks kept free when a new sequence is admitted"),
-    Flag("enable_prefix_caching", read_bool, "reuse the blocks of equal prompt beginnings"),
+    Flag("model", str, "FOLDER|ID", "a folder or a Hugging Face id; demo is the bundled demonstration model"),
+    Flag("tokenizer", str, "FOLDER|ID", "a folder or id whose tokenizer replaces the model's own"),
+    Flag("revision", str, "NAME", "branch, tag or commit of a Hugging Face id"),
+    Flag("download_dir", str, "FOLDER", "where Hugging Face files are cached"),
+    Flag("served_model_name", str, "NAME", "names that requests may give; the first is put into answers", many=True),
+    Flag("trust_remote_code", read_bool, "", "run Python code that comes with the model"),
+    Flag(
+        "load_format",
+        _choice(LOAD_FORMATS),
+        "|".join(LOAD_FORMATS),
+        "dummy makes random weights from config.json alone",
+    ),
+    Flag("dtype", _choice(DTYPES), "|".join(DTYPES), "auto is the checkpoint's own"),
+    Flag("device", _choice(DEVICES), "|".join(DEVICES), "auto is cuda where there is one"),
+    Flag(
+        "generation_config",
+        _choice(GENERATION_CONFIGS),
+        "|".join(GENERATION_CONFIGS),
+        "whether generation_config.json sets sampling defaults",
+    ),
+    Flag("seed", int, "N", "of the dummy weights"),
+    Flag("max_model_len", read_count, "N", "longest prompt and answer together, in tokens"),
+    Flag("block_size", read_count, "N", "tokens in a block of the KV cache"),
+    Flag("gpu_memory_utilization", read_number, "X", "share of the GPU's memory that aserve may use"),
+    Flag("kv_cache_memory_bytes", read_count, "N", "size of the KV cache, instead of what profiling finds"),
+    Flag("max_num_seqs", read_count, "N", "sequences that run at once"),
+    Flag("max_num_batched_tokens", read_count, "N", "tokens that a step computes at most"),
+    Flag("watermark", read_number, "X", "share of the blocks kept free when a new sequence is admitted"),
+    Flag("enable_prefix_caching", read_bool, "", "reuse the blocks of equal prompt beginnings"),
 )
 SERVER_FLAGS: Final = (
-    Flag("host", str, "address to listen on"),
-    Flag("port", read_count, "port to listen on; 0 picks a free one"),
-    Flag("api_key", str, "keys that requests must carry; none means open", many=True),
-    Flag("shutdown_timeout", read_number, "seconds that open requests get after the first SIGTERM"),
+    Flag("host", str, "ADDRESS", "address to listen on"),
+    Flag("port", read_count, "N", "port to listen on; 0 picks a free one"),
+    Flag("api_key", str, "KEY", "keys that requests must carry; none means open", many=True),
+    Flag("shutdown_timeout", read_number, "SECONDS", "how long open requests get after the first SIGTERM"),
 )
 FLAGS: Final = {flag.name: flag for flag in (*ENGINE_FLAGS, *SERVER_FLAGS)}
+DEFAULTS: Final = {
+    field.name: field.default for options in (Options, ServerOptions) for field in msgspec.structs.fields(options)
+}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -130,26 +148,48 @@ class _Parser(argparse.ArgumentParser):
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line; values stay words until `_settle` reads them."""
-    parser = _Parser(prog="aserve", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = _Parser(
+        prog="aserve",
+        description="Serve large language models from one Python process.",
+        epilog="aserve serve --help lists every option.",
+        allow_abbrev=False,
+    )
     parser.add_argument("--version", action="version", version=f"aserve {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="{serve,chat}", parser_class=_Parser)
-    serve = commands.add_parser("serve", help="serve the OpenAI API (the default command)", allow_abbrev=False)
-    _add_flags(serve, (*ENGINE_FLAGS, *SERVER_FLAGS))
-    chat = commands.add_parser("chat", help="talk to a model in the terminal", allow_abbrev=False)
-    _add_flags(chat, ENGINE_FLAGS)
+    add = partial(
+        commands.add_parser,
+        description=f"An option may also stand in --config FILE or, as {ENV_PREFIX}<NAME>, in the environment.",
+        formatter_class=partial(argparse.HelpFormatter, max_help_position=32),
+        allow_abbrev=False,
+    )
+    serve = add("serve", help="serve the OpenAI API (the default command)", usage="aserve serve [MODEL] [options]")
+    _add_flags(serve, {"engine": ENGINE_FLAGS, "server": SERVER_FLAGS})
+    chat = add("chat", help="talk to a model in the terminal", usage="aserve chat [MODEL] [options]")
+    _add_flags(chat, {"engine": ENGINE_FLAGS})
     return parser
 
 
-def _add_flags(parser: argparse.ArgumentParser, flags: Sequence[Flag]) -> None:
+def _add_flags(parser: argparse.ArgumentParser, groups: Mapping[str, Sequence[Flag]]) -> None:
     parser.add_argument("model_argument", nargs="?", metavar="MODEL", help="the same as --model")
     parser.add_argument("--config", metavar="FILE", help="a YAML file of the options below")
-    for flag in flags:
-        if flag.read is read_bool:
-            parser.add_argument(
-                flag.option, dest=flag.name, help=flag.help, action=argparse.BooleanOptionalAction, default=None
-            )
-        else:
-            parser.add_argument(flag.option, dest=flag.name, help=flag.help, nargs="+" if flag.many else None)
+    for title, flags in groups.items():
+        group = parser.add_argument_group(title)
+        for flag in flags:
+            _add_flag(group, flag)
+
+
+def _add_flag(group: argparse._ArgumentGroup, flag: Flag) -> None:
+    default = DEFAULTS[flag.name]
+    shown = ("on" if default else "off") if isinstance(default, bool) else default
+    help_line = flag.help if default in (None, ()) else f"{flag.help} (default: {shown})"
+    if flag.read is read_bool:
+        group.add_argument(
+            flag.option, dest=flag.name, help=help_line, action=argparse.BooleanOptionalAction, default=None
+        )
+    else:
+        group.add_argument(
+            flag.option, dest=flag.name, help=help_line, metavar=flag.metavar, nargs="+" if flag.many else None
+        )
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[str, Options, ServerOptions]:
@@ -244,9 +284,8 @@ def serve(options: Options, server_options: ServerOptions) -> int:
 
     printer = StartupPrinter()
     engine = AsyncEngine.from_options(options, on_progress=printer.report)
-    url = f"http://{server_options.host}:{server_options.port}"
 
-    def ready() -> None:
+    def ready(url: str) -> None:
         printer.close()
         print("\n".join(engine.startup_lines()), file=sys.stderr)
         print(f"Ready. Try:\n  {curl_line(url, server_options.api_key)}", file=sys.stderr, flush=True)

@@ -259,8 +259,8 @@ class AsyncEngine:
         starts_text: the answer is a text of its own (a chat message) and does not continue the prompt's: SentencePiece
         tokenizers then drop the space before its first word.
 
-        Raises `InvalidRequestError` (a token id or parameter out of bounds, an empty prompt), `ContextLengthError`
-        (it can never fit) or `UnavailableError` (loading, draining, closed).
+        Raises `InvalidRequestError` (a token id or parameter out of bounds, an empty prompt, an id that is in use),
+        `ContextLengthError` (it can never fit) or `UnavailableError` (loading, draining, closed).
         """
         parts = self._ready()
         if self._loop is None or self._state is not EngineState.READY:

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 
-from aserve.core.errors import AserveError, StepFailedError, UnavailableError
+from aserve.core.errors import AserveError, InvalidRequestError, StepFailedError, UnavailableError
 from aserve.core.ids import RequestId
 from aserve.core.outputs import FinishReason, SeqDelta
 from aserve.core.plan import StepPlan
@@ -62,11 +62,13 @@ class EngineLoop:
 
         Leaving the block, however that comes, frees all that the request holds.
 
-        Raises `ContextLengthError` if it can never fit and `UnavailableError` if the loop has ended.
+        Raises `ContextLengthError` if it can never fit, `InvalidRequestError` if a request of the same id is open, and
+        `UnavailableError` if the loop has ended.
         """
         if self._ended is not None:
             raise self._ended
-        assert request.id not in self._readers, f"request id {request.id} is open already"
+        if request.id in self._readers:
+            raise InvalidRequestError(f"a request with the id {request.id} is open already", "request_id")
         self._scheduler.add(request)
         mailbox = Mailbox()
         times = self._metrics.arrived(request, self._clock())

@@ -58,7 +58,7 @@ class Server:
     """Serves an application, and the engine behind it, once.
 
     app: an ASGI application behind `aserve.http.middleware.guard`, as create_app makes it.
-    on_ready: called once the engine is loaded. say: shows a line to people.
+    on_ready: called with the server's URL once the engine is loaded. say: shows a line to people.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Server:
         app: ASGIApp,
         config: ServerConfig,
         *,
-        on_ready: Callable[[], None] | None = None,
+        on_ready: Callable[[str], None] | None = None,
         say: Callable[[str], None] = print_line,
     ) -> None:
         self._engine = engine
@@ -78,6 +78,7 @@ class Server:
         self._signals: list[int] = []
         self._asked = asyncio.Event()
         self._urged = asyncio.Event()
+        self._url = ""
         self.left_behind = False
         """Whether a thread is still at work that cannot be interrupted: only the end of the process ends it."""
 
@@ -114,7 +115,8 @@ class Server:
             sock = listen_unix(config.uds, BACKLOG)
             listener = await loop.create_unix_server(lambda: Connection(connections), sock=sock, backlog=BACKLOG)
         try:
-            self._say(f"aserve: listening on {url_of(sock)}")
+            self._url = url_of(sock)
+            self._say(f"aserve: listening on {self._url}")
             yield listener
         finally:
             listener.close()
@@ -129,7 +131,7 @@ class Server:
             self.left_behind = True  # the thread that loads
             return 0
         if self._on_ready is not None:
-            self._on_ready()
+            self._on_ready(self._url)
         await self._asked.wait()
         listener.close()
         drained = await _finished(self._drain(connections), unless=self._urged)
@@ -207,7 +209,7 @@ def run(
     port: int = 8000,
     uds: str | None = None,
     drain_timeout_s: float = 30.0,
-    on_ready: Callable[[], None] | None = None,
+    on_ready: Callable[[str], None] | None = None,
 ) -> int:
     """Load the engine and serve the application until SIGTERM or SIGINT; see `Server` and `ServerConfig`.
 

@@ -28,7 +28,7 @@ def main(what: str, drain_timeout_s: str) -> int:
     engine = AsyncEngine(load)
     app = create_app(engine)
     return run(
-        engine, app, port=0, drain_timeout_s=float(drain_timeout_s), on_ready=lambda: print("ready", file=sys.stderr)
+        engine, app, port=0, drain_timeout_s=float(drain_timeout_s), on_ready=lambda _: print("ready", file=sys.stderr)
     )
 
 

@@ -57,8 +57,13 @@ async def running(engine: AsyncEngine, *, ready: bool = True, **config: object) 
     tasks_before = asyncio.all_tasks()
     lines: list[str] = []
     loaded = asyncio.Event()
+
+    def on_ready(url: str) -> None:
+        assert lines == [f"aserve: listening on {url}"]
+        loaded.set()
+
     server = Server(
-        engine, create_app(engine), ServerConfig(**{"port": 0, **config}), on_ready=loaded.set, say=lines.append
+        engine, create_app(engine), ServerConfig(**{"port": 0, **config}), on_ready=on_ready, say=lines.append
     )
     run = Run(server, lines, asyncio.create_task(server.run()))
     try:

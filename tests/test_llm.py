@@ -1,0 +1,121 @@
+"""LLM: lists of prompts in one batch, from code without an event loop."""
+
+import asyncio
+import signal
+
+import pytest
+
+from aserve import LLM, SamplingParams
+from aserve.core.errors import CheckpointError, ConfigError, InvalidRequestError, UnavailableError
+from aserve.core.outputs import FinishReason
+from tests.http.peer import until
+
+pytestmark = pytest.mark.torch
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+LIMITS = {"device": "cpu", "dtype": "float32", "kv_cache_memory_bytes": 2**23}
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM("demo", **LIMITS) as llm:
+        yield llm
+
+
+def generate(llm, prompts, params=GREEDY):
+    return llm.generate(prompts, params, use_tqdm=False)
+
+
+def test_prompts_are_texts_or_token_ids_one_or_several(llm):
+    (one,) = generate(llm, "Once upon a time")
+    assert (len(one.token_ids), one.finish_reason) == (8, FinishReason.LENGTH)
+    ids = list(one.prompt_token_ids)
+    two = generate(llm, ["One day", "Once upon a time"])
+    assert two[1].text == one.text != two[0].text
+    assert [answer.text for answer in generate(llm, ids)] == [one.text]
+    assert [answer.text for answer in generate(llm, [ids, two[0].prompt_token_ids])] == [one.text, two[0].text]
+    assert [answer.text for answer in generate(llm, ["One day", ids])] == [two[0].text, one.text]
+    assert generate(llm, []) == []
+
+
+def test_params_are_one_for_all_or_one_for_each(llm):
+    each = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in (3, 5)]
+    assert [len(answer.token_ids) for answer in generate(llm, ["a", "b"], each)] == [3, 5]
+    with pytest.raises(ValueError, match="params: 2 given for 3 prompts"):
+        generate(llm, ["a", "b", "c"], each)
+
+
+def test_without_params_the_checkpoint_decides(llm):
+    (answer,) = llm.chat([{"role": "user", "content": "What is 2 + 2?"}], use_tqdm=False)
+    assert answer.text
+
+
+def test_a_chat_takes_one_conversation_or_several(llm):
+    hello, sum_ = ([{"role": "user", "content": text}] for text in ("Hello!", "What is 7 + 5?"))
+    greedy = SamplingParams(temperature=0.0, max_tokens=64)
+    (one,) = llm.chat(hello, greedy, use_tqdm=False)
+    two = llm.chat([sum_, hello], greedy, use_tqdm=False)
+    assert one.finish_reason is FinishReason.STOP
+    assert two[1].text == one.text != two[0].text
+    assert llm.chat([], use_tqdm=False) == []
+
+
+def test_a_progress_bar_unless_it_is_not_wanted(llm, capfd):
+    llm.generate(["a", "b"], GREEDY)
+    shown = capfd.readouterr()
+    assert "Prompts: 100%" in shown.err
+    assert "2/2" in shown.err
+    assert "output tokens/s" in shown.err
+    assert shown.out == ""
+    generate(llm, ["a", "b"])
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("prompt", "message"), [("", "empty"), ([10**9], "token id 1000000000"), ([5] * 3000, "3000")])
+def test_a_prompt_that_cannot_be_answered_raises_its_own_error_and_the_next_call_works(llm, prompt, message):
+    before = generate(llm, "One day")
+    with pytest.raises(InvalidRequestError, match=message):
+        generate(llm, ["One day", prompt, "One day"])
+    assert generate(llm, "One day")[0].token_ids == before[0].token_ids
+
+
+def test_ctrl_c_ends_a_call_and_the_next_one_works(llm):
+    async def interrupt_when_running(engine):
+        await until(lambda: engine.statistics().num_running > 0)
+        signal.raise_signal(signal.SIGINT)
+
+    before = generate(llm, "One day")
+    endless = SamplingParams(temperature=0.0, ignore_eos=True)
+    ctrl_c = llm._runner.get_loop().create_task(interrupt_when_running(llm._engine))
+    with pytest.raises(KeyboardInterrupt):
+        generate(llm, ["a", "b"], endless)
+    assert ctrl_c.done()
+    assert llm._engine.statistics().num_used_blocks == 0
+    assert generate(llm, "One day")[0].token_ids == before[0].token_ids
+
+
+def test_it_cannot_be_used_where_it_would_block_an_event_loop(llm):
+    async def main():
+        for use in (lambda: LLM("demo"), lambda: generate(llm, "a"), lambda: llm.chat([]), llm.close):
+            with pytest.raises(RuntimeError, match="use AsyncEngine"):
+                use()
+        return await asyncio.to_thread(generate, llm, "One day")
+
+    assert asyncio.run(main())[0].token_ids == generate(llm, "One day")[0].token_ids
+
+
+def test_closing_twice_is_closing_once():
+    with LLM("demo", **LIMITS) as llm:
+        assert generate(llm, "a")
+    llm.close()
+    with pytest.raises(UnavailableError, match="closed"):
+        generate(llm, "a")
+    with pytest.raises(UnavailableError, match="closed"):
+        llm.chat([])
+
+
+def test_a_model_or_option_that_is_wrong_is_one_error(tmp_path):
+    with pytest.raises(CheckpointError, match="no such folder"):
+        LLM(str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match="did you mean max_num_seqs"):
+        LLM("demo", max_num_seq=1)
