@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 DEMO_MODEL: Final = "demo"
 DEMO_FOLDER: Final = Path(__file__).parent / "demo"
-SAMPLING_FIELDS: Final = ("temperature", "top_p", "top_k", "min_p")
+SAMPLING_FIELDS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """What of generation_config.json becomes a default of SamplingParams."""
 
 Report = Callable[[Progress], None]
@@ -104,6 +104,19 @@ def load(options: Options, report: Report) -> EngineParts:
     machine or model cannot meet.
     """
     report(Progress("loading torch"))
+    from torch import OutOfMemoryError
+
+    try:
+        return _load(options, report)
+    except OutOfMemoryError as error:
+        reason = str(error).partition(". Of the allocated")[0]
+        raise ConfigError(
+            "the weights, the largest step and its KV cache do not fit the GPU: lower max_num_batched_tokens, "
+            f"max_num_seqs, gpu_memory_utilization or kv_cache_memory_bytes, or free memory ({reason})"
+        ) from error
+
+
+def _load(options: Options, report: Report) -> EngineParts:
     from aserve.kernels.dispatch import select_ops
     from aserve.models.checkpoint import resolve_checkpoint
     from aserve.models.loader import read_dtype
@@ -119,7 +132,7 @@ def load(options: Options, report: Report) -> EngineParts:
     report(Progress("tokenizer"))
     tokenizer_folder = _tokenizer_folder(options, checkpoint)
     tokenizer = Tokenizer.load(tokenizer_folder)
-    chat_template = ChatTemplate.load(tokenizer_folder)
+    chat_template = ChatTemplate.load(tokenizer_folder, options.chat_template)
 
     report(Progress("memory"))
     facts = measure(options, model, ops, dtype, device)
@@ -154,21 +167,26 @@ def choose_device(wish: str) -> "torch.device":
 
 def measure(options: Options, model: "CausalLM", ops: "Ops", dtype: "torch.dtype", device: "torch.device") -> Facts:
     """What `resolve` needs to know of the model and the memory; on CUDA runs the largest step, if it must."""
-    from aserve.runner.profile import cpu_kv_budget, cuda_kv_budget
+    from aserve.runner.profile import cpu_kv_budget, cuda_kv_budget, largest_step
 
     if options.kv_cache_memory_bytes is not None:
         budget_bytes = options.kv_cache_memory_bytes
     elif device.type == "cpu":
         budget_bytes = cpu_kv_budget()
     else:
+        plan = largest_step(
+            options.max_num_seqs or default_max_num_seqs(),
+            options.max_num_batched_tokens or default_max_num_batched_tokens(device.type),
+            min(options.max_model_len or model.spec.context_len, model.spec.context_len),
+            options.block_size,
+        )
         budget_bytes = cuda_kv_budget(
             model,
             ops,
+            plan,
             dtype=dtype,
             device=device,
             block_size=options.block_size,
-            max_num_seqs=options.max_num_seqs or default_max_num_seqs(),
-            max_num_batched_tokens=options.max_num_batched_tokens or default_max_num_batched_tokens(device.type),
             gpu_memory_utilization=options.gpu_memory_utilization,
         )
     return Facts(
@@ -212,6 +230,10 @@ def _load_model(
 
 
 def _tokenizer_folder(options: Options, checkpoint: "Checkpoint") -> Path:
+    """Random weights from a config alone borrow the demonstration model's tokenizer: text is noise either way."""
+    borrows = options.load_format == "dummy" and not checkpoint.has_tokenizer
+    if options.tokenizer == DEMO_MODEL or (options.tokenizer is None and borrows):
+        return DEMO_FOLDER
     if options.tokenizer is None:
         return checkpoint.path
     from aserve.models.checkpoint import resolve_tokenizer
@@ -246,7 +268,14 @@ def _runner(
     from aserve.runner.runner import ModelRunner
 
     kv = allocate_kv(model.spec, num_blocks=config.num_blocks, block_size=config.block_size, dtype=dtype, device=device)
-    runner = ModelRunner(model, ops, kv, max_num_seqs=config.max_num_seqs, max_model_len=config.max_model_len)
+    runner = ModelRunner(
+        model,
+        ops,
+        kv,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=config.max_model_len,
+        num_host_blocks=config.num_host_blocks,
+    )
     report(Progress("warming up"))
     with ExitStack() as on_failure:
         on_failure.callback(runner.close)
@@ -264,6 +293,7 @@ def _scheduler(config: EngineConfig) -> Scheduler:
         max_model_len=config.max_model_len,
         watermark=config.watermark,
         enable_prefix_caching=config.enable_prefix_caching,
+        num_host_blocks=config.num_host_blocks,
     )
 
 
@@ -283,7 +313,8 @@ def _plan_lines(info: ModelInfo, config: EngineConfig, facts: Facts, weights: st
 
 def _describe_weights(options: Options, checkpoint: "Checkpoint") -> str:
     if options.load_format == "dummy":
-        return f"random weights (seed {options.seed})"
+        tokenizer = "" if checkpoint.has_tokenizer or options.tokenizer else ", the demonstration model's tokenizer"
+        return f"random weights (seed {options.seed}){tokenizer}"
     num_bytes = sum(file.stat().st_size for file in checkpoint.weight_files)
     return f"{_size(num_bytes)} of weights"
 

@@ -99,6 +99,7 @@ def _choice(allowed: Sequence[str]) -> Callable[[str], str]:
 ENGINE_FLAGS: Final = (
     Flag("model", str, "FOLDER|ID", "a folder or a Hugging Face id; demo is the bundled demonstration model"),
     Flag("tokenizer", str, "FOLDER|ID", "a folder or id whose tokenizer replaces the model's own"),
+    Flag("chat_template", str, "FILE", "a Jinja file that replaces the model's own chat template"),
     Flag("revision", str, "NAME", "branch, tag or commit of a Hugging Face id"),
     Flag("download_dir", str, "FOLDER", "where Hugging Face files are cached"),
     Flag("served_model_name", str, "NAME", "names that requests may give; the first is put into answers", many=True),
@@ -122,6 +123,7 @@ ENGINE_FLAGS: Final = (
     Flag("block_size", read_count, "N", "tokens in a block of the KV cache"),
     Flag("gpu_memory_utilization", read_number, "X", "share of the GPU's memory that aserve may use"),
     Flag("kv_cache_memory_bytes", read_count, "N", "size of the KV cache, instead of what profiling finds"),
+    Flag("swap_space", read_number, "X", "GiB of host memory for the blocks of preempted sequences"),
     Flag("max_num_seqs", read_count, "N", "sequences that run at once"),
     Flag("max_num_batched_tokens", read_count, "N", "tokens that a step computes at most"),
     Flag("watermark", read_number, "X", "share of the blocks kept free when a new sequence is admitted"),

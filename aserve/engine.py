@@ -7,26 +7,24 @@ two engines can live in one event loop. How a model is loaded is the business of
 
 import asyncio
 import enum
-import secrets
 import time
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from types import TracebackType
+from functools import partial
+from types import MappingProxyType, TracebackType
 from typing import Any, Final, Self
 
 import msgspec
 from prometheus_client import CollectorRegistry
 
 from aserve.core.config import EngineConfig, ModelInfo
-from aserve.core.errors import AserveError, ContextLengthError, InvalidRequestError, UnavailableError
-from aserve.core.ids import RequestId
+from aserve.core.errors import AserveError, UnavailableError
 from aserve.core.outputs import Completion, TextDelta
 from aserve.core.params import SamplingParams
 from aserve.core.ports import Clock, Runner
-from aserve.core.request import Request
 from aserve.engine_loop import EngineLoop
+from aserve.intake import check_ids, new_request
 from aserve.mailbox import Mailbox
 from aserve.metrics.engine_metrics import EngineMetrics
 from aserve.scheduler.scheduler import Scheduler, Statistics
@@ -221,12 +219,28 @@ class AsyncEngine:
         return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
 
     async def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] = MappingProxyType({}),
+        add_special_tokens: bool = False,
     ) -> tuple[int, ...]:
-        """Token ids of a conversation in the model's chat template. Raises `InvalidRequestError` (param "messages")."""
+        """Token ids of a conversation in the model's chat template; see `ChatTemplate.render` for the choices.
+
+        add_special_tokens: on top of those that the template writes, which is rarely wanted. Raises
+        `InvalidRequestError`, naming the field at fault.
+        """
         template = self._ready().chat_template
-        text = await asyncio.to_thread(template.render, messages, add_generation_prompt=add_generation_prompt)
-        return await self.encode(text, add_special_tokens=False)
+        text = await asyncio.to_thread(
+            template.render,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables=variables,
+        )
+        return await self.encode(text, add_special_tokens=add_special_tokens)
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """The text of token ids. Raises `InvalidRequestError` for an id that is outside the vocabulary."""
@@ -237,6 +251,12 @@ class AsyncEngine:
     def token_strings(self, token_ids: Sequence[int]) -> tuple[str, ...]:
         """Each token as the vocabulary spells it. Raises `UnavailableError` before the model is loaded."""
         return self._ready().tokenizer.token_strings(token_ids)
+
+    def token_bytes(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> tuple[bytes, ...]:
+        """What each token stands for, special ones for their name or, if skipped, for nothing."""
+        tokenizer = self._ready().tokenizer
+        table = tokenizer.text_bytes if skip_special_tokens else tokenizer.token_bytes
+        return tuple(map(table.__getitem__, token_ids))
 
     # Requests
 
@@ -253,8 +273,13 @@ class AsyncEngine:
         *,
         request_id: str | None = None,
         starts_text: bool = False,
+        cache_salt: str = "",
+        priority: int = 0,
     ) -> AsyncIterator[Mailbox]:
         """Submit a prompt (text or token ids); inside the block, iterate the mailbox. Leaving the block cancels.
+
+        cache_salt: prompts share cached blocks only under equal salts. priority: lower runs first, where the policy
+        heeds it.
 
         starts_text: the answer is a text of its own (a chat message) and does not continue the prompt's: SentencePiece
         tokenizers then drop the space before its first word.
@@ -266,11 +291,59 @@ class AsyncEngine:
         if self._loop is None or self._state is not EngineState.READY:
             raise UnavailableError(f"the engine is {self._state.value}")
         prompt_token_ids = await self.encode(prompt) if isinstance(prompt, str) else tuple(prompt)
-        request = self._new_request(prompt_token_ids, params or self.default_params(), request_id)
+        request = new_request(
+            parts.info,
+            parts.tokenizer,
+            prompt_token_ids,
+            params or self.default_params(),
+            request_id=request_id,
+            cache_salt=cache_salt,
+            priority=priority,
+            arrival_s=self._clock(),
+        )
         try:
-            stream = TextStream(parts.tokenizer, request.params, keep_leading_space=not starts_text)
-            async with self._loop.open(request, stream) as mailbox:
+            new_stream = partial(TextStream, parts.tokenizer, request.params, keep_leading_space=not starts_text)
+            async with self._loop.open(request, new_stream) as mailbox:
                 yield mailbox
+        finally:
+            self._idle.set()
+
+    @asynccontextmanager
+    async def fork(
+        self, handle: Mailbox, branches: int | Sequence[SamplingParams], *, index: int = 0
+    ) -> AsyncIterator[list[Mailbox]]:
+        """Branch a generation that is open, running or finished: a mailbox for each branch, as in `open`.
+
+        A branch continues from the tokens that choice `index` has at this moment, on the blocks computed for them, with
+        parameters of its own. branches: those, or how many with default parameters. Raises `InvalidRequestError` for a
+        generation that is not open, and for choices that are ranked (best_of, beam search); else as `open`.
+        """
+        parts = self._ready()
+        if self._loop is None or self._state is not EngineState.READY:
+            raise UnavailableError(f"the engine is {self._state.value}")
+        origin = self._loop.request(handle.request_id)
+        history = parts.scheduler.history(origin.id, index)
+        all_params = [self.default_params()] * branches if isinstance(branches, int) else branches
+        requests = [
+            msgspec.structs.replace(
+                new_request(
+                    parts.info,
+                    parts.tokenizer,
+                    history,
+                    params,
+                    request_id=None,
+                    cache_salt="",
+                    priority=origin.priority,
+                    arrival_s=self._clock(),
+                ),
+                cache_salt=origin.cache_salt,
+            )
+            for params in all_params
+        ]
+        new_streams = [partial(TextStream, parts.tokenizer, params, keep_leading_space=True) for params in all_params]
+        try:
+            async with self._loop.fork(origin.id, index, requests, new_streams) as mailboxes:
+                yield mailboxes
         finally:
             self._idle.set()
 
@@ -304,58 +377,13 @@ class AsyncEngine:
             finish_reason=last.finish_reason,
             stop_reason=last.stop_reason,
             num_cached_tokens=last.num_cached_tokens,
-        )
-
-    def _new_request(
-        self, prompt_token_ids: tuple[int, ...], params: SamplingParams, request_id: str | None
-    ) -> Request:
-        info = self._ready().info
-        _refuse_unsupported(params)
-        if not prompt_token_ids:
-            raise InvalidRequestError("the prompt is empty: it has no tokens", "prompt")
-        room = info.max_model_len - len(prompt_token_ids)
-        if room < 1:
-            raise ContextLengthError(
-                f"the prompt has {len(prompt_token_ids)} tokens and leaves no room to answer: "
-                f"the context is {info.max_model_len} tokens",
-                "prompt",
-            )
-        self._check_ids("prompt", prompt_token_ids)
-        self._check_ids("stop_token_ids", params.stop_token_ids)
-        eos_ids = frozenset[int]() if params.ignore_eos else info.eos_ids
-        return Request(
-            id=RequestId(request_id or uuid.uuid4().hex),
-            prompt_token_ids=prompt_token_ids,
-            params=params,
-            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
-            seed=secrets.randbits(63) if params.seed is None else params.seed,
-            arrival_s=self._clock(),
-            stop_ids=eos_ids | frozenset(params.stop_token_ids),
-            eos_ids=eos_ids,
+            scores=tuple(score for delta in deltas for score in delta.scores),
+            prompt_scores=tuple(score for delta in deltas for score in delta.prompt_scores),
+            cumulative_logprob=last.cumulative_logprob,
         )
 
     def _check_ids(self, field: str, token_ids: Sequence[int]) -> None:
-        vocab_size = self._ready().info.vocab_size
-        for token_id in token_ids:
-            if not 0 <= token_id < vocab_size:
-                raise InvalidRequestError(f"{field}: token id {token_id} is not in [0, {vocab_size})", field)
-
-
-NOT_YET: Final = (
-    *("n", "best_of", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
-    *("allowed_token_ids", "bad_words", "logprobs", "prompt_logprobs", "include_stop_str_in_output"),
-    *("skip_special_tokens", "beam"),
-)
-"""Fields of SamplingParams that are checked and do not work yet."""
-
-
-def _refuse_unsupported(params: SamplingParams) -> None:
-    for field in NOT_YET:
-        if getattr(params, field) != getattr(_PLAIN, field):
-            raise InvalidRequestError(f"{field} is not supported yet", field)
-
-
-_PLAIN: Final = SamplingParams()
+        check_ids(field, token_ids, self._ready().info.vocab_size)
 
 
 def _close_unwanted(loading: asyncio.Future[EngineParts]) -> None:

@@ -9,8 +9,8 @@ Does not know what a block, a tensor, a prompt's text or HTTP is.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 from aserve.core.errors import AserveError, InvalidRequestError, StepFailedError, UnavailableError
 from aserve.core.ids import RequestId
@@ -23,16 +23,21 @@ from aserve.metrics.engine_metrics import EngineMetrics, RequestTimes
 from aserve.scheduler.scheduler import Scheduler, Statistics
 from aserve.text.stream import TextStream
 
+StreamMaker = Callable[[], TextStream]
+"""Makes the stream of one more choice."""
+
 
 class _Reader:
-    """A request that somebody waits for: its text so far, its times, and where its deltas go."""
+    """A request that somebody waits for: the text of each choice so far, its times, and where its deltas go."""
 
-    __slots__ = ("mailbox", "stream", "times")
+    __slots__ = ("mailbox", "num_open", "request", "streams", "times")
 
-    def __init__(self, mailbox: Mailbox, stream: TextStream, times: RequestTimes) -> None:
-        self.mailbox = mailbox
-        self.stream = stream
+    def __init__(self, request: Request, streams: list[TextStream], times: RequestTimes) -> None:
+        self.request = request
+        self.mailbox = Mailbox(len(streams), request.id)
+        self.streams = streams
         self.times = times
+        self.num_open = len(streams)
 
 
 class EngineLoop:
@@ -56,30 +61,59 @@ class EngineLoop:
         """A snapshot of the scheduler's counts."""
         return self._scheduler.statistics()
 
+    def request(self, request_id: RequestId) -> Request:
+        """The request that is open under that id. Raises `InvalidRequestError` if there is none."""
+        if request_id not in self._readers:
+            raise InvalidRequestError(f"request {request_id!r} is not open", "request_id")
+        return self._readers[request_id].request
+
     @asynccontextmanager
-    async def open(self, request: Request, stream: TextStream) -> AsyncIterator[Mailbox]:
-        """Submit a request; inside the block read its mailbox, which is written through `stream`.
+    async def open(self, request: Request, new_stream: StreamMaker) -> AsyncIterator[Mailbox]:
+        """Submit a request; inside the block read its mailbox, whose choices are written through a new stream each.
 
         Leaving the block, however that comes, frees all that the request holds.
 
-        Raises `ContextLengthError` if it can never fit, `InvalidRequestError` if a request of the same id is open, and
-        `UnavailableError` if the loop has ended.
+        Raises `ContextLengthError` if it can never fit, `InvalidRequestError` if a request of the same id is open,
+        `OverloadedError` if too much waits and `UnavailableError` if the loop has ended.
         """
-        if self._ended is not None:
-            raise self._ended
+        self._check_running()
         if request.id in self._readers:
             raise InvalidRequestError(f"a request with the id {request.id} is open already", "request_id")
         self._scheduler.add(request)
-        mailbox = Mailbox()
-        times = self._metrics.arrived(request, self._clock())
-        self._readers[request.id] = _Reader(mailbox, stream, times)
+        with self._reading([request], [new_stream]) as (mailbox,):
+            yield mailbox
+
+    @asynccontextmanager
+    async def fork(
+        self, request_id: RequestId, index: int, branches: Sequence[Request], new_streams: Sequence[StreamMaker]
+    ) -> AsyncIterator[list[Mailbox]]:
+        """Continue a choice of an open request as new requests, whose prompts are its history; otherwise as `open`."""
+        self._check_running()
+        self._scheduler.fork(request_id, index, branches)
+        with self._reading(branches, new_streams) as mailboxes:
+            yield mailboxes
+
+    def _check_running(self) -> None:
+        if self._ended is not None:
+            raise self._ended
+
+    @contextmanager
+    def _reading(self, requests: Sequence[Request], new_streams: Sequence[StreamMaker]) -> Iterator[list[Mailbox]]:
+        """Wait for requests that the scheduler has."""
+        readers = []
+        for request, new_stream in zip(requests, new_streams, strict=True):
+            streams = [new_stream() for _ in range(request.params.n)]
+            reader = _Reader(request, streams, self._metrics.arrived(request, self._clock()))
+            self._readers[request.id] = reader
+            readers.append(reader)
         self._doorbell.set()
         try:
-            yield mailbox
+            yield [reader.mailbox for reader in readers]
         finally:  # finished, failed, cancelled or disconnected: one way out
-            del self._readers[request.id]
-            self._scheduler.cancel(request.id)
-            times.left(self._clock())
+            for reader in readers:
+                del self._readers[reader.request.id]
+                self._scheduler.cancel(reader.request.id)
+                reader.times.left(self._clock())
 
     async def run(self) -> None:
         """Step until cancelled. A step that raises ends the requests in it; anything else that raises ends the loop."""
@@ -145,12 +179,14 @@ class EngineLoop:
             reader = self._readers.get(delta.request_id)
             if reader is None:
                 continue
-            text = reader.stream.push(delta)
+            text = reader.streams[delta.index].push(delta)
             reader.times.tokens(now, len(delta.token_ids))
             if text is None:
                 continue
             if text.finish_reason is not None:
                 if delta.finish_reason is None:  # a stop string, which the scheduler does not see
-                    self._scheduler.finish(delta.request_id)
-                reader.times.finished(now, text.finish_reason)
+                    self._scheduler.finish(delta.request_id, delta.index)
+                reader.num_open -= 1
+                if not reader.num_open:
+                    reader.times.finished(now, text.finish_reason)
             reader.mailbox.put(text)

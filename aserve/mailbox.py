@@ -8,6 +8,7 @@ Knows nothing of tokens, scheduling or HTTP.
 import asyncio
 
 from aserve.core.errors import AserveError
+from aserve.core.ids import RequestId
 from aserve.core.outputs import TextDelta
 
 
@@ -24,10 +25,11 @@ class _Parcel:
 class Mailbox:
     """An async iterator of TextDelta that ends after the terminal delta of each choice (I19), or raises the error.
 
-    One writer (the engine loop) and one reader, on the same event loop.
+    One writer (the engine loop) and one reader, on the same event loop. request_id: whose it is.
     """
 
-    def __init__(self, num_choices: int = 1) -> None:
+    def __init__(self, num_choices: int = 1, request_id: RequestId = RequestId("")) -> None:  # noqa: B008  a constant
+        self.request_id = request_id
         self._queue: asyncio.Queue[_Parcel] = asyncio.Queue(1)
         self._parcel = _Parcel()
         self._taken: list[TextDelta] = []

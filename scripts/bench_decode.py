@@ -98,7 +98,7 @@ async def bench(parts: EngineParts, batch: int, args: argparse.Namespace) -> dic
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo")
-    parser.add_argument("--load-format", default="auto")
+    parser.add_argument("--load-format", default="auto", help="dummy: random weights, and the demo model's tokenizer")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 32, 256])
     parser.add_argument("--context", type=int, default=1024)

@@ -19,7 +19,8 @@ from aserve import LLM, SamplingParams
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo")
-    parser.add_argument("--load-format", default="auto")
+    parser.add_argument("--load-format", default="auto", help="dummy: random weights, and the demo model's tokenizer")
+    parser.add_argument("--device", default="auto")
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--input-len", type=int, default=128)
@@ -30,7 +31,10 @@ def main() -> None:
     args = parser.parse_args()
     rng = random.Random(0)
     seconds: list[float] = []
-    with LLM(args.model, load_format=args.load_format, max_num_seqs=args.max_num_seqs) as llm:
+    options = {"load_format": args.load_format, "device": args.device, "max_num_seqs": args.max_num_seqs}
+    if args.load_format == "dummy":
+        options["tokenizer"] = "demo"
+    with LLM(args.model, **options) as llm:
         for _ in range(args.rounds):
             lengths = [
                 (rng.randint(*args.uniform), rng.randint(*args.uniform))

@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,13 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def machine() -> dict[str, Any]:
-    """The processor, its cores and the versions that matter."""
-
+    """The processor, its cores and the versions that matter; the GPU too where torch was loaded and has one."""
     names = [line.split(":", 1)[1].strip() for line in _cpuinfo() if line.startswith("model name")]
     return {
         "cpu": names[0] if names else platform.processor(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
+        **_gpu(),
     }
 
 
@@ -50,6 +51,13 @@ def emit(bench: str, config: dict[str, Any], figures: dict[str, Any]) -> None:
 
 def _git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _gpu() -> dict[str, Any]:
+    torch = sys.modules.get("torch")  # not loaded for this: a client's benchmark does without
+    if torch is None or not torch.cuda.is_available():
+        return {}
+    return {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda}
 
 
 def _cpuinfo() -> list[str]:

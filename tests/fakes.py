@@ -3,14 +3,16 @@
 `FakeKV` is what makes the runner worth its name. It keeps tokens where a model keeps keys and values, block by block,
 and derives the next token from all that it reads through the row's block table. A wrong, stale, evicted or overwritten
 block therefore changes the token that comes out, as it would with a model, and `continuation` says which was right.
+It scores tokens too, by a function of the same context; what is sampled does not depend on that.
 """
 
 import asyncio
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import exp, log
 
-from aserve.core.ids import BlockId, Row, SeqId
-from aserve.core.plan import RowSampling, SeqSlice, StepPlan, StepResult
+from aserve.core.ids import BlockId, HostBlockId, Row, SeqId
+from aserve.core.plan import BlockOps, RowSampling, SeqSlice, StepPlan, StepResult, TokenScores
 
 BYTE_TOKENS = range(256, 512)
 """Ids that a tokenizer of bytes and merges has, and that spell no single byte."""
@@ -24,16 +26,27 @@ def no_mark(_sampling: RowSampling) -> int:
     return 0
 
 
-def seed_mark(sampling: RowSampling) -> int:
-    """The row's seed. With one seed for each salt, a block shared across salts changes the token."""
-    return sampling.seed
+Context = Sequence[tuple[int, int, int]]
+"""What a token is made from: (position, token, mark) of all before it."""
 
 
-def next_token(context: Sequence[tuple[int, int, int]], vocabulary: range, banned_ids: Iterable[int] = ()) -> int:
-    """The fake model: a token from all (position, token, mark) that it attends to, never a banned one."""
-    digest = zlib.crc32(repr(context).encode())
+def next_token(context: Context, vocabulary: range, banned_ids: Iterable[int] = (), seed: int = 0) -> int:
+    """The fake model: a token from all that it attends to, never a banned one. Seed 0 is greedy."""
+    digest = zlib.crc32(repr(context).encode(), seed)
     allowed = [token_id for token_id in vocabulary if token_id not in banned_ids] if banned_ids else vocabulary
     return allowed[digest % len(allowed)]
+
+
+def scores_of(context: Context, vocabulary: range, token_id: int, num_top: int) -> TokenScores:
+    """How likely the fake model finds a token after that context, and the likeliest."""
+    parent = zlib.crc32(repr(context).encode())
+    weights = {other: exp(zlib.crc32(str(other).encode(), parent) % 4096 / 1024) for other in vocabulary}
+    total = sum(weights.values())
+    order = sorted(vocabulary, key=lambda other: -weights[other])
+    logprobs = {other: log(weights[other] / total) for other in order}
+    top_ids = tuple(order[:num_top])
+    rank = sum(weights[other] >= weights[token_id] for other in vocabulary)
+    return TokenScores(token_id, logprobs[token_id], rank, top_ids, tuple(logprobs[other] for other in top_ids))
 
 
 def continuation(
@@ -44,12 +57,13 @@ def continuation(
     mark: int = 0,
     stop_ids: Iterable[int] = (),
     min_tokens: int = 0,
+    seed: int = 0,
 ) -> list[int]:
     """The oracle: what `ScriptedRunner` must generate, from the tokens alone; an ending token is the last."""
     context = [(position, token_id, mark) for position, token_id in enumerate(prompt_token_ids)]
     generated: list[int] = []
     while len(generated) < num_tokens and not (generated and generated[-1] in stop_ids):
-        token_id = next_token(context, vocabulary, stop_ids if len(generated) < min_tokens else ())
+        token_id = next_token(context, vocabulary, stop_ids if len(generated) < min_tokens else (), seed)
         context.append((len(context), token_id, mark))
         generated.append(token_id)
     return generated
@@ -66,31 +80,66 @@ class FakeRow:
 
 
 class FakeKV:
-    """Rows and blocks of (position, token, mark). Runs plans in order, like a device's stream."""
+    """Rows and blocks of (position, token, mark). Runs plans in order, like a device's stream.
 
-    def __init__(self, block_size: int, vocabulary: range = BYTE_TOKENS, mark: Mark = no_mark) -> None:
+    seeded: rows that are not greedy depend on their seed, as those of a model do.
+    """
+
+    def __init__(
+        self, block_size: int, vocabulary: range = BYTE_TOKENS, mark: Mark = no_mark, *, seeded: bool = False
+    ) -> None:
         self._block_size = block_size
         self._vocabulary = vocabulary
         self._mark = mark
+        self._seeded = seeded
         self._rows: dict[Row, FakeRow] = {}
-        self._slots: dict[tuple[BlockId, int], tuple[int, int, int]] = {}
+        self._blocks: dict[BlockId, dict[int, tuple[int, int, int]]] = {}
+        self._host_blocks: dict[HostBlockId, dict[int, tuple[int, int, int]]] = {}
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Compute a step: every slice writes its tokens before any slice reads."""
+        """Compute a step: blocks are moved first, and every slice writes its tokens before any slice reads."""
+        if plan.block_ops is not None:
+            self._move(plan.block_ops)
         for init in plan.inits:
             self._rows[init.row] = FakeRow(init.seq_id, init.sampling, init.block_ids)
         written: set[tuple[BlockId, int]] = set()
         for piece in plan.slices:
             self._write(piece, written)
-        return StepResult(plan.step_id, tuple(self._sample(piece) for piece in plan.slices if piece.samples))
+        sampling = [piece for piece in plan.slices if piece.samples]
+        scores = tuple(self._scores(piece, self._sample(piece)) for piece in sampling)
+        return StepResult(
+            plan.step_id,
+            tuple(self._last_token(piece) for piece in sampling),
+            scores if any(score is not None for score in scores) else (),
+            tuple(self._prompt_scores(piece) for piece in plan.slices if piece.target_ids),
+        )
 
     def spoil(self, plan: StepPlan) -> None:
         """The step raised half way: garbage stands wherever it wrote. Call it before any later plan runs."""
+        garbage = dict.fromkeys(range(self._block_size), (-1, -1, -1))
+        ops = plan.block_ops or BlockOps()
+        for _, host_id in ops.swap_outs:
+            self._host_blocks[host_id] = dict(garbage)
+        for _, block_id in (*ops.copies, *ops.swap_ins):
+            self._blocks[block_id] = dict(garbage)
         for piece in plan.slices:
             row = self._rows[piece.row]
             if row.seq_id == piece.seq_id:  # else a later step took the row over, and failed with this one
                 for position in range(piece.start, piece.start + piece.num_tokens):
-                    self._slots[self._slot(row, position)] = (-1, -1, -1)
+                    block_id, offset = self._slot(row, position)
+                    self._blocks.setdefault(block_id, {})[offset] = (-1, -1, -1)
+
+    def _move(self, ops: BlockOps) -> None:
+        for moves in (ops.swap_outs, ops.copies, ops.swap_ins):
+            targets = [target for _, target in moves]
+            assert len(set(targets)) == len(targets), "I4: a block is moved to twice"
+        assert not {a for a, _ in ops.copies} & {b for _, b in ops.copies}, "I4: a block is copied from and to"
+        for block_id, host_id in ops.swap_outs:
+            self._host_blocks[host_id] = dict(self._blocks.get(block_id, {}))  # reserved, perhaps not written yet
+        for source, target in ops.copies:
+            self._blocks[target] = dict(self._blocks.get(source, {}))
+        for host_id, block_id in ops.swap_ins:
+            self._blocks[block_id] = dict(self._host_blocks.get(host_id, {}))
 
     def _write(self, piece: SeqSlice, written: set[tuple[BlockId, int]]) -> None:
         row = self._rows[piece.row]
@@ -106,15 +155,44 @@ class FakeKV:
             assert slot[0] != 0, "I5: the null block is written"
             assert slot not in written, "I4: two sequences write one slot"
             written.add(slot)
-            self._slots[slot] = (position, token_id, self._mark(row.sampling))
+            self._blocks.setdefault(slot[0], {})[slot[1]] = (position, token_id, self._mark(row.sampling))
 
     def _sample(self, piece: SeqSlice) -> int:
         row = self._rows[piece.row]
         position = piece.start + piece.num_tokens
-        context = [self._slots[self._slot(row, earlier)] for earlier in range(position)]
         banned_ids = row.sampling.banned_ids if position < row.sampling.banned_before else ()
-        row.last_token = next_token(context, self._vocabulary, banned_ids)
+        seed = row.sampling.seed if self._seeded and row.sampling.temperature > 0 else 0
+        row.last_token = next_token(self._context(row, position), self._vocabulary, banned_ids, seed)
         return row.last_token
+
+    def _last_token(self, piece: SeqSlice) -> int:
+        token_id = self._rows[piece.row].last_token
+        assert token_id is not None, "the slice samples"
+        return token_id
+
+    def _scores(self, piece: SeqSlice, token_id: int) -> TokenScores | None:
+        row = self._rows[piece.row]
+        if row.sampling.num_logprobs is None:
+            return None
+        context = self._context(row, piece.start + piece.num_tokens)
+        return scores_of(context, self._vocabulary, token_id, row.sampling.num_logprobs)
+
+    def _prompt_scores(self, piece: SeqSlice) -> tuple[TokenScores, ...]:
+        row = self._rows[piece.row]
+        assert row.sampling.num_prompt_logprobs is not None, "the row's prompt is scored"
+        return tuple(
+            scores_of(self._context(row, position), self._vocabulary, token_id, row.sampling.num_prompt_logprobs)
+            for position, token_id in enumerate(piece.target_ids, start=piece.start + 1)
+        )
+
+    def _context(self, row: FakeRow, num_positions: int) -> list[tuple[int, int, int]]:
+        context = []
+        for position in range(num_positions):
+            block_id, offset = self._slot(row, position)
+            written = self._blocks.get(block_id, {})
+            assert offset in written, f"I6: position {position} is read before it is written"
+            context.append(written[offset])
+        return context
 
     def _slot(self, row: FakeRow, position: int) -> tuple[BlockId, int]:
         return row.block_ids[position // self._block_size], position % self._block_size

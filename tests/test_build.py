@@ -86,9 +86,14 @@ def test_a_tokenizer_from_elsewhere(folder, tmp_path):
     assert parts_of(folder, tokenizer=str(tmp_path / "tokenizer")).tokenizer.encode("hello")
 
 
+def test_the_demo_models_tokenizer_may_stand_in_for_one_that_is_missing(folder):
+    (folder / "tokenizer.json").unlink()
+    assert parts_of(folder, tokenizer="demo", load_format="dummy").tokenizer.encode("hello")
+
+
 def test_generation_config_sets_sampling_defaults_unless_told_not_to(folder):
     write(folder, "generation_config.json", do_sample=False, temperature=0.6, top_k=20, repetition_penalty=1.1)
-    assert parts_of(folder).info.default_sampling == {"temperature": 0.6, "top_k": 20}
+    assert parts_of(folder).info.default_sampling == {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1}
     assert parts_of(folder, generation_config="none").info.default_sampling == {}
 
 
@@ -140,6 +145,17 @@ def test_cuda_where_there_is_none_is_a_config_error(folder):
         parts_of(folder, device="cuda")
 
 
+def test_memory_that_runs_out_is_a_config_error(folder):
+    import torch
+
+    def run_out(progress: Progress) -> None:
+        if progress.stage == "memory":
+            raise torch.OutOfMemoryError("CUDA out of memory. GPU 0 has 1 MiB free. Of the allocated memory, 9 is ours")
+
+    with pytest.raises(ConfigError, match=r"do not fit the GPU.*max_num_seqs.*1 MiB free\)$"):
+        load(make_options(model=folder, device="cpu"), run_out)
+
+
 def test_parts_are_frozen(folder):
     with pytest.raises(dataclasses.FrozenInstanceError):
         parts_of(folder).info = None  # type: ignore[misc]
@@ -158,3 +174,14 @@ def test_importing_the_public_names_loads_no_torch():
     )
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "False"
+
+
+def test_random_weights_need_nothing_but_a_config(folder, tmp_path):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    shutil.copy(folder / "config.json", bare)
+    parts = parts_of(bare, load_format="dummy")
+    assert parts.tokenizer.decode(parts.tokenizer.encode("hello")) == "hello"
+    assert startup_lines(parts)[0].endswith("the demonstration model's tokenizer as float32 on cpu")
+    with pytest.raises(CheckpointError, match="safetensors"):
+        parts_of(bare)

@@ -2,13 +2,14 @@
 
 import asyncio
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
-from aserve.core.errors import ContextLengthError, StepFailedError, UnavailableError
+from aserve.core.errors import ContextLengthError, InvalidRequestError, StepFailedError, UnavailableError
 from aserve.core.ids import RequestId
 from aserve.core.outputs import FinishReason
 from aserve.core.params import SamplingParams
@@ -18,7 +19,7 @@ from aserve.metrics.engine_metrics import EngineMetrics
 from aserve.scheduler.scheduler import Scheduler
 from aserve.text.stream import TextStream
 from aserve.text.tokenizer import Tokenizer
-from tests.fakes import FakeClock, FakeScript, ScriptedRunner, continuation
+from tests.fakes import FakeClock, FakeKV, FakeScript, ScriptedRunner, continuation
 
 BYTES = range(256)
 
@@ -58,7 +59,7 @@ class Bench:
             arrival_s=0.0,
             stop_ids=frozenset(params.stop_token_ids),
         )
-        return self.loop.open(request, TextStream(self.tokenizer, params))
+        return self.loop.open(request, partial(TextStream, self.tokenizer, params))
 
     async def ask(self, name, prompt, max_tokens, **fields):
         """(token ids, finish reason, stop reason) of a request that is read to its end."""
@@ -207,3 +208,56 @@ async def test_sixty_four_readers_some_of_whom_leave(tokenizer):
         await asyncio.gather(*(reader(i) for i in range(64)))
         assert bench.held() == (0, 0, 0, 0)
     assert len(asyncio.all_tasks()) == 1
+
+
+async def choices_of(mailbox, num_choices):
+    ids = [[] for _ in range(num_choices)]
+    async for delta in mailbox:
+        ids[delta.index] += delta.token_ids
+    return ids
+
+
+async def test_choices_are_streamed_under_their_index_and_end_on_their_own(tokenizer):
+    runner = ScriptedRunner(model=FakeKV(4, BYTES, seeded=True))
+    async with running(Bench(tokenizer, runner)) as bench:
+        async with bench.open("a", [1, 2, 3, 4, 5], 9, n=3) as mailbox:
+            ids = await choices_of(mailbox, 3)
+        assert ids == [continuation([1, 2, 3, 4, 5], 9, vocabulary=BYTES, seed=seed) for seed in range(3)]
+        assert bench.held() == (0, 0, 0, 0)
+
+
+async def test_a_stop_string_ends_its_choice_alone(tokenizer):
+    runner = ScriptedRunner(model=FakeKV(4, BYTES, seeded=True))
+    answers = [continuation([1], 12, vocabulary=BYTES, seed=seed) for seed in range(2)]
+    told = (token for token in answers[1][3:] if tokenizer.decode([token]).isascii() and token not in answers[0])
+    token = next(told)
+    stop = tokenizer.decode([token])
+    async with running(Bench(tokenizer, runner)) as bench:
+        async with bench.open("a", [1], 12, n=2, stop=(stop,)) as mailbox:
+            ids = await choices_of(mailbox, 2)
+        assert ids == [answers[0], answers[1][: answers[1].index(token) + 1]]
+        assert bench.held() == (0, 0, 0, 0)
+
+
+async def test_branches_of_an_open_request_are_read_beside_it(tokenizer):
+    async with running(Bench(tokenizer, fake_kv())) as bench, bench.open("a", [1, 2, 3], 30) as mailbox:
+        await anext(mailbox)
+        history = bench.scheduler.history(RequestId("a"))
+        branches = [
+            Request(
+                id=RequestId(name),
+                prompt_token_ids=history,
+                params=SamplingParams(),
+                max_tokens=6,
+                seed=0,
+                arrival_s=0.0,
+            )
+            for name in ("b", "c")
+        ]
+        makers = [partial(TextStream, tokenizer, SamplingParams())] * 2
+        async with bench.loop.fork(RequestId("a"), 0, branches, makers) as mailboxes:
+            for branch in mailboxes:
+                assert await choices_of(branch, 1) == [continuation(history, 6, vocabulary=BYTES)]
+        assert bench.loop.num_readers == 1
+        with pytest.raises(InvalidRequestError, match="'b' is not open"):
+            bench.loop.request(RequestId("b"))

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aserve.core.errors import StepFailedError
+from aserve.core.ids import RequestId
 from aserve.core.outputs import FinishReason, TextDelta
 from aserve.mailbox import Mailbox
 
@@ -38,6 +39,10 @@ async def test_choices_merge_apart_and_the_mailbox_ends_after_the_last():
     mailbox.put(delta("x", 1, FinishReason.LENGTH))
     mailbox.put(delta("b", 0, FinishReason.STOP))
     assert [(d.index, d.text) async for d in mailbox] == [(0, "ab"), (1, "x")]
+
+
+def test_a_mailbox_says_whose_it_is():
+    assert Mailbox(2, RequestId("a")).request_id == "a"
 
 
 async def test_an_error_comes_after_what_was_written_before_it():

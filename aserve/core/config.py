@@ -23,6 +23,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str = "demo"
     tokenizer: str | None = None
+    chat_template: str | None = None
     revision: str | None = None
     download_dir: str | None = None
     served_model_name: tuple[str, ...] = ()
@@ -36,6 +37,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 16
     gpu_memory_utilization: float = 0.9
     kv_cache_memory_bytes: int | None = None
+    swap_space: float = 0.0
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     watermark: float = 0.01
@@ -52,6 +54,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"{field} must be at least 1, got {value}")
         if self.block_size not in (8, 16, 32, 64, 128, 256):
             raise ConfigError(f"block_size must be one of 8, 16, 32, 64, 128, 256, got {self.block_size}")
+        if not 0.0 <= self.swap_space < 2**20:
+            raise ConfigError(f"swap_space must be in [0, {2**20}) GiB, got {self.swap_space}")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}")
         if not 0.0 <= self.watermark < 0.5:
@@ -68,7 +72,10 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The decided numbers. num_blocks counts the null block too; notes are lines for the start-up print."""
+    """The decided numbers. num_blocks counts the null block too; notes are lines for the start-up print.
+
+    num_host_blocks: blocks that fit the swap space in host memory.
+    """
 
     block_size: int
     num_blocks: int
@@ -77,6 +84,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int
     watermark: float
     enable_prefix_caching: bool
+    num_host_blocks: int = 0
     notes: tuple[str, ...] = ()
 
     @property
@@ -151,6 +159,7 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         max_num_batched_tokens=budget,
         watermark=options.watermark,
         enable_prefix_caching=options.enable_prefix_caching,
+        num_host_blocks=int(options.swap_space * GiB) // bytes_per_block,
         notes=tuple(notes),
     )
 

@@ -76,7 +76,10 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """A whole answer. completion tokens are len(token_ids), the end-of-sequence token included."""
+    """A whole answer. completion tokens are len(token_ids), the end-of-sequence token included.
+
+    scores, prompt_scores, cumulative_logprob: as in SeqDelta, of the whole.
+    """
 
     prompt_token_ids: tuple[int, ...]
     text: str
@@ -84,3 +87,6 @@ class Completion(msgspec.Struct, frozen=True):
     finish_reason: FinishReason
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
+    scores: tuple[TokenScores, ...] = ()
+    prompt_scores: tuple[TokenScores, ...] = ()
+    cumulative_logprob: float | None = None

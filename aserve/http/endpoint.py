@@ -16,7 +16,7 @@ from aserve.engine import AsyncEngine
 from aserve.http.body import read_object
 from aserve.http.connection import ClientGone, while_connected
 from aserve.http.errors import error_response
-from aserve.http.request_id import SCOPE_KEY
+from aserve.http.request_id import SCOPE_KEY, name_request
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,7 @@ class JsonEndpoint:
         try:
             _ = self._engine.info  # without a model no request is worth reading
             fields = await read_object(scope, receive)
+            name_request(scope, fields.get("request_id"))
         except ClientGone:
             return
         except AserveError as error:

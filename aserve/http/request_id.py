@@ -1,15 +1,29 @@
-"""An id for every request: in the scope for those who answer, and in the X-Request-Id header of the answer."""
+"""A name for every request: in the scope for those who answer, and in the X-Request-Id header of the answer.
 
+It is what the client calls it, by an X-Request-Id header or the body's request_id, or else random. Nobody tells
+requests apart by it: the engine has ids of its own, and two requests may have one name.
+"""
+
+import re
 import uuid
 from typing import Final
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 SCOPE_KEY: Final = "aserve.request_id"
+REQUEST_ID: Final = re.compile(r"^[!-~]{1,128}\Z")
+"""Names that are taken: they go into a header and into log lines."""
+
+
+def name_request(scope: Scope, name: object) -> None:
+    """The body's name for a request, unless its header named it; one that is not valid is for others to refuse."""
+    if isinstance(name, str) and REQUEST_ID.match(name) and "x-request-id" not in Headers(scope=scope):
+        scope[SCOPE_KEY] = name
 
 
 class RequestIds:
-    """ASGI middleware. Ids are ours and unique: what a client calls its request cannot collide with another's."""
+    """ASGI middleware. A header that is no REQUEST_ID is passed over."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -19,11 +33,12 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = scope[SCOPE_KEY] = uuid.uuid4().hex
+        given = Headers(scope=scope).get("x-request-id", "")
+        scope[SCOPE_KEY] = given if REQUEST_ID.match(given) else uuid.uuid4().hex
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                headers = [*message.get("headers", ()), (b"x-request-id", scope[SCOPE_KEY].encode())]
                 message = {**message, "headers": headers}
             await send(message)
 

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aserve.kernels.cpu_attention import ContextGather, attend_decodes, attend_prefill
-from aserve.kernels.cpu_sampling import sample
-from aserve.kernels.ops import AttentionBatch, SamplingBatch
+from aserve.kernels.cpu_sampling import control_logits, sample
+from aserve.kernels.ops import AttentionBatch, LogitControls, SamplingBatch, Scores
+from aserve.kernels.top_tokens import with_top_tokens
 
 
 class CpuOps:
@@ -100,3 +101,24 @@ class CpuOps:
     def sample(self, logits_SV: Tensor, batch: SamplingBatch) -> Tensor:
         """One token id a row."""
         return sample(logits_SV, batch)
+
+    def control_logits(self, logits_SV: Tensor, controls: LogitControls) -> None:
+        """All rows at once."""
+        control_logits(logits_SV, controls)
+
+    def score(self, logits_SV: Tensor, targets_S: Tensor, num_top: int) -> Scores:
+        """All rows at once; nothing is sorted."""
+        ranks_S = (logits_SV >= logits_SV.gather(1, targets_S[:, None])).sum(-1)
+        return with_top_tokens(logits_SV, targets_S, logits_SV.logsumexp(-1), ranks_S, num_top)
+
+    def copy_blocks(self, planes_YBX: Tensor, sources_N: Tensor, targets_N: Tensor) -> None:
+        """Through a buffer."""
+        planes_YBX.index_copy_(1, targets_N, planes_YBX.index_select(1, sources_N))
+
+    def gather_blocks(self, planes_YBX: Tensor, blocks_N: Tensor, packed_NYX: Tensor) -> None:
+        """Through a buffer."""
+        packed_NYX.copy_(planes_YBX.index_select(1, blocks_N).transpose(0, 1))
+
+    def scatter_blocks(self, packed_NYX: Tensor, planes_YBX: Tensor, blocks_N: Tensor) -> None:
+        """At once."""
+        planes_YBX.index_copy_(1, blocks_N, packed_NYX.transpose(0, 1))

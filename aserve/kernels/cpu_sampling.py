@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aserve.kernels.ops import SamplingBatch
+from aserve.kernels.ops import BadWords, LogitControls, SamplingBatch
 from aserve.kernels.philox import random_words
 from aserve.kernels.reference import MASS_UNIT
 
@@ -38,6 +38,37 @@ def sample(logits_SV: Tensor, batch: SamplingBatch) -> Tensor:
         _filter(weights_RV, batch, rows_R)
     words_R = random_words(batch.seeds_S[rows_R], batch.positions_S[rows_R])
     return tokens_S.index_copy(0, rows_R, _draw(weights_RV.mul_(MASS_UNIT).floor_(), words_R))
+
+
+def control_logits(logits_SV: Tensor, controls: LogitControls) -> None:
+    """Bans, biases and penalties into the rows that have them; float32 logits, in place."""
+    logits_QV = logits_SV.index_select(0, controls.rows_Q)
+    if controls.banned_QC is not None:
+        logits_QV = _ban(logits_QV, controls.banned_QC)
+    if controls.bad_words is not None:
+        _ban_words(logits_QV, controls.bad_words, controls.table_rows_Q)
+    if controls.bias_RV is not None:
+        logits_QV += controls.bias_RV.index_select(0, controls.table_rows_Q)
+    if controls.counts_RV is not None:
+        counts_QV = controls.counts_RV.index_select(0, controls.table_rows_Q)
+        repetition_Q1 = controls.repetition_Q[:, None]
+        repeated_QV = torch.where(logits_QV > 0, logits_QV / repetition_Q1, logits_QV * repetition_Q1)
+        logits_QV = torch.where(counts_QV > 0, repeated_QV, logits_QV)
+        num_generated_QV = counts_QV.bitwise_right_shift_(1)
+        logits_QV -= controls.frequency_Q[:, None] * num_generated_QV
+        logits_QV -= controls.presence_Q[:, None] * (num_generated_QV > 0)
+    has_choice_Q = logits_QV.amax(-1) > -math.inf
+    logits_SV.index_copy_(0, controls.rows_Q[has_choice_Q], logits_QV[has_choice_Q])
+
+
+def _ban_words(logits_QV: Tensor, words: BadWords, table_rows_Q: Tensor) -> None:
+    """-inf at the last token of each word whose others were just generated, in place."""
+    num_before = words.words_WM.shape[1] - 1
+    wanted_WM, last_W = words.words_WM[:, :num_before], words.words_WM[:, num_before]
+    recent_WH = words.recent_RH.index_select(0, table_rows_Q[words.word_rows_W])
+    found_WM = recent_WH[:, recent_WH.shape[1] - num_before :]
+    matches_W = ((wanted_WM < 0) | (wanted_WM == found_WM)).all(-1)
+    logits_QV[words.word_rows_W[matches_W], last_W[matches_W]] = -math.inf
 
 
 def _ban(logits_SV: Tensor, banned_SC: Tensor) -> Tensor:

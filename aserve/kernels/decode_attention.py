@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+_LOG2_E = math.log2(math.e)
 _PROGRAMS_PER_SM = 4
 _MAX_SPLITS = 64
 _MIN_TILES_PER_SPLIT = 2
@@ -166,7 +167,6 @@ def decode_attention(
     num_seqs, num_heads, head_dim = q_SHD.shape
     _, block_size, num_kv_heads, _ = k_cache_BPKD.shape
     assert all(x.is_contiguous() for x in (k_cache_BPKD, v_cache_BPKD, out_SHD))
-    group = num_heads // num_kv_heads
     block_d = max(16, triton.next_power_of_2(head_dim))
     block_n, num_warps, num_stages = _tile_shape(block_d, q_SHD.element_size())
     window = max_seq_len if sliding_window is None else min(sliding_window, max_seq_len)
@@ -176,7 +176,6 @@ def decode_attention(
         shape = (num_seqs, num_heads, num_splits, head_dim)
         partial = torch.empty(shape, dtype=torch.float32, device=q_SHD.device)
         lse = torch.empty(shape[:3], dtype=torch.float32, device=q_SHD.device)
-    log2_e = math.log2(math.e)
     _decode_kernel[(num_seqs, num_kv_heads, num_splits)](
         q_SHD,
         k_cache_BPKD,
@@ -185,18 +184,17 @@ def decode_attention(
         lse,
         block_table_SM,
         seq_lens_S,
-        q_SHD.stride(0),
-        q_SHD.stride(1),
+        *q_SHD.stride()[:2],
         num_kv_heads * head_dim,
         block_table_SM.stride(0),
         window,
-        scale * log2_e,
-        (soft_cap or 0.0) * log2_e,
+        scale * _LOG2_E,
+        (soft_cap or 0.0) * _LOG2_E,
         NUM_HEADS=num_heads,
-        GROUP=group,
+        GROUP=num_heads // num_kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
-        BLOCK_M=max(16, triton.next_power_of_2(group)),
+        BLOCK_M=max(16, triton.next_power_of_2(num_heads // num_kv_heads)),
         BLOCK_N=block_n,
         BLOCK_D=block_d,
         NUM_SPLITS=num_splits,

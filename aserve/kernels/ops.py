@@ -7,6 +7,7 @@ Shape letters, here and in all of kernels/, models/ and runner/:
   T tokens of the step   S sequences of the step   B blocks of the cache   P positions in a block
   H query heads   K key-value heads   D head dimension   E hidden size   F feed-forward size   V vocabulary
   M blocks per sequence (width of the block table)   L positions a rope table covers
+  Y planes of the cache: the keys of a layer, or its values   X numbers in a block of a plane (P * K * D)
 """
 
 from dataclasses import dataclass
@@ -55,6 +56,57 @@ class SamplingBatch:
     banned_SC: Tensor | None
     all_greedy: bool
     any_filter: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BadWords:
+    """W words of tokens that Q rows may not say.
+
+    words_WM: int64, a word in the last columns of its row, padded with -1 before it; its last token is the one to ban.
+    word_rows_W: int64, which of the Q rows a word belongs to.
+    recent_RH: int64, the newest generated tokens of each row of the tables, the last one last; -1 where there are none.
+        H is at least M - 1.
+    """
+
+    words_WM: Tensor
+    word_rows_W: Tensor
+    recent_RH: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LogitControls:
+    """What changes the logits of Q of a step's S rows before they are sampled. Letters: R rows of the tables.
+
+    rows_Q, table_rows_Q: int64, which of the S rows, and which row of the tables.
+    bias_RV: float32, added to the logits; -inf where a token is not allowed.
+    counts_RV: int32, twice the number of times that a token was generated, plus one if it is in the prompt.
+    repetition_Q, presence_Q, frequency_Q: float32 penalties, read with counts_RV.
+    banned_QC: int64 token ids, padded with -1.
+    """
+
+    rows_Q: Tensor
+    table_rows_Q: Tensor
+    bias_RV: Tensor | None
+    counts_RV: Tensor | None
+    repetition_Q: Tensor
+    presence_Q: Tensor
+    frequency_Q: Tensor
+    banned_QC: Tensor | None
+    bad_words: BadWords | None
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Of one token a row, and of the K likeliest tokens of each: K may be 0.
+
+    logprobs_S, top_logprobs_SK: float32. ranks_S: int64, how many tokens are at least as likely, itself included.
+    top_ids_SK: int64, best first, and the lowest of equals first.
+    """
+
+    logprobs_S: Tensor
+    ranks_S: Tensor
+    top_ids_SK: Tensor
+    top_logprobs_SK: Tensor
 
 
 class Ops(Protocol):
@@ -118,6 +170,26 @@ class Ops(Protocol):
 
     def sample(self, logits_SV: Tensor, batch: SamplingBatch) -> Tensor:
         """One token id a row, int64 [S]. Rows without a filter skip it; NaN logits are the caller's to catch."""
+        ...
+
+    def control_logits(self, logits_SV: Tensor, controls: LogitControls) -> None:
+        """Write bans, biases and penalties into the float32 rows that `controls` names; see reference.py."""
+        ...
+
+    def score(self, logits_SV: Tensor, targets_S: Tensor, num_top: int) -> Scores:
+        """Score one token a row, and min(num_top, V) likeliest, under softmax(logits), float32."""
+        ...
+
+    def copy_blocks(self, planes_YBX: Tensor, sources_N: Tensor, targets_N: Tensor) -> None:
+        """Write planes[:, targets[n]] = planes[:, sources[n]], ids int64; no block is both source and target."""
+        ...
+
+    def gather_blocks(self, planes_YBX: Tensor, blocks_N: Tensor, packed_NYX: Tensor) -> None:
+        """Write packed[n] = planes[:, blocks[n]], ids int64."""
+        ...
+
+    def scatter_blocks(self, packed_NYX: Tensor, planes_YBX: Tensor, blocks_N: Tensor) -> None:
+        """Write planes[:, blocks[n]] = packed[n], ids int64; blocks differ."""
         ...
 
 

@@ -14,6 +14,14 @@ How a row is sampled, here and in every implementation:
      min-p sampling", ICLR 2025).
   5. One random word r in [0, 2^32), by philox.py; the token is the first id whose cumulative mass exceeds
      r / 2^32 of the kept total.
+
+What `control_logits` does to a row before that, in vLLM's order:
+  1. Bans: ids that are not allowed, banned ids, and the last token of each bad word whose others were just generated.
+  2. logit_bias is added.
+  3. Repetition penalty (Keskar et al., "CTRL", 2019): logits of tokens in prompt or output are divided by it where they
+     are positive and multiplied where they are not. Then OpenAI's penalties, on generated tokens alone: frequency for
+     each time that a token was generated, presence once.
+A row whose every token would be banned keeps its logits: the bans are void, rather than the answer not a number.
 """
 
 import math
@@ -22,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aserve.kernels.ops import AttentionBatch, SamplingBatch
+from aserve.kernels.ops import AttentionBatch, LogitControls, SamplingBatch, Scores
 from aserve.kernels.philox import random_words
 
 MASS_UNIT = 2.0**32
@@ -119,6 +127,48 @@ class ReferenceOps:
             tokens.append(_draw(weights_V, floor, words[s]))
         return torch.tensor(tokens, dtype=torch.int64, device=logits_SV.device)
 
+    def control_logits(self, logits_SV: Tensor, controls: LogitControls) -> None:
+        """One row after the other."""
+        for q, (row, table_row) in enumerate(
+            zip(controls.rows_Q.tolist(), controls.table_rows_Q.tolist(), strict=True)
+        ):
+            logits_V = logits_SV[row].clone()
+            logits_V[_banned_ids(controls, q)] = -math.inf
+            if controls.bias_RV is not None:
+                logits_V += controls.bias_RV[table_row]
+            if controls.counts_RV is not None:
+                penalties = (controls.repetition_Q[q], controls.presence_Q[q], controls.frequency_Q[q])
+                logits_V = _penalized(logits_V, controls.counts_RV[table_row], *penalties)
+            if logits_V.max() > -math.inf:
+                logits_SV[row] = logits_V
+
+    def score(self, logits_SV: Tensor, targets_S: Tensor, num_top: int) -> Scores:
+        """By sorting the row."""
+        logprobs_SV = logits_SV.log_softmax(-1)
+        target_S1 = logits_SV.gather(1, targets_S[:, None])
+        top_ids_SK = logits_SV.argsort(dim=-1, descending=True, stable=True)[:, :num_top]
+        return Scores(
+            logprobs_S=logprobs_SV.gather(1, targets_S[:, None]).squeeze(1),
+            ranks_S=(logits_SV >= target_S1).sum(-1),
+            top_ids_SK=top_ids_SK,
+            top_logprobs_SK=logprobs_SV.gather(1, top_ids_SK),
+        )
+
+    def copy_blocks(self, planes_YBX: Tensor, sources_N: Tensor, targets_N: Tensor) -> None:
+        """One pair after the other."""
+        for source, target in zip(sources_N.tolist(), targets_N.tolist(), strict=True):
+            planes_YBX[:, target] = planes_YBX[:, source]
+
+    def gather_blocks(self, planes_YBX: Tensor, blocks_N: Tensor, packed_NYX: Tensor) -> None:
+        """One block after the other."""
+        for n, block in enumerate(blocks_N.tolist()):
+            packed_NYX[n] = planes_YBX[:, block]
+
+    def scatter_blocks(self, packed_NYX: Tensor, planes_YBX: Tensor, blocks_N: Tensor) -> None:
+        """One block after the other."""
+        for n, block in enumerate(blocks_N.tolist()):
+            planes_YBX[:, block] = packed_NYX[n]
+
 
 def _rotate(x_TND: Tensor, cos_sin_TD: Tensor) -> Tensor:
     """Turn each pair (i, i + D/2) by its position's angle (Su et al., "RoFormer", 2021)."""
@@ -145,6 +195,26 @@ def _attend_one(
         visible_QC &= key_C > query_Q1 - sliding_window
     probs_HQC = scores_HQC.masked_fill(~visible_QC, -math.inf).softmax(-1)
     return torch.einsum("hqc,chd->qhd", probs_HQC, v_CHD).to(q_QHD.dtype)
+
+
+def _banned_ids(controls: LogitControls, q: int) -> list[int]:
+    """Token ids, of banned_QC and of bad words, that row q may not take now."""
+    ids = [] if controls.banned_QC is None else [i for i in controls.banned_QC[q].tolist() if i >= 0]
+    if (words := controls.bad_words) is not None:
+        recent = words.recent_RH[controls.table_rows_Q[q]].tolist()
+        for word_row, padded in zip(words.word_rows_W.tolist(), words.words_WM.tolist(), strict=True):
+            *before, last = (token_id for token_id in padded if token_id >= 0)
+            if word_row == q and recent[len(recent) - len(before) :] == before:
+                ids.append(last)
+    return ids
+
+
+def _penalized(logits_V: Tensor, counts_V: Tensor, repetition: Tensor, presence: Tensor, frequency: Tensor) -> Tensor:
+    """Step 3; counts as in LogitControls."""
+    repeated_V = torch.where(logits_V > 0, logits_V / repetition, logits_V * repetition)
+    logits_V = torch.where(counts_V > 0, repeated_V, logits_V)
+    num_generated_V = counts_V >> 1
+    return logits_V - frequency * num_generated_V - torch.where(num_generated_V > 0, presence, 0.0)
 
 
 def _mass(weights_V: Tensor) -> Tensor:

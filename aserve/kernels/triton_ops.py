@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from aserve.kernels import activation, norm, rope, sampling
+from aserve.kernels import activation, block_copy, logit_controls, norm, rope, sampling, scores
 from aserve.kernels.decode_attention import decode_attention
-from aserve.kernels.ops import AttentionBatch, SamplingBatch
+from aserve.kernels.ops import AttentionBatch, LogitControls, SamplingBatch, Scores
 from aserve.kernels.prefill_attention import prefill_attention
 
 
@@ -101,3 +101,23 @@ class TritonOps:
     def sample(self, logits_SV: Tensor, batch: SamplingBatch) -> Tensor:
         """Two kernels for a greedy batch, five at most."""
         return sampling.sample(logits_SV, batch)
+
+    def control_logits(self, logits_SV: Tensor, controls: LogitControls) -> None:
+        """Two kernels and a reduction; bad words take one more."""
+        logit_controls.control_logits(logits_SV, controls)
+
+    def score(self, logits_SV: Tensor, targets_S: Tensor, num_top: int) -> Scores:
+        """One kernel; the likeliest tokens by torch."""
+        return scores.score(logits_SV, targets_S, num_top)
+
+    def copy_blocks(self, planes_YBX: Tensor, sources_N: Tensor, targets_N: Tensor) -> None:
+        """One kernel."""
+        block_copy.copy_blocks(planes_YBX, sources_N, targets_N)
+
+    def gather_blocks(self, planes_YBX: Tensor, blocks_N: Tensor, packed_NYX: Tensor) -> None:
+        """One kernel."""
+        block_copy.gather_blocks(planes_YBX, blocks_N, packed_NYX)
+
+    def scatter_blocks(self, packed_NYX: Tensor, planes_YBX: Tensor, blocks_N: Tensor) -> None:
+        """One kernel."""
+        block_copy.scatter_blocks(packed_NYX, planes_YBX, blocks_N)

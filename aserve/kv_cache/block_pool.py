@@ -7,7 +7,7 @@ Invariants:
   I1  every block is free or held, and nothing else; the free queue has no duplicates;
   I3  refs > 0 if and only if the block is not in the free queue;
   I5  block 0, the null block, is never free and never held;
-  I10 only a free block loses its hash; a cached one goes after all that were released before it.
+  I10 but for `forget`, only a free block loses its hash; a cached one goes after all that were released before it.
 
 Knows no tokens, tables or sequences: integers and hashes only.
 """
@@ -94,6 +94,14 @@ class BlockPool:
         if block_hash not in self._index:
             self._index[block_hash] = block_id
             self._hashes[block_id] = block_hash
+
+    def forget(self) -> int:
+        """Take every hash out of the index: no block is found any more. Returns how many bore one."""
+        num_forgotten = len(self._index)
+        for block_id in self._index.values():
+            self._hashes[block_id] = None
+        self._index.clear()
+        return num_forgotten
 
     def check(self) -> None:
         """Assert I1, I3 and I5, and that index and blocks name each other. Cost: the whole pool."""

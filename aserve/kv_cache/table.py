@@ -6,12 +6,13 @@
                                                                capacity = 4P
 
 A sealed block is full, has landed and bears a hash, so that others may share it; nobody writes it again (I4).
-The table only grows, until the sequence gives it all back. Only `PagedCache` changes one.
+Blocks that a fork shares are full too, but may still be in flight: they are written no more either.
+The table only grows, until the sequence gives it all back or moves to the host. Only `PagedCache` changes one.
 """
 
 import sys
 
-from aserve.core.ids import BlockHash, BlockId
+from aserve.core.ids import BlockHash, BlockId, HostBlockId
 
 NEVER = sys.maxsize
 
@@ -21,15 +22,19 @@ class BlockTable:
 
     capacity: positions that the blocks hold.
     seal_at: when this many positions have landed, `PagedCache.seal` has something to do.
+    num_shared: leading blocks that a fork may share; this table no longer writes to them.
+    host_ids: where the blocks' contents are while the sequence is swapped out, in the same order; else empty.
     hashes: the root, then one for each full block whose hash was ever needed. They outlive the blocks, so that a
         sequence that is preempted and comes back hashes nothing twice: its tokens are only ever added to.
     """
 
-    __slots__ = ("block_ids", "capacity", "hashes", "num_sealed", "seal_at")
+    __slots__ = ("block_ids", "capacity", "hashes", "host_ids", "num_sealed", "num_shared", "seal_at")
 
     def __init__(self, root: BlockHash) -> None:
         self.block_ids: list[BlockId] = []
         self.capacity = 0
         self.num_sealed = 0
+        self.num_shared = 0
+        self.host_ids: list[HostBlockId] = []
         self.seal_at = NEVER
         self.hashes = [root]

@@ -33,13 +33,9 @@ class Qwen3Attention:
     def __call__(self, x_TE: Tensor, positions_T: Tensor, kv: KVLayer, batch: AttentionBatch) -> Tensor:
         """[T, E] to [T, E]."""
         q_THD, k_TKD, v_TKD = self._qkv(x_TE)
-        q_THD = self._norm_heads(q_THD, self._q_norm_D)
-        k_TKD = self._norm_heads(k_TKD, self._k_norm_D)
+        q_THD = self._ops.rms_norm(q_THD, self._q_norm_D, self._eps)  # each head of each token by itself
+        k_TKD = self._ops.rms_norm(k_TKD, self._k_norm_D, self._eps)
         return self._out(self._attend(q_THD, k_TKD, v_TKD, positions_T, kv, batch))
-
-    def _norm_heads(self, x_TND: Tensor, weight_D: Tensor) -> Tensor:
-        """Each head of each token is a row of its own."""
-        return self._ops.rms_norm(x_TND.reshape(-1, x_TND.shape[-1]), weight_D, self._eps).view(x_TND.shape)
 
 
 def qwen3(spec: ModelSpec, ops: Ops, weights: Weights, linear: LinearMethod, cos_sin_LD: Tensor) -> Llama:

@@ -17,9 +17,11 @@ import numpy as np
 from torch import Tensor, add
 
 from aserve.core.plan import SeqSlice, StepPlan
-from aserve.kernels.ops import AttentionBatch, SamplingBatch
+from aserve.kernels.ops import AttentionBatch, LogitControls, SamplingBatch
+from aserve.runner.controls import ControlTable
 from aserve.runner.device import Array, StepDevice
 from aserve.runner.rows import RowChanges, RowSamplings, RowTable
+from aserve.runner.scoring import PromptTargets, SampledTargets
 
 A = TypeVar("A")
 
@@ -35,6 +37,9 @@ class StepBatch:
     """Which of the T tokens each sampled row stands on."""
     sampled_rows_N: Tensor
     sampling: SamplingBatch
+    controls: LogitControls | None = None
+    sampled_targets: SampledTargets | None = None
+    prompt_targets: PromptTargets | None = None
 
 
 class _Uploads(NamedTuple, Generic[A]):
@@ -64,17 +69,22 @@ class _Uploads(NamedTuple, Generic[A]):
 class BatchBuilder:
     """Builds StepBatches, in launch order, and keeps the rows up to date as it goes."""
 
-    def __init__(self, rows: RowTable, device: StepDevice, block_size: int) -> None:
+    def __init__(self, rows: RowTable, controls: ControlTable, device: StepDevice, block_size: int) -> None:
         self._rows = rows
+        self._controls = controls
         self._device = device
         self._block_size = block_size
 
-    def build(self, plan: StepPlan) -> StepBatch:
-        """Apply the plan's row changes, and lay its slices out as tensors."""
-        assert plan.slices, "a step computes something"
-        order, num_fed, num_decodes = _order(plan.slices)
+    def build(self, plan: StepPlan) -> StepBatch | None:
+        """Apply the plan's row changes, and lay its slices out as tensors; None where there is no slice."""
         changes = self._rows.stage(plan)
+        self._controls.set_up(plan.inits)
+        if not plan.slices:
+            self._rows.apply(*self._device.upload(changes))
+            return None
+        order, num_fed, num_decodes = _order(plan.slices)
         host = self._lay_out(plan.slices, order, num_fed, changes)
+        controls = self._controls.batch(host.sampled_rows_N, host.banned_NC)
         on_device = _Uploads[Tensor](*self._device.upload(host))
         self._rows.apply(on_device.cleared_I, on_device.entries_U, on_device.blocks_U)
         if num_fed:
@@ -86,6 +96,37 @@ class BatchBuilder:
             sampled_tokens_N=on_device.sampled_tokens_N,
             sampled_rows_N=on_device.sampled_rows_N,
             sampling=_sampling(on_device, host),
+            controls=controls,
+            sampled_targets=self._sampled_targets(plan.slices),
+            prompt_targets=self._prompt_targets(plan.slices, order, host.query_starts_S1),
+        )
+
+    def _sampled_targets(self, slices: Sequence[SeqSlice]) -> SampledTargets | None:
+        if not self._rows.scores_any:
+            return None
+        num_top_N = tuple(self._rows.num_logprobs(piece.row) for piece in slices if piece.samples)
+        scored = [n for n, num_top in enumerate(num_top_N) if num_top is not None]
+        if not scored:
+            return None
+        [rows_G] = self._device.upload([np.array(scored, np.int64)])
+        return SampledTargets(num_top_N, rows_G)
+
+    def _prompt_targets(
+        self, slices: Sequence[SeqSlice], order: list[int], query_starts_S1: Array
+    ) -> PromptTargets | None:
+        """The i-th token of a slice predicts its i-th target."""
+        scored = [i for i, piece in enumerate(slices) if piece.target_ids]
+        if not scored:
+            return None
+        starts = dict(zip(order, query_starts_S1.tolist(), strict=False))
+        tokens = [starts[i] + k for i in scored for k in range(len(slices[i].target_ids))]
+        targets = [target_id for i in scored for target_id in slices[i].target_ids]
+        tokens_G, targets_G = self._device.upload([np.array(tokens, np.int64), np.array(targets, np.int64)])
+        return PromptTargets(
+            num_top=tuple(self._rows.num_prompt_logprobs(slices[i].row) for i in scored),
+            target_ids=tuple(slices[i].target_ids for i in scored),
+            tokens_G=tokens_G,
+            targets_G=targets_G,
         )
 
     def _lay_out(

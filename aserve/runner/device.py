@@ -28,7 +28,12 @@ ALIGNMENT_BYTES: Final = 16
 
 
 class StepDevice(Protocol):
-    """What differs between a CPU and a GPU in running a step. All but `close` is for the runner's thread."""
+    """What differs between a CPU and a GPU in running a step. All but the last two are for the runner's thread."""
+
+    @property
+    def compiles(self) -> bool:
+        """Whether kernels are compiled when they are first run, which takes seconds."""
+        ...
 
     def stepping(self) -> AbstractContextManager[Any]:
         """Inside it, work goes to the device's own stream."""
@@ -38,21 +43,27 @@ class StepDevice(Protocol):
         """Host arrays (int64, int32, float32; any shape) as device tensors; valid for this step only."""
         ...
 
-    def download(self, ids_N: Tensor) -> Callable[[], list[int]]:
-        """Start copying token ids to the host; calling the result waits for them. Raises what the device raised."""
+    def download(self, tensors: Sequence[Tensor]) -> Callable[[], list[list[Any]]]:
+        """Start copying tensors to the host; calling the result waits for them. Raises what the device raised."""
         ...
 
     def when_landed(self, task: Callable[[], None]) -> None:
         """Run a task that may wait for a download, in order, without holding up the next step."""
         ...
 
-    def close(self) -> None:
-        """Wait for tasks, end threads, return cached memory. Idempotent."""
+    def drain(self) -> None:
+        """Wait for all that was started, and end threads: from then on no tensor is read or written. Idempotent."""
+        ...
+
+    def release(self) -> None:
+        """Return memory that is cached. Idempotent."""
         ...
 
 
 class CpuDevice:
     """The host itself: arrays are shared, not copied, and a step is over when its function returns."""
+
+    compiles: Final = False
 
     def stepping(self) -> AbstractContextManager[Any]:
         """Nothing to enter."""
@@ -62,25 +73,30 @@ class CpuDevice:
         """The same memory, seen as tensors."""
         return [torch.from_numpy(array) for array in arrays]
 
-    def download(self, ids_N: Tensor) -> Callable[[], list[int]]:
-        """The ids are here already."""
-        return ids_N.tolist
+    def download(self, tensors: Sequence[Tensor]) -> Callable[[], list[list[Any]]]:
+        """They are here already."""
+        return lambda: [tensor.tolist() for tensor in tensors]
 
     def when_landed(self, task: Callable[[], None]) -> None:
         """Nothing to wait for: now."""
         task()
 
-    def close(self) -> None:
+    def drain(self) -> None:
+        """Nothing is under way."""
+
+    def release(self) -> None:
         """Nothing is held."""
 
 
 class CudaDevice:
-    """One GPU, by a stream of its own. Nothing here waits for the device, except the waiter thread."""
+    """One GPU, by a stream of its own. During a step nothing waits for the device, except the waiter thread."""
+
+    compiles: Final = True
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._stream.wait_stream(torch.cuda.default_stream(device))  # weights and caches were made there
+        self._stream.wait_stream(torch.cuda.current_stream(device))  # weights and caches were made there
         self._waiter = ThreadPoolExecutor(1, thread_name_prefix="aserve-waiter")
 
     def stepping(self) -> AbstractContextManager[Any]:
@@ -91,16 +107,17 @@ class CudaDevice:
         """One copy of one pinned buffer. torch's host allocator does not reuse it before that copy is done."""
         return unpack(pack(arrays, pin_memory=True).to(self._device, non_blocking=True), arrays)
 
-    def download(self, ids_N: Tensor) -> Callable[[], list[int]]:
-        """Copy into pinned memory behind the step's kernels, and an event behind the copy."""
-        on_host = torch.empty(ids_N.shape, dtype=ids_N.dtype, pin_memory=True)
-        on_host.copy_(ids_N, non_blocking=True)
+    def download(self, tensors: Sequence[Tensor]) -> Callable[[], list[list[Any]]]:
+        """Copy into pinned memory behind the step's kernels, and an event behind the copies."""
+        on_host = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
+        for copy, tensor in zip(on_host, tensors, strict=True):
+            copy.copy_(tensor, non_blocking=True)
         copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         copied.record(self._stream)
 
-        def wait() -> list[int]:
+        def wait() -> list[list[Any]]:
             copied.synchronize()
-            return on_host.tolist()
+            return [copy.tolist() for copy in on_host]
 
         return wait
 
@@ -108,9 +125,13 @@ class CudaDevice:
         """In the waiter thread, in order."""
         self._waiter.submit(task)
 
-    def close(self) -> None:
-        """Ends the waiter thread; memory that torch caches goes back to the GPU."""
+    def drain(self) -> None:
+        """Waits for the stream too: a step that raised half-way has no download, and may be running all the same."""
         self._waiter.shutdown(wait=True)
+        self._stream.synchronize()
+
+    def release(self) -> None:
+        """Memory that torch caches goes back to the GPU."""
         torch.cuda.empty_cache()
 
 

@@ -1,6 +1,12 @@
-"""The memory of the KV cache. Knows its shape; which block belongs to whom is the scheduler's business."""
+"""The memory of the KV cache, on the device and swapped out. Knows its shape, not which block belongs to whom.
+
+All layers lie in one piece of memory, plane by plane, so that a block can be moved in all of them at once:
+
+    planes_YBX   | keys of layer 0 | values of layer 0 | keys of layer 1 | ...     each B blocks of X numbers
+"""
 
 import math
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -10,21 +16,53 @@ from torch import Tensor
 from aserve.kernels.ops import KVLayer
 from aserve.models.spec import ModelSpec
 
+PLANE_ALIGNMENT_BYTES: Final = 256
 CACHE_LINE_BYTES: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class KVStore:
+    """A KV cache: the layers that a model reads and writes, and the same memory as planes of blocks, [Y, B, X]."""
+
+    layers: tuple[KVLayer, ...]
+    planes_YBX: Tensor
+
+    @property
+    def block_size(self) -> int:
+        """Positions in a block."""
+        return self.layers[0].k_BPKD.shape[1]
 
 
 def allocate_kv(
     spec: ModelSpec, *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
-) -> list[KVLayer]:
-    """One KVLayer per layer, all zero; block 0 is the null block, written by warm-up and padding only.
+) -> KVStore:
+    """A cache of zeros; block 0 is the null block, written by warm-up and padding only.
 
     Zero and not merely empty: a kernel that multiplies a masked position by 0 would turn leftover NaNs into NaN.
     """
     shape = (num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
-    return [KVLayer(_zeros(shape, dtype, device), _zeros(shape, dtype, device)) for _ in range(spec.num_layers)]
+    plane_numbers = math.prod(shape)
+    alignment = PLANE_ALIGNMENT_BYTES // dtype.itemsize
+    padded_numbers = -(-plane_numbers // alignment) * alignment
+    planes = zeros((2 * spec.num_layers, padded_numbers), dtype, device)[:, :plane_numbers]
+    layers = (KVLayer(planes[2 * i].view(shape), planes[2 * i + 1].view(shape)) for i in range(spec.num_layers))
+    return KVStore(tuple(layers), planes.unflatten(1, (num_blocks, -1)))  # type: ignore[no-untyped-call]  # torch has none
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def allocate_swap(kv: KVStore, num_host_blocks: int) -> Tensor:
+    """Room in host memory for so many blocks, [num_host_blocks, Y, X]: a block's planes are side by side.
+
+    Pinned where the cache is on a GPU, so that it can be copied without the host's help.
+    """
+    num_planes, _, num_numbers = kv.planes_YBX.shape
+    shape, dtype = (num_host_blocks, num_planes, num_numbers), kv.planes_YBX.dtype
+    if kv.planes_YBX.is_cuda:
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+    return zeros(shape, dtype, torch.device("cpu"))
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of zeros; in host memory its pages are taken as they are written."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     # numpy asks calloc, whose zero pages take no memory until they are written; torch.zeros would write them all now.

@@ -11,7 +11,8 @@ import torch
 
 from aserve.core.config import GiB
 from aserve.core.ids import BlockId, Row, SeqId
-from aserve.core.plan import RowInit, RowSampling, SeqSlice, StepPlan
+from aserve.core.params import MAX_LOGPROBS
+from aserve.core.plan import RowControls, RowInit, RowSampling, SeqSlice, StepPlan
 from aserve.kernels.ops import Ops
 from aserve.models.interface import CausalLM
 from aserve.runner.kv_store import allocate_kv
@@ -31,18 +32,16 @@ def cpu_kv_budget() -> int:
 def cuda_kv_budget(
     model: CausalLM,
     ops: Ops,
+    plan: StepPlan,
     *,
     dtype: torch.dtype,
     device: torch.device,
     block_size: int,
-    max_num_seqs: int,
-    max_num_batched_tokens: int,
     gpu_memory_utilization: float,
 ) -> int:
-    """Bytes that the largest step leaves on the GPU. Runs that step once, on a KV cache of the null block alone."""
+    """Bytes that the largest step leaves on the GPU. plan: that step; it is run once, on the null block alone."""
     torch.cuda.reset_peak_memory_stats(device)
     allocated_bytes = torch.cuda.memory_allocated(device)
-    plan = largest_step(max_num_seqs, max_num_batched_tokens, model.spec.context_len, block_size)
     kv = allocate_kv(model.spec, num_blocks=1, block_size=block_size, dtype=dtype, device=device)
     runner = ModelRunner(model, ops, kv, max_num_seqs=len(plan.slices), max_model_len=plan.slices[0].num_tokens)
     del kv  # it is the runner's, and goes with it
@@ -69,19 +68,29 @@ def kv_budget(*, total_bytes: int, free_bytes: int, peak_bytes: int, step_bytes:
     return max(0, min(int(total_bytes * utilization) - peak_bytes, free_bytes - step_bytes - MARGIN_BYTES))
 
 
-def largest_step(max_num_seqs: int, max_num_batched_tokens: int, context_len: int, block_size: int) -> StepPlan:
-    """As many tokens as a step may have, in as many sequences, every one of them sampled with a filter.
+def largest_step(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, block_size: int) -> StepPlan:
+    """As many tokens as a step may have, in as many sequences, every one of them sampled with all that there is.
 
-    The null block stands for every block, so that no more than it is needed.
+    max_model_len: no sequence is longer; a model may have no positions beyond it. The null block stands for every
+    block, so that no more than it is needed.
     """
     num_seqs = min(max_num_seqs, max_num_batched_tokens)
-    num_tokens = min(-(-max_num_batched_tokens // num_seqs), context_len)
+    num_tokens = min(-(-max_num_batched_tokens // num_seqs), max_model_len)
     blocks = (BlockId(0),) * -(-num_tokens // block_size)
-    sampling = RowSampling(temperature=1.0, top_k=50, top_p=0.9, min_p=0.0, seed=0)
+    sampling = RowSampling(
+        temperature=1.0,
+        top_k=50,
+        top_p=0.9,
+        min_p=0.0,
+        seed=0,
+        num_logprobs=MAX_LOGPROBS,
+        num_prompt_logprobs=MAX_LOGPROBS,
+        controls=RowControls(presence_penalty=1.0, logit_bias=((0, 1.0),), bad_words=((0, 0),)),
+    )
     return StepPlan(
         step_id=0,
         slices=tuple(
-            SeqSlice(SeqId(i), Row(i), start=0, num_tokens=num_tokens, token_ids=(0,) * num_tokens, samples=True)
+            SeqSlice(SeqId(i), Row(i), 0, num_tokens, (0,) * num_tokens, samples=True, target_ids=(0,) * num_tokens)
             for i in range(num_seqs)
         ),
         inits=tuple(RowInit(Row(i), SeqId(i), sampling, blocks) for i in range(num_seqs)),

@@ -56,6 +56,8 @@ class RowTable:
         self._min_p_R = np.zeros(num_rows, np.float32)
         self._seed_R = np.zeros(num_rows, np.int64)
         self._banned: dict[Row, tuple[tuple[int, ...], int]] = {}
+        self._num_logprobs: dict[Row, int] = {}
+        self._num_prompt_logprobs: dict[Row, int] = {}
 
     def stage(self, plan: StepPlan) -> RowChanges:
         """Take in a plan's inits and new blocks; what the device has to do for it is returned.
@@ -94,6 +96,19 @@ class RowTable:
             self._banned_ids(rows_N, positions_N),
         )
 
+    @property
+    def scores_any(self) -> bool:
+        """Whether sampled tokens of any row are scored."""
+        return bool(self._num_logprobs)
+
+    def num_logprobs(self, row: Row) -> int | None:
+        """How many of the likeliest tokens a row wants beside a sampled one; None for a row that is not scored."""
+        return self._num_logprobs.get(row)
+
+    def num_prompt_logprobs(self, row: Row) -> int:
+        """The same for the tokens of the row's prompt."""
+        return self._num_prompt_logprobs.get(row, 0)
+
     def _reset(self, init: RowInit) -> None:
         row, sampling = init.row, init.sampling
         self._num_blocks_R[row] = 0
@@ -105,6 +120,13 @@ class RowTable:
         self._banned.pop(row, None)
         if sampling.banned_ids:
             self._banned[row] = (sampling.banned_ids, sampling.banned_before)
+        for counts, count in (
+            (self._num_logprobs, sampling.num_logprobs),
+            (self._num_prompt_logprobs, sampling.num_prompt_logprobs),
+        ):
+            counts.pop(row, None)
+            if count is not None:
+                counts[row] = count
 
     def _append(self, row: Row, block_ids: tuple[BlockId, ...], entries: list[int], blocks: list[int]) -> None:
         start = self._num_blocks_R[row]

@@ -5,40 +5,54 @@ built, executed and landed; how is the business of batch.py, step.py and device.
 """
 
 import gc
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
-from aserve.core.ids import BlockId, Row, SeqId
-from aserve.core.plan import RowInit, RowSampling, SeqSlice, StepPlan, StepResult
-from aserve.kernels.ops import KVLayer, Ops
+from aserve.core.plan import StepPlan, StepResult
+from aserve.kernels.ops import Ops
 from aserve.models.interface import CausalLM
 from aserve.runner.batch import BatchBuilder
+from aserve.runner.controls import ControlTable
 from aserve.runner.device import step_device
 from aserve.runner.flight import StepFlight
+from aserve.runner.kv_store import KVStore
+from aserve.runner.landing import Landing
 from aserve.runner.rows import RowTable
-from aserve.runner.sampler import check_sampled
 from aserve.runner.step import EagerStep
+from aserve.runner.swapper import BlockMover
+from aserve.runner.warm_up import warm_up_plans
 
 
 class ModelRunner:
     """A `Runner` for one device.
 
-    kv: as made by `allocate_kv`; its tensors say the block size and the device.
+    kv: its tensors say the block size and the device.
     max_num_seqs, max_model_len: how many rows there are, and how long each may grow.
+    num_host_blocks: room for blocks that are swapped out.
     """
 
     def __init__(
-        self, model: CausalLM, ops: Ops, kv: Sequence[KVLayer], *, max_num_seqs: int, max_model_len: int
+        self,
+        model: CausalLM,
+        ops: Ops,
+        kv: KVStore,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        num_host_blocks: int = 0,
     ) -> None:
-        cache = kv[0].k_BPKD
-        block_size = cache.shape[1]
-        rows = RowTable(max_num_seqs, -(-max_model_len // block_size), cache.device)
-        self._device = step_device(cache.device)
-        self._stages: tuple[BatchBuilder, EagerStep] | None = (
-            BatchBuilder(rows, self._device, block_size),
-            EagerStep(model, ops, kv, rows),
+        device = kv.planes_YBX.device
+        self._block_size = kv.block_size
+        self._max_model_len = max_model_len
+        self._num_host_blocks = num_host_blocks
+        rows = RowTable(max_num_seqs, -(-max_model_len // self._block_size), device)
+        self._device = step_device(device)
+        controls = ControlTable(max_num_seqs, model.spec.vocab_size, device, self._device)
+        self._stages: tuple[BlockMover, BatchBuilder, EagerStep] | None = (
+            BlockMover(ops, kv, self._device, num_host_blocks),
+            BatchBuilder(rows, controls, self._device, self._block_size),
+            EagerStep(model, ops, kv.layers, rows),
         )
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="aserve-runner")
 
@@ -51,24 +65,22 @@ class ModelRunner:
         return self._submit(plan).result()
 
     def warm_up(self) -> None:
-        """Run a two-token and a one-token step, so that the first request pays for no first call.
-
-        They use row 0 and the null block, and leave nothing behind that a sequence could see.
-        """
-        row, seq_id, blocks = Row(0), SeqId(0), (BlockId(0),)
-        filtered = RowSampling(temperature=1.0, top_k=2, top_p=0.9, min_p=0.1, seed=0)
-        prefill = SeqSlice(seq_id=seq_id, row=row, start=0, num_tokens=2, token_ids=(0, 0), samples=True)
-        self.run(StepPlan(0, (prefill,), (RowInit(row, seq_id, filtered, blocks),)))
-        greedy = RowSampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
-        decode = SeqSlice(seq_id=seq_id, row=row, start=2, num_tokens=1, samples=True)
-        self.run(StepPlan(1, (decode,), (RowInit(row, seq_id, greedy, blocks),)))
+        """Run the first calls of everything, so that no request pays for them. Blocking, before the first `launch`."""
+        compiles = self._device.compiles
+        for plan in warm_up_plans(
+            self._max_model_len, self._block_size, compiles=compiles, can_swap=self._num_host_blocks > 0
+        ):
+            self.run(plan)
 
     def close(self) -> None:
         """Wait for launched steps, then give back threads, weights and KV memory. Idempotent."""
         self._worker.shutdown(wait=True)
+        self._device.drain()  # before tensors go: torch hands their memory to whoever asks next, steps or no steps
+        if self._stages is not None:
+            self._stages[0].drain()
         self._stages = None
         gc.collect()  # modules point at each other; their memory should not wait for the collector's turn
-        self._device.close()
+        self._device.release()
 
     def _submit(self, plan: StepPlan) -> Future[StepResult]:
         landed: Future[StepResult] = Future()
@@ -79,17 +91,19 @@ class ModelRunner:
         """One step, in the worker thread. Every way out resolves `landed`, or its reader would wait for ever."""
         try:
             assert self._stages is not None, "the runner is closed"
-            builder, step = self._stages
+            mover, builder, step = self._stages
             with torch.inference_mode(), self._device.stepping():
-                ids_N = step.execute(builder.build(plan))
-                wait = self._device.download(ids_N)
+                if plan.block_ops is not None:
+                    mover.move(plan.block_ops)
+                batch = builder.build(plan)
+                landing = None if batch is None else Landing(plan, batch, step.execute(batch), self._device)
         except BaseException as error:  # the edge of a thread
             landed.set_exception(error)
             return
 
         def land() -> None:
             try:
-                landed.set_result(StepResult(plan.step_id, check_sampled(plan, wait())))
+                landed.set_result(StepResult(plan.step_id, ()) if landing is None else landing.result())
             except BaseException as error:  # the edge of a thread
                 landed.set_exception(error)
 

@@ -3,14 +3,16 @@
 Letters: kernels/ops.py and rows.py.
 """
 
-from torch import Tensor, where
+from torch import Tensor
 
 from aserve.core.errors import AserveError
 from aserve.core.ids import SeqId
 from aserve.core.plan import StepPlan
-from aserve.kernels.ops import Ops
+from aserve.kernels.ops import Ops, Scores
 from aserve.models.interface import CausalLM
 from aserve.runner.batch import StepBatch
+from aserve.runner.controls import record_sampled
+from aserve.runner.scoring import score_sampled
 
 NO_TOKEN = -1
 """Stands, between device and host, for the token of a row that could not be sampled."""
@@ -26,18 +28,31 @@ class NonFiniteLogitsError(AserveError):
         self.seq_ids = seq_ids
 
 
-def sample_next(model: CausalLM, ops: Ops, hidden_TE: Tensor, last_token_R: Tensor, batch: StepBatch) -> Tensor:
+def sample_next(
+    model: CausalLM, ops: Ops, hidden_TE: Tensor, last_token_R: Tensor, batch: StepBatch
+) -> tuple[Tensor, Scores | None]:
     """One token id per sampled row, int64 [N], also written to last_token_R. NO_TOKEN where the logits are not finite.
+
+    And the scores of those rows that are scored, under the model's own distribution, before it is controlled.
 
     The check stays on the device (max is NaN if any is), and its answer takes the token's place, so that it costs no
     wait and no copy of its own.
     """
     logits_NV = model.logits(hidden_TE.index_select(0, batch.sampled_tokens_N))
     finite_N = logits_NV.amax(-1).isfinite()
-    ids_N = where(finite_N, ops.sample(logits_NV, batch.sampling), NO_TOKEN)
+    raw_NV = logits_NV
+    if batch.controls is not None:
+        raw_NV = logits_NV if batch.sampled_targets is None else logits_NV.clone()
+        ops.control_logits(logits_NV, batch.controls)
+    ids_N = ops.sample(logits_NV, batch.sampling).masked_fill(~finite_N, NO_TOKEN)
     # The next step, already launched, may look the last token up: it has to be a token.
-    last_token_R.index_copy_(0, batch.sampled_rows_N, ids_N.clamp(min=0))
-    return ids_N
+    last_token_N = ids_N.clamp(min=0)
+    last_token_R.index_copy_(0, batch.sampled_rows_N, last_token_N)
+    if batch.controls is not None:
+        record_sampled(batch.controls, last_token_N)
+    if batch.sampled_targets is None:
+        return ids_N, None
+    return ids_N, score_sampled(ops, raw_NV, last_token_N, batch.sampled_targets)
 
 
 def check_sampled(plan: StepPlan, token_ids: list[int]) -> tuple[int, ...]:

@@ -5,11 +5,21 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from aserve.kernels.ops import KVLayer, Ops
+from aserve.kernels.ops import KVLayer, Ops, Scores
 from aserve.models.interface import CausalLM
 from aserve.runner.batch import StepBatch
 from aserve.runner.rows import RowTable
 from aserve.runner.sampler import sample_next
+from aserve.runner.scoring import score_prompt
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """Sampled token ids, int64 [N], in the plan's order (see `sample_next`), and scores where they were asked for."""
+
+    ids_N: Tensor
+    scores: Scores | None
+    prompt_scores: Scores | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +31,13 @@ class EagerStep:
     kv: Sequence[KVLayer]
     rows: RowTable
 
-    def execute(self, batch: StepBatch) -> Tensor:
-        """Sampled token ids, int64 [N], in the plan's order; see `sample_next`. Writes the KV cache."""
+    def execute(self, batch: StepBatch) -> StepOutput:
+        """The forward pass, which writes the KV cache, and what is sampled and scored after it."""
         hidden_TE = self.model.forward(batch.token_ids_T, batch.positions_T, self.kv, batch.attention)
-        if not len(batch.sampled_rows_N):
-            return batch.sampled_rows_N
-        return sample_next(self.model, self.ops, hidden_TE, self.rows.last_token_R, batch)
+        prompt_scores = None
+        if batch.prompt_targets is not None:
+            prompt_scores = score_prompt(self.model, self.ops, hidden_TE, batch.prompt_targets)
+        ids_N, scores = batch.sampled_rows_N, None
+        if len(ids_N):
+            ids_N, scores = sample_next(self.model, self.ops, hidden_TE, self.rows.last_token_R, batch)
+        return StepOutput(ids_N, scores, prompt_scores)

@@ -1,26 +1,43 @@
-"""Who may start: what fits at all, and what fits now.
+"""Who may start: what fits at all, what fits now, and when it is time.
 
 A sequence is admitted with blocks for all of its tokens or not at all, so that a long prompt is never preempted
 half way through its chunks by its own growth. The watermark keeps some blocks free for those that run; it is waived
-when nobody runs, or a large prompt would wait for ever (I13).
+when nobody else runs, or a large prompt would wait for ever (I13).
 """
 
-from aserve.core.errors import ContextLengthError, InvalidRequestError
-from aserve.core.ids import BlockId
-from aserve.kv_cache.paged_cache import PagedCache
+from collections.abc import Container, Iterable
+
+from aserve.core.errors import ContextLengthError, InvalidRequestError, OverloadedError
+from aserve.core.ids import SeqId
+from aserve.core.request import Request
+from aserve.kv_cache.paged_cache import Copy, PagedCache
+from aserve.scheduler.group import fork_source
 from aserve.scheduler.sequence import Sequence
+
+MAX_RETRY_AFTER_S = 60
 
 
 class Admission:
-    """The limits of one engine. `watermark` is a share of the blocks; lengths are in tokens."""
+    """The limits of one engine. `watermark` is a share of the blocks; lengths are in tokens.
 
-    def __init__(self, cache: PagedCache, *, max_model_len: int, watermark: float) -> None:
+    max_num_queued: requests that wait at most; None is without bound.
+    """
+
+    def __init__(
+        self, cache: PagedCache, *, max_model_len: int, max_num_seqs: int, watermark: float, max_num_queued: int | None
+    ) -> None:
         self._cache = cache
         self._max_model_len = max_model_len
+        self._max_num_seqs = max_num_seqs
+        self._max_num_queued = max_num_queued
         self._num_kv_tokens = cache.num_blocks * cache.block_size
-        self._num_spare_blocks = int(watermark * cache.num_blocks)
+        self.num_spare_blocks = int(watermark * cache.num_blocks)
         self.context_len = min(max_model_len, self._num_kv_tokens)
         """Tokens that a sequence can have, prompt and answer together."""
+        self.num_admitted = 0
+        self.queue_time_s = 0.0
+
+    # What fits at all.
 
     def check_fits(self, num_prompt_tokens: int) -> None:
         """Raise `ContextLengthError` if a prompt could never be computed and answered with at least one token (I17)."""
@@ -34,16 +51,124 @@ class Admission:
             limit = f"the KV cache holds {self._num_kv_tokens} tokens"
         raise ContextLengthError(f"{limit}, but the prompt has {num_prompt_tokens} and one must be left to generate")
 
-    def admit(self, sequence: Sequence, *, others_run: bool) -> tuple[BlockId, ...] | None:
-        """Take blocks for all tokens of a waiting sequence. Returns those of its cached prefix; None: it must wait."""
-        num_spare_blocks = self._num_spare_blocks if others_run else 0
-        hits = self._cache.acquire(sequence.table, sequence.token_ids, num_spare_blocks=num_spare_blocks)
+    def context_len_for(self, request: Request) -> int:
+        """Tokens that a sequence of this request can have. Raises as `check_fits`.
+
+        Beams advance together, so all of them must fit at once: the prompt's full blocks, which they share, and what
+        each has of its own. Other sequences of a group can wait for one another.
+        """
+        num_prompt = len(request.prompt_token_ids)
+        self.check_fits(num_prompt)
+        beam = request.params.beam
+        if beam is None:
+            return self.context_len
+        if beam.width > self._max_num_seqs:
+            raise InvalidRequestError(
+                f"the beam width must be at most the number of sequences that run at once ({self._max_num_seqs}), "
+                f"got {beam.width}",
+                "n",
+            )
+        block_size = self._cache.block_size
+        num_shared = (num_prompt - 1) // block_size
+        num_own = (self._cache.num_blocks - num_shared) // beam.width
+        context_len = min((num_shared + num_own) * block_size, self._max_model_len)
+        if num_prompt >= context_len:
+            raise ContextLengthError(
+                f"the KV cache holds {self._num_kv_tokens} tokens, in which {beam.width} beams can have {context_len} "
+                f"each, but the prompt has {num_prompt} and one must be left to generate"
+            )
+        return context_len
+
+    def check_queue(self, waiting: Iterable[Sequence]) -> None:
+        """Raise `OverloadedError` when as many requests wait for their first admission as may."""
+        if self._max_num_queued is None:
+            return
+        num_queued = sum(sequence.index == 0 and sequence.num_preemptions == 0 for sequence in waiting)
+        if num_queued < self._max_num_queued:
+            return
+        mean_s = self.queue_time_s / self.num_admitted if self.num_admitted else 0.0
+        retry_after_s = min(max(1, round(mean_s)), MAX_RETRY_AFTER_S)
+        raise OverloadedError(f"{num_queued} requests are waiting, which is the most there may be", retry_after_s)
+
+    # What fits now.
+
+    def admit(self, sequence: Sequence, *, settling: Container[SeqId], others_run: bool) -> tuple[Copy, ...] | None:
+        """Take blocks for all tokens of a waiting sequence. Returns what must be copied for it; None: it must wait.
+
+        What it has in common with a running sequence it forks from that, unless more of it is in the prefix cache.
+        settling: who is being set up or computes a chunk in the step being planned: what that makes is there after it.
+        others_run: whether sequences run that have nothing to do with it.
+        """
+        num_spare_blocks = self.num_spare_blocks if others_run else 0
+        reads_cache = sequence.num_scored >= sequence.num_prompt
+        num_matched = self._cache.num_cached(sequence.table, sequence.token_ids) if reads_cache else 0
+        forked = fork_source(sequence)
+        if forked is not None and forked[1] > num_matched:
+            source, num_common = forked
+            if source.id in settling or source.num_bound is not None or source.num_computed < num_common:
+                return None
+            return self._fork(sequence, source, num_common, num_spare_blocks)
+        hits = self._cache.acquire(
+            sequence.table, sequence.token_ids, num_spare_blocks=num_spare_blocks, reads_cache=reads_cache
+        )
         if hits is None:
             return None
-        num_matched = len(hits) * self._cache.block_size
-        assert num_matched < len(sequence.token_ids), f"I9: nothing is left to compute of {sequence!r}"
+        self._admitted(sequence, num_matched, len(hits), num_cached=num_matched)
+        return ()
+
+    def _fork(
+        self, sequence: Sequence, source: Sequence, num_common: int, num_spare_blocks: int
+    ) -> tuple[Copy, ...] | None:
+        copies = self._cache.fork(
+            source.table, sequence.table, num_common, len(sequence.token_ids), num_spare_blocks=num_spare_blocks
+        )
+        if copies is None:
+            return None
+        num_bound = num_common // self._cache.block_size + len(copies)
+        is_sibling = sequence.group is not None and source.group is sequence.group
+        num_cached = source.num_cached if is_sibling else num_common
+        self._admitted(sequence, num_common, num_bound, num_cached=num_cached)
+        return copies
+
+    def _admitted(self, sequence: Sequence, num_computed: int, num_bound: int, *, num_cached: int) -> None:
+        assert num_computed < len(sequence.token_ids), f"I9: nothing is left to compute of {sequence!r}"
         sequence.num_prefill = len(sequence.token_ids)
-        sequence.num_computed = num_matched
+        sequence.num_computed = num_computed
+        sequence.num_bound = num_bound
+        sequence.origin = None
         if sequence.num_preemptions == 0:
-            sequence.num_cached = num_matched
-        return hits
+            sequence.num_cached = num_cached
+
+    def count(self, sequence: Sequence, now: float) -> None:
+        """A sequence was admitted at `now`; its first admission ends its time in the queue."""
+        if sequence.num_preemptions == 0:
+            self.num_admitted += 1
+            self.queue_time_s += now - sequence.request.arrival_s
+
+
+class Pace:
+    """scheduler_delay_factor: newcomers wait until their prompts fill a step, as vLLM V0 let them.
+
+    After a step with prompts nobody is admitted until the one who has waited longest has done so for `delay_factor`
+    times as long as that step took. 0.0 never delays.
+    """
+
+    def __init__(self, delay_factor: float) -> None:
+        self._delay_factor = delay_factor
+        self._last_plan_s = 0.0
+        self._prompt_step_s = 0.0
+        self._last_had_prompt = False
+
+    def next_step(self, now: float) -> None:
+        """A step is about to be planned, at `now`: as long as that has the one before it taken."""
+        if self._last_had_prompt:
+            self._prompt_step_s = now - self._last_plan_s
+        self._last_plan_s, self._last_had_prompt = now, False
+
+    def allows(self, now: float, waiting_since_s: float) -> bool:
+        """Whether one that has been waiting since then may start at `now`. Seconds of the engine's clock."""
+        return self._last_had_prompt or now - waiting_since_s >= self._delay_factor * self._prompt_step_s
+
+    def admitted(self) -> None:
+        """Somebody was admitted to the step being planned: others may join."""
+        self._last_had_prompt = True

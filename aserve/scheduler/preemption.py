@@ -1,28 +1,54 @@
 """Who gives way when no block is free, and what of him stays.
 
-A victim gives up all of his blocks and computes them again later. His sealed blocks stay in the prefix cache until
-somebody needs them, so that coming back is often cheap. What he has sampled he keeps, and a token of his that is still
-on the device will be accepted when it lands.
+Of another request all sequences that run give way together, of one's own only the newest: so the oldest of all always
+gets on, and nobody is preempted for the sake of who came after him (I16).
+
+A victim's blocks are given up and computed again later, or moved to the host and back, whichever is estimated to cost
+less. Sealed blocks that are given up stay in the prefix cache until somebody needs them, so that coming back is often
+cheaper than estimated. What a victim has sampled he keeps, and a token of his that is still on the device will be
+accepted when it lands. Beams are always computed again: they wait for each other, not for their own past.
 """
+
+from typing import Final, Literal
 
 from aserve.scheduler.queue import SequenceQueue
 from aserve.scheduler.sequence import Sequence
-from aserve.scheduler.states import State, move
+
+PreemptionMode = Literal["auto", "recompute", "swap"]
+PREEMPTION_MODES: Final = ("auto", "recompute", "swap")
 
 
-def choose_victim(running: SequenceQueue, beneficiary: Sequence) -> Sequence:
-    """The newest, even if that is the beneficiary: so the oldest always gets on, and no two chase each other (I16)."""
+def choose_victims(running: SequenceQueue, beneficiary: Sequence | None) -> list[Sequence]:
+    """Who came last, even if that is the beneficiary; with all of his group, unless it is the beneficiary's own."""
     victim = running.last
-    assert victim.sort_key >= beneficiary.sort_key, f"I16: {victim!r} is older than {beneficiary!r}"
-    return victim
+    assert beneficiary is None or victim.sort_key >= beneficiary.sort_key, f"I16: {victim!r} is older"
+    if victim.group is None or (beneficiary is not None and victim.group is beneficiary.group):
+        return [victim]
+    return victim.group.running()
 
 
-def send_back(victim: Sequence, newest_step_id: int | None) -> None:
-    """Make it a waiting sequence that has computed nothing. Its row, blocks and place in line are the caller's part.
+class PreemptionRule:
+    """mode: "auto" estimates; the others force. Costs are seconds.
 
-    newest_step_id: the newest step in flight, None if there is none.
+    recompute_cost_s: of one token's forward pass (the default is a model of 8 billion parameters on a large GPU).
+    swap_cost_s: of one block on its way to the host or back (2 MiB over PCIe 4.0).
     """
-    victim.state = move(victim.state, State.WAITING)
-    victim.num_computed = 0
-    victim.num_preemptions += 1
-    victim.resume_after = newest_step_id
+
+    def __init__(
+        self, mode: PreemptionMode = "auto", *, recompute_cost_s: float = 20e-6, swap_cost_s: float = 80e-6
+    ) -> None:
+        assert mode in PREEMPTION_MODES, f"unknown preemption mode {mode}"
+        self._mode = mode
+        self._recompute_cost_s = recompute_cost_s
+        self._swap_cost_s = swap_cost_s
+
+    def prefers_swap(self, victims: list[Sequence], block_size: int) -> bool:
+        """Whether to move what the victims hold to the host, if it has room."""
+        if self._mode == "recompute" or any(v.group is not None and v.group.beams is not None for v in victims):
+            return False
+        if self._mode == "swap":
+            return True
+        num_held = sum(len(victim.table.block_ids) for victim in victims)
+        num_blocks = len({block_id for victim in victims for block_id in victim.table.block_ids})
+        num_tokens = sum(victim.num_computed for victim in victims) - (num_held - num_blocks) * block_size
+        return 2 * num_blocks * self._swap_cost_s < num_tokens * self._recompute_cost_s

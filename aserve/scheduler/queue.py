@@ -5,7 +5,7 @@ preemption is ahead after it (I14, I16).
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from operator import attrgetter
 
@@ -13,12 +13,28 @@ from aserve.core.ids import SeqId
 from aserve.core.request import Request
 from aserve.scheduler.sequence import Sequence, SortKey
 
+Policy = Callable[[Request, SeqId], SortKey]
+
 _sort_key = attrgetter("sort_key")
 
 
 def first_come_first_served(request: Request, seq_id: SeqId) -> SortKey:
     """The earlier arrival first; of equals the one added first."""
     return (request.arrival_s, seq_id)
+
+
+def priority_with_ageing(ageing_s: float) -> Policy:
+    """Lower `Request.priority` first, where a level is worth `ageing_s` seconds of waiting.
+
+    A request goes before all that arrive later than `ageing_s` seconds times the levels between them: nobody waits
+    for ever, and as all age at one rate, a key need not change.
+    """
+    assert ageing_s > 0, "without ageing somebody may wait for ever"
+
+    def sort_key(request: Request, seq_id: SeqId) -> SortKey:
+        return (request.arrival_s + request.priority * ageing_s, seq_id)
+
+    return sort_key
 
 
 class SequenceQueue:

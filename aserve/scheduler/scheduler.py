@@ -1,4 +1,4 @@
-"""The scheduler: add, cancel, finish; plan, commit, fail. Orchestration only: what is decided, its neighbours decide.
+"""The scheduler: add, fork, cancel, finish; plan, commit, fail. Orchestration only: its neighbours decide.
 
 There is no prefill phase and no decode phase. Each step hands out a budget of tokens: first to those who run, oldest
 first, then to newcomers. A plan advances `num_computed` at once, and the next plan may be made before it has landed:
@@ -8,29 +8,38 @@ first, then to newcomers. A plan advances `num_computed` at once, and the next p
 Blocks and rows that are given back are reused by the next plan, while steps in flight may still read and write them:
 steps run in the order of their plans, so whoever gets them writes after that (I6).
 
+A sequence is one choice of a request. What its choices have in common is known to group.py and beam.py, who holds
+rows and blocks to residents.py, who computes what next to planner.py.
+
 Invariants, besides those of the block pool and the paged cache:
   I11 a sequence that ends or is preempted gives back all that it held, once; unknown ids are no-ops;
   I12 when no request is left, no block is held and no row is taken;
   I13 a plan stays within the token budget and max_num_seqs, and there is one whenever anything could run;
   I14 who comes first is admitted first;  I16 who came last is preempted first;
   I17 what can never fit is refused by `add`;
-  I18 a running sequence has computed less than it has tokens, those in flight included;
-  I19 a sequence ends once, and nothing of it comes out afterwards.
+  I18 a running sequence has computed less than it has tokens, those in flight included; a beam that waits, as much;
+  I19 a sequence ends once, and nothing of it comes out afterwards;
+  I23 choices share blocks and nothing else.
 """
 
 from collections import deque
+from collections.abc import Iterable
+from collections.abc import Sequence as Several
 
 from aserve.core.errors import InvalidRequestError
-from aserve.core.ids import BlockId, RequestId, Row, SeqId
+from aserve.core.ids import RequestId, SeqId
 from aserve.core.outputs import SeqDelta
-from aserve.core.plan import RowInit, SeqSlice, StepPlan, StepResult
+from aserve.core.plan import StepPlan, StepResult, TokenScores
 from aserve.core.request import Request
 from aserve.kv_cache.paged_cache import PagedCache
-from aserve.scheduler.admission import Admission
-from aserve.scheduler.preemption import choose_victim, send_back
-from aserve.scheduler.queue import SequenceQueue, first_come_first_served
+from aserve.scheduler.admission import Admission, Pace
+from aserve.scheduler.group import Group
+from aserve.scheduler.planner import Planner
+from aserve.scheduler.preemption import PreemptionRule
+from aserve.scheduler.queue import Policy, first_come_first_served
+from aserve.scheduler.residents import Residents
 from aserve.scheduler.sequence import Sequence
-from aserve.scheduler.states import State, move
+from aserve.scheduler.states import State
 from aserve.scheduler.statistics import Statistics
 from aserve.scheduler.stopping import reason_to_stop
 
@@ -47,9 +56,13 @@ class Scheduler:
     max_num_seqs: sequences that run at once, and rows. max_num_batched_tokens: tokens that a step computes at most.
     max_model_len: tokens of a sequence, prompt and answer together.
     watermark: share of the blocks that newcomers leave free for those who run, in [0, 1).
+    num_host_blocks: of the swap space. preemption: how sequences give way.
+    policy: the order in which requests run. long_prefill_token_threshold: known tokens of one sequence that a step
+    computes at most; 0 is without limit. scheduler_delay_factor: see `Pace`. max_num_queued_reqs: requests that wait
+    at most.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  the numbers of one engine, each used here or by one part
         self,
         *,
         block_size: int,
@@ -59,24 +72,42 @@ class Scheduler:
         max_model_len: int,
         watermark: float = 0.01,
         enable_prefix_caching: bool = True,
+        num_host_blocks: int = 0,
+        preemption: PreemptionRule | None = None,
+        policy: Policy = first_come_first_served,
+        long_prefill_token_threshold: int = 0,
+        scheduler_delay_factor: float = 0.0,
+        max_num_queued_reqs: int | None = None,
     ) -> None:
         self._cache = PagedCache(
-            num_blocks=num_blocks, block_size=block_size, enable_prefix_caching=enable_prefix_caching
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_host_blocks=num_host_blocks,
+            enable_prefix_caching=enable_prefix_caching,
         )
-        self._admission = Admission(self._cache, max_model_len=max_model_len, watermark=watermark)
-        self._max_num_seqs = max_num_seqs
+        self._admission = Admission(
+            self._cache,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            watermark=watermark,
+            max_num_queued=max_num_queued_reqs,
+        )
+        self._residents = Residents(self._cache, self._admission, preemption or PreemptionRule(), max_num_seqs)
+        self._policy = policy
         self._max_num_batched_tokens = max_num_batched_tokens
-        self._waiting = SequenceQueue()
-        self._running = SequenceQueue()
+        self._planner = Planner(
+            self._residents,
+            self._admission,
+            Pace(scheduler_delay_factor),
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_chunk=long_prefill_token_threshold or max_num_batched_tokens,
+        )
         self._sequences: dict[SeqId, Sequence] = {}
-        self._seq_ids: dict[RequestId, SeqId] = {}
-        self._free_rows = [Row(row) for row in reversed(range(max_num_seqs))]
+        self._requests: dict[RequestId, list[Sequence]] = {}
+        self._histories: dict[RequestId, dict[int, list[int]]] = {}
         self._in_flight: deque[StepPlan] = deque()
         self._next_seq_id = 0
         self._next_step_id = 0
-        self._num_preemptions = 0
-        self._num_admitted = 0
-        self._queue_time_s = 0.0
 
     # Requests come and go.
 
@@ -85,33 +116,79 @@ class Scheduler:
         self._admission.check_fits(num_prompt_tokens)
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises as `check_fits`, and `InvalidRequestError` while another has the same id."""
-        assert request.max_tokens >= 1, f"request {request.id} asks for {request.max_tokens} tokens"
-        self.check_fits(len(request.prompt_token_ids))
-        if request.id in self._seq_ids:
-            raise InvalidRequestError(f"request id {request.id!r} is in use", "request_id")
-        seq_id = SeqId(self._next_seq_id)
-        self._next_seq_id += 1
-        sequence = Sequence(
-            seq_id,
-            request,
-            self._cache.new_table(request.cache_salt),
-            first_come_first_served(request, seq_id),
-            self._admission.context_len,
-        )
-        self._sequences[seq_id] = sequence
-        self._seq_ids[request.id] = seq_id
-        self._waiting.add(sequence)
+        """Queue a request. Raises as `check_fits`, `InvalidRequestError` while another has the same id or for beams
+        that cannot run together, and `OverloadedError` when too many wait.
+        """
+        self._add(request, None)
+
+    def fork(self, request_id: RequestId, index: int, branches: Several[Request]) -> None:
+        """Continue a choice as new requests, each with parameters of its own, on the blocks computed so far.
+
+        Their prompts are `history(request_id, index)`. A request that has ended can be continued until `cancel`; its
+        blocks are then those that the prefix cache still has. Raises as `add`; none is added if one cannot be.
+        """
+        origin = next((s for s in self._requests.get(request_id, ()) if s.index == index), None)
+        history = self.history(request_id, index)
+        added: list[Request] = []
+        try:
+            for branch in branches:
+                assert branch.prompt_token_ids == history, "a branch continues what it is forked from"
+                self._add(branch, origin)
+                added.append(branch)
+        except Exception:
+            for branch in added:
+                self.cancel(branch.id)
+            raise
+
+    def history(self, request_id: RequestId, index: int = 0) -> tuple[int, ...]:
+        """Prompt and answer of a choice, as far as it has come. Raises `InvalidRequestError` where there is none."""
+        for sequence in self._requests.get(request_id, ()):
+            if sequence.group is not None and sequence.group.is_held_back:
+                raise InvalidRequestError("ranked choices and beams cannot be forked", "index")
+            if sequence.index == index:
+                return tuple(sequence.token_ids)
+        ended = self._histories.get(request_id, {})
+        if index not in ended:
+            raise InvalidRequestError(f"request {request_id!r} has no choice {index} to continue", "index")
+        return tuple(ended[index])
 
     def cancel(self, request_id: RequestId) -> None:
         """Nobody wants the rest: give everything back now. Idempotent; an unknown id is a no-op (I11)."""
-        seq_id = self._seq_ids.get(request_id)
-        if seq_id is not None:
-            self._end(self._sequences[seq_id])
+        for sequence in tuple(self._requests.get(request_id, ())):
+            self._end(sequence)
+        self._histories.pop(request_id, None)
 
-    def finish(self, request_id: RequestId) -> None:
-        """The loop found the end in the text (a stop string). Later tokens are dropped, as with `cancel`."""
-        self.cancel(request_id)
+    def finish(self, request_id: RequestId, index: int = 0) -> None:
+        """The loop found the end of a choice in its text (a stop string). Later tokens of it are dropped."""
+        for sequence in tuple(self._requests.get(request_id, ())):
+            if sequence.index == index and (sequence.group is None or not sequence.group.is_held_back):
+                self._end(sequence)
+
+    def reset_prefix_cache(self) -> int:
+        """No later request finds what was computed so far. Returns how many blocks were forgotten."""
+        return self._cache.reset()
+
+    def _add(self, request: Request, origin: Sequence | None) -> None:
+        assert request.max_tokens >= 1, f"request {request.id} asks for {request.max_tokens} tokens"
+        context_len = self._admission.context_len_for(request)
+        if request.id in self._requests:
+            raise InvalidRequestError(f"request id {request.id!r} is in use", "request_id")
+        self._admission.check_queue(self._residents.waiting)
+        self._histories.pop(request.id, None)
+        beam = request.params.beam
+        members = []
+        for index in range(request.params.num_sequences if beam is None else beam.width):
+            seq_id = SeqId(self._next_seq_id)
+            self._next_seq_id += 1
+            table = self._cache.new_table(request.cache_salt)
+            sequence = Sequence(seq_id, request, table, self._policy(request, seq_id), context_len, index)
+            sequence.origin = origin
+            members.append(sequence)
+            self._sequences[seq_id] = sequence
+            self._residents.waiting.add(sequence)
+        self._requests[request.id] = members
+        if len(members) > 1 or beam is not None:
+            Group(request, members)
 
     # One step: plan, then commit or fail.
 
@@ -121,16 +198,10 @@ class Scheduler:
         now: seconds of the clock that `Request.arrival_s` was read from.
         """
         assert len(self._in_flight) < MAX_IN_FLIGHT, "plan follows a commit"
-        num_preemptions = self._num_preemptions
-        slices: list[SeqSlice] = []
-        budget = self._plan_running(slices)
-        inits: list[RowInit] = []
-        if self._waiting and num_preemptions == self._num_preemptions:
-            self._plan_admissions(now, budget, slices, inits)
-        assert slices or self._in_flight or not self._sequences, "I13: requests wait and nothing runs"
-        if not slices:
+        plan = self._planner.plan(now, self._next_step_id, self._in_flight)
+        if plan is None:
+            assert self._in_flight or not self._sequences, "I13: requests wait and nothing runs"
             return None
-        plan = StepPlan(self._next_step_id, tuple(slices), tuple(inits))
         self._next_step_id += 1
         self._in_flight.append(plan)
         return plan
@@ -142,12 +213,15 @@ class Scheduler:
         """
         plan = self._in_flight.popleft()
         assert plan.step_id == result.step_id, f"step {result.step_id} landed before step {plan.step_id}"
+        scores = _scores_by_sequence(plan, result)
+        if result.prompt_scores:
+            self._take_prompt_scores(plan, result)
         sampled = iter(result.token_ids)
-        sequences = self._sequences
+        sequence_of = self._sequences.get
         deltas: list[SeqDelta] = []
         for piece in plan.slices:
             token_id = next(sampled) if piece.samples else None
-            sequence = sequences.get(piece.seq_id)
+            sequence = sequence_of(piece.seq_id)
             if sequence is None:
                 continue
             num_landed = piece.start + piece.num_tokens
@@ -155,26 +229,30 @@ class Scheduler:
                 self._cache.seal(sequence.table, sequence.token_ids, num_landed)
             if token_id is None:
                 continue
+            if token_id in sequence.stop_ids or num_landed > sequence.quiet_until:
+                deltas.extend(self._landed(sequence, token_id, num_landed, scores.get(sequence.id)))
+                continue
             sequence.token_ids.append(token_id)
-            if token_id in sequence.stop_ids or num_landed > sequence.last_position:
-                deltas.append(self._stop(sequence, token_id))
-            else:
-                deltas.append(SeqDelta(sequence.request_id, (token_id,), None, None, 0, sequence.num_cached))
+            deltas.append(SeqDelta(sequence.request_id, (token_id,), None, None, sequence.index, sequence.num_cached))
         return tuple(deltas)
 
     def fail(self, step_id: int) -> tuple[RequestId, ...]:
         """The step raised. Drop it and those planned on top of it; end every request with a slice in them.
 
-        Returns the requests, which get no more output. Nothing that those steps computed was sealed (I6).
+        Returns the requests, which get no more output. Nothing that those steps computed was sealed (I6), and what
+        they were to move for others is taken as lost.
         """
         failed: list[RequestId] = []
+        fallen: list[StepPlan] = []
         while self._in_flight and self._in_flight[-1].step_id >= step_id:
             plan = self._in_flight.pop()
+            fallen.append(plan)
             for piece in plan.slices:
                 sequence = self._sequences.get(piece.seq_id)
                 if sequence is not None:
-                    self._end(sequence)
                     failed.append(sequence.request_id)
+                    self.cancel(sequence.request_id)
+        self._residents.distrust(fallen, self._in_flight[-1].step_id if self._in_flight else None)
         return tuple(failed)
 
     # What is going on.
@@ -182,159 +260,132 @@ class Scheduler:
     def statistics(self) -> Statistics:
         """A snapshot."""
         cache = self._cache.statistics()
+        residents = self._residents
         return Statistics(
-            num_running=len(self._running),
-            num_waiting=len(self._waiting),
+            num_running=len(residents.running),
+            num_waiting=len(residents.waiting),
+            num_swapped=len(residents.swapped),
             num_in_flight=len(self._in_flight),
             num_blocks=self._cache.num_blocks,
             num_used_blocks=cache.num_used,
             num_free_blocks=cache.num_free,
-            num_preemptions=self._num_preemptions,
-            num_admitted=self._num_admitted,
-            queue_time_s=self._queue_time_s,
+            num_host_used_blocks=cache.num_host_used,
+            num_preemptions=residents.num_preemptions,
+            num_swap_outs=residents.num_swap_outs,
+            num_admitted=self._admission.num_admitted,
+            queue_time_s=self._admission.queue_time_s,
             num_cache_queries=cache.num_queried_tokens,
             num_cache_hits=cache.num_hit_tokens,
             num_cache_evictions=cache.num_evictions,
+            num_copied_blocks=residents.num_copied_blocks,
+            num_swapped_blocks=residents.num_swapped_blocks,
         )
 
     def check(self) -> None:
         """Assert every invariant, by number. For tests: the cost is that of the whole pool."""
-        self._cache.check(sequence.table for sequence in self._running)
-        self._waiting.check()
-        self._running.check()
-        assert len(self._running) <= self._max_num_seqs, "I13: too many run"
-        assert set(self._sequences.values()) == {*self._waiting, *self._running}, "I19: a sequence is lost or undead"
-        assert list(self._seq_ids.values()) == list(self._sequences), "I19: a request is lost or undead"
-        rows = [sequence.row for sequence in self._running] + list(self._free_rows)
-        assert sorted(row for row in rows if row is not None) == list(range(self._max_num_seqs)), "I12: rows"
-        for sequence in self._waiting:
-            assert sequence.state is State.WAITING, f"I14: {sequence!r}"
-            assert sequence.row is None, f"I11: {sequence!r}"
-            assert not sequence.table.block_ids, f"I11: {sequence!r}"
-        for sequence in self._running:
+        residents = self._residents
+        residents.check()
+        alive = {*residents.waiting, *residents.running, *residents.swapped}
+        assert set(self._sequences.values()) == alive, "I19: a sequence is lost or undead"
+        listed = [sequence for members in self._requests.values() for sequence in members]
+        assert len(listed) == len(alive), "I19: a request is lost or undead"
+        assert set(listed) == alive, "I19: a request is lost or undead"
+        for sequence in residents.running:
             self._check_running(sequence)
         for plan in self._in_flight:
             assert 0 < plan.num_tokens <= self._max_num_batched_tokens, f"I13: a step of {plan.num_tokens} tokens"
 
     def _check_running(self, sequence: Sequence) -> None:
-        assert sequence.state is State.RUNNING, f"I14: {sequence!r}"
         flying = [piece for plan in self._in_flight for piece in plan.slices if piece.seq_id == sequence.id]
         num_tokens = len(sequence.token_ids) + sum(piece.samples for piece in flying)
-        assert sequence.num_computed < num_tokens <= sequence.max_len, f"I18: {sequence!r}"
+        is_beam = sequence.group is not None and sequence.group.beams is not None
+        assert sequence.num_computed < num_tokens + is_beam, f"I18: {sequence!r}"
+        assert num_tokens <= sequence.max_len + is_beam, f"I18: {sequence!r}"
         assert sequence.max_len <= self._admission.context_len, f"I17: {sequence!r}"
         assert sequence.num_computed <= sequence.table.capacity, f"I18: {sequence!r} has no block to write to"
         num_landed = flying[0].start if flying else sequence.num_computed
-        assert sequence.table.num_sealed * self._cache.block_size <= num_landed, f"I6: {sequence!r} sealed too early"
+        block_size = self._cache.block_size
+        assert sequence.table.num_sealed * block_size <= num_landed, f"I6: {sequence!r} sealed too early"
+        assert sequence.table.num_shared * block_size <= sequence.num_computed, f"I4: {sequence!r} shares too much"
 
-    # Parts of plan.
+    # Parts of commit.
 
-    def _plan_running(self, slices: list[SeqSlice]) -> int:
-        """Append a slice for each running sequence with something to compute; returns what is left of the budget."""
-        budget = self._max_num_batched_tokens
-        for sequence in self._running:  # preemption removes from the far end only
-            start = sequence.num_computed
-            if start > sequence.last_position:
-                continue  # all is planned: its last token is on its way
-            if not budget:
-                break
-            if start < sequence.num_prefill:
-                budget -= self._plan_prefill(sequence, budget, (), slices)
-                continue
-            new_blocks: tuple[BlockId, ...] | None = ()
-            if start >= sequence.table.capacity:
-                new_blocks = self._make_room(sequence)
-                if new_blocks is None:
-                    break  # it was the last itself
-            # Hundreds of these are made each step: positional, and without a look at the row, which all who run have.
-            slices.append(SeqSlice(sequence.id, sequence.row, start, 1, (), new_blocks, True))  # type: ignore[arg-type]
-            sequence.num_computed = start + 1
-            budget -= 1
-        return budget
-
-    def _plan_prefill(
-        self, sequence: Sequence, budget: int, new_blocks: tuple[BlockId, ...], slices: list[SeqSlice]
-    ) -> int:
-        """Append the next chunk of a sequence's known tokens; returns its size."""
-        assert sequence.row is not None, f"{sequence!r} has no row"
-        start = sequence.num_computed
-        end = min(start + budget, sequence.num_prefill)
-        slices.append(
-            SeqSlice(
-                seq_id=sequence.id,
-                row=sequence.row,
-                start=start,
-                num_tokens=end - start,
-                token_ids=tuple(sequence.token_ids[start:end]),
-                new_blocks=new_blocks,
-                samples=end == sequence.num_prefill,
-            )
+    def _landed(
+        self, sequence: Sequence, token_id: int, num_landed: int, score: TokenScores | None
+    ) -> Iterable[SeqDelta]:
+        """A token that ends its sequence, has scores, or is not for the reader yet: what comes out of it."""
+        group = sequence.group
+        if group is not None and group.beams is not None:
+            assert score is not None, "beams are scored"
+            is_round = sequence.state is State.RUNNING and group.beams.report(sequence.index, score)
+            return self._advance_beams(group) if is_round else ()
+        sequence.token_ids.append(token_id)
+        reason, stop_reason = None, None
+        if token_id in sequence.stop_ids or num_landed > sequence.last_position:
+            reason, stop_reason = reason_to_stop(sequence, token_id)
+            self._end(sequence)
+        delta = SeqDelta(
+            sequence.request_id,
+            (token_id,),
+            reason,
+            stop_reason,
+            sequence.index,
+            sequence.num_cached,
+            () if score is None else (score,),
+            sequence.prompt_scores,
         )
-        sequence.num_computed = end
-        return end - start
+        sequence.prompt_scores = ()
+        if group is None or group.ranking is None:
+            return (delta,)
+        assert score is not None, "ranked choices are scored"
+        return group.ranking.add(delta, score)
 
-    def _make_room(self, sequence: Sequence) -> tuple[BlockId, ...] | None:
-        """A block for one more position, at the cost of whoever came last. None if that is the sequence itself."""
-        while (new_blocks := self._cache.reserve(sequence.table, sequence.num_computed + 1)) is None:
-            victim = choose_victim(self._running, sequence)
-            self._vacate(victim)
-            send_back(victim, self._in_flight[-1].step_id if self._in_flight else None)
-            self._waiting.add(victim)
-            self._num_preemptions += 1
-            if victim is sequence:
-                return None
-        return new_blocks
+    def _advance_beams(self, group: Group) -> Iterable[SeqDelta]:
+        """Every beam has reported what may follow it: let the search choose, and the slots do as it says."""
+        beams = group.beams
+        assert beams is not None, "the group is one of beams"
+        members = group.members
+        moves = beams.search.advance(beams.take_reports())
+        if beams.search.is_done:
+            num_cached = members[0].num_cached
+            self.cancel(group.request.id)
+            return tuple(beams.outcome(num_cached))
+        for member, (parent, _) in zip(members, moves, strict=True):
+            if parent != member.index:
+                self._residents.take_over(member, members[parent])
+        for member, (_, token_id) in zip(members, moves, strict=True):
+            member.token_ids.append(token_id)
+            member.num_prefill = len(member.token_ids)
+            member.last_position = member.num_prefill - 1
+        return ()
 
-    def _plan_admissions(self, now: float, budget: int, slices: list[SeqSlice], inits: list[RowInit]) -> None:
-        """Start waiting sequences in order, until one cannot (I14), with what is left of the budget."""
-        while budget and self._waiting and self._free_rows:
-            sequence = self._waiting.first
-            if self._may_be_flying(sequence):
-                return
-            hits = self._admission.admit(sequence, others_run=len(self._running) > 0)
-            if hits is None:
-                return
-            self._waiting.remove(sequence)
-            self._running.add(sequence)
-            sequence.state = move(sequence.state, State.RUNNING)
-            sequence.row = self._free_rows.pop()
-            if sequence.num_preemptions == 0:
-                self._num_admitted += 1
-                self._queue_time_s += now - sequence.request.arrival_s
-            inits.append(RowInit(sequence.row, sequence.id, sequence.sampling, hits))
-            budget -= self._plan_prefill(sequence, budget, tuple(sequence.table.block_ids[len(hits) :]), slices)
-
-    def _may_be_flying(self, sequence: Sequence) -> bool:
-        """Whether a step that a preempted sequence had a part in may not have landed yet."""
-        after = sequence.resume_after
-        return after is not None and bool(self._in_flight) and self._in_flight[0].step_id <= after
+    def _take_prompt_scores(self, plan: StepPlan, result: StepResult) -> None:
+        """Keep what is new of the prompts' scores until the next delta: after a preemption some come twice."""
+        scored = iter(result.prompt_scores)
+        for piece in plan.slices:
+            if not piece.target_ids:
+                continue
+            scores = next(scored)
+            sequence = self._sequences.get(piece.seq_id)
+            if sequence is not None:
+                sequence.prompt_scores += scores[sequence.num_scored - piece.start - 1 :]
+                sequence.num_scored = max(sequence.num_scored, piece.start + 1 + len(scores))
 
     # Ends.
 
-    def _stop(self, sequence: Sequence, token_id: int) -> SeqDelta:
-        reason, stop_reason = reason_to_stop(sequence, token_id)
-        self._end(sequence)
-        return SeqDelta(
-            request_id=sequence.request_id,
-            token_ids=(token_id,),
-            finish_reason=reason,
-            stop_reason=stop_reason,
-            num_cached_tokens=sequence.num_cached,
-        )
-
     def _end(self, sequence: Sequence) -> None:
-        """Forget a sequence and take back all that it holds (I11)."""
-        if sequence.state is State.RUNNING:
-            self._vacate(sequence)
-        else:
-            self._waiting.remove(sequence)
-        sequence.state = move(sequence.state, State.FINISHED)
+        """Forget a sequence, but for its tokens, and take back all that it holds (I11)."""
+        self._residents.remove(sequence)
         del self._sequences[sequence.id]
-        del self._seq_ids[sequence.request_id]
+        members = self._requests[sequence.request_id]
+        members.remove(sequence)
+        self._histories.setdefault(sequence.request_id, {})[sequence.index] = sequence.token_ids
+        if not members:
+            del self._requests[sequence.request_id]
 
-    def _vacate(self, sequence: Sequence) -> None:
-        """Take back the row and the blocks of a running sequence."""
-        assert sequence.row is not None, f"I11: {sequence!r} has no row"
-        self._running.remove(sequence)
-        self._free_rows.append(sequence.row)
-        sequence.row = None
-        self._cache.free(sequence.table)
+
+def _scores_by_sequence(plan: StepPlan, result: StepResult) -> dict[SeqId, TokenScores | None]:
+    if not result.scores:
+        return {}
+    sampled = (piece.seq_id for piece in plan.slices if piece.samples)
+    return dict(zip(sampled, result.scores, strict=True))

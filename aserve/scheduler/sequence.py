@@ -7,38 +7,60 @@
 `num_computed` counts positions that a plan covers, whether it has landed or not. While it is below `num_prefill` the
 sequence's slices carry their tokens; from there on each step computes the row's last sampled token, which may not have
 come back yet. `num_prefill` is the prompt, and after a preemption the prompt and all that was generated.
-Knows no other sequence, no budget, and not who changes it (the scheduler alone).
+Knows no budget, and not who changes it (the scheduler alone).
 """
 
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
 from aserve.core.ids import RequestId, Row, SeqId
-from aserve.core.plan import RowSampling
+from aserve.core.plan import RowControls, RowInit, RowSampling, TokenScores
 from aserve.core.request import Request
 from aserve.kv_cache.table import BlockTable
 from aserve.scheduler.states import State
 
+if TYPE_CHECKING:
+    from aserve.scheduler.group import Group
+
 SortKey = tuple[float, int]
 """Orders sequences; smaller goes first and is preempted last."""
+
+_NO_CONTROLS: Final = RowControls()
 
 
 class Sequence:
     """Read and written on the hot path, hence plain attributes.
 
+    index: which choice of its request. group: those that share the prompt with it; None for one that is alone.
+    origin: the sequence that it continues, while that runs; its prompt is then the other's past.
     max_len: tokens at which it ends with reason "length", prompt included.
-    last_position: the last one worth computing: it yields the token that brings max_len.
+    last_position: the last one worth computing: it yields the token that brings max_len (or, of a beam, the next).
+    quiet_until: up to this position a token that ends nothing needs no second look; -1 where every token does.
     row: its place in the runner's tables while RUNNING.
+    num_bound: blocks that its next RowInit brings; None when the runner knows the row.
     num_cached: prompt tokens found in the prefix cache at first admission.
+    num_scored: prompt tokens that need no (more) scores, the first included. prompt_scores: those to go out next.
     resume_after: id of the newest step in flight when it was preempted. Until that has landed it may not come back,
         as a token of its may still be in the air.
+    swap_id: while SWAPPED, says who went together.
     """
 
     __slots__ = (
+        "group",
         "id",
+        "index",
         "last_position",
         "max_len",
+        "num_bound",
         "num_cached",
         "num_computed",
         "num_preemptions",
         "num_prefill",
+        "num_scored",
+        "origin",
+        "prompt_scores",
+        "quiet_until",
         "request",
         "request_id",
         "resume_after",
@@ -47,29 +69,64 @@ class Sequence:
         "sort_key",
         "state",
         "stop_ids",
+        "swap_id",
         "table",
         "token_ids",
     )
 
-    def __init__(self, seq_id: SeqId, request: Request, table: BlockTable, sort_key: SortKey, context_len: int) -> None:
+    def __init__(
+        self,
+        seq_id: SeqId,
+        request: Request,
+        table: BlockTable,
+        sort_key: SortKey,
+        context_len: int,
+        index: int = 0,
+    ) -> None:
         num_prompt = len(request.prompt_token_ids)
         self.id = seq_id
+        self.index = index
         self.request = request
         self.request_id: RequestId = request.id
+        self.group: Group | None = None
+        self.origin: Sequence | None = None
         self.sort_key = sort_key
         self.state = State.WAITING
         self.token_ids = list(request.prompt_token_ids)
         self.stop_ids = request.stop_ids
-        self.sampling = row_sampling(request)
+        self.sampling = row_sampling(request, index)
         self.max_len = min(num_prompt + request.max_tokens, context_len)
         self.last_position = self.max_len - 2
+        scores_prompt = self.sampling.num_prompt_logprobs is not None
+        is_scored = scores_prompt or self.sampling.num_logprobs is not None
+        self.quiet_until = -1 if is_scored else self.last_position
         self.num_prefill = num_prompt
         self.num_computed = 0
         self.num_cached = 0
+        self.num_scored = 1 if scores_prompt else num_prompt
+        self.prompt_scores: tuple[TokenScores, ...] = ()
         self.num_preemptions = 0
         self.resume_after: int | None = None
+        self.swap_id: int | None = None
         self.table = table
         self.row: Row | None = None
+        self.num_bound: int | None = None
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.prompt_token_ids)
+
+    def row_init(self, row: Row, num_bound: int) -> RowInit:
+        """What sets its row up: the first `num_bound` blocks, and its history where sampling looks at that."""
+        sampling = self.sampling
+        if sampling.controls is not None:
+            output_ids = tuple(self.token_ids[self.num_prompt :])
+            controls = msgspec.structs.replace(
+                sampling.controls, prompt_ids=self.request.prompt_token_ids, output_ids=output_ids
+            )
+            sampling = msgspec.structs.replace(sampling, controls=controls)
+        return RowInit(row, self.id, sampling, tuple(self.table.block_ids[:num_bound]))
 
     def __repr__(self) -> str:
         return (
@@ -78,16 +135,35 @@ class Sequence:
         )
 
 
-def row_sampling(request: Request) -> RowSampling:
-    """What the runner needs of a request's parameters; ending tokens are banned until min_tokens are generated."""
+def row_sampling(request: Request, index: int = 0) -> RowSampling:
+    """What the runner needs of a request's parameters; ending tokens are banned until min_tokens are generated.
+
+    index: which sequence of the request it is; each has a seed of its own, and the first alone scores the prompt.
+    Choices to be ranked are scored; beams are scored and not sampled. Its history comes with `Sequence.row_init`.
+    """
     params = request.params
+    if params.beam is not None:
+        num_scores = params.beam.width + len(request.stop_ids)
+        return RowSampling(0.0, 0, 1.0, 0.0, request.seed, num_logprobs=num_scores)
+    is_ranked = params.num_sequences > params.n
     banned_ids = tuple(sorted(request.stop_ids)) if params.min_tokens else ()
+    controls = RowControls(
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        logit_bias=params.logit_bias,
+        allowed_ids=params.allowed_token_ids or (),
+        bad_words=request.bad_word_ids,
+    )
     return RowSampling(
         temperature=0.0 if params.is_greedy else params.temperature,
         top_k=max(params.top_k, 0),
         top_p=params.top_p,
         min_p=params.min_p,
-        seed=request.seed,
+        seed=(request.seed + index + 2**63) % 2**64 - 2**63,  # int64, which wraps
         banned_ids=banned_ids,
         banned_before=len(request.prompt_token_ids) + params.min_tokens if banned_ids else 0,
+        num_logprobs=0 if is_ranked and params.logprobs is None else params.logprobs,
+        num_prompt_logprobs=params.prompt_logprobs if index == 0 else None,
+        controls=None if controls == _NO_CONTROLS else controls,
     )

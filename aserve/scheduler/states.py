@@ -1,8 +1,11 @@
 """The states of a sequence and the moves between them, as tables.
 
 WAITING --admitted--> RUNNING --stopped, cancelled, failed--> FINISHED
-   ^  \\_________________|__________cancelled__________________/^
-   \\____preempted______/
+   ^  ^                | |  ^                                    ^
+   |  \\___recomputed___/ |  |                                    |
+   |                 swapped out, and back in                    |
+   |                     v  |                                    |
+   \\___host copy lost__ SWAPPED ______cancelled, WAITING too_____/
 """
 
 import enum
@@ -11,16 +14,21 @@ from typing import Final
 
 
 class State(enum.Enum):
-    """WAITING holds no block and no row; RUNNING holds both; FINISHED is forgotten by the scheduler."""
+    """WAITING holds no block and no row; RUNNING holds both; SWAPPED holds blocks of the host and no row.
+
+    FINISHED is forgotten by the scheduler.
+    """
 
     WAITING = "waiting"
     RUNNING = "running"
+    SWAPPED = "swapped"
     FINISHED = "finished"
 
 
 LEGAL: Final[Mapping[State, frozenset[State]]] = {
     State.WAITING: frozenset({State.RUNNING, State.FINISHED}),
-    State.RUNNING: frozenset({State.WAITING, State.FINISHED}),
+    State.RUNNING: frozenset({State.WAITING, State.SWAPPED, State.FINISHED}),
+    State.SWAPPED: frozenset({State.WAITING, State.RUNNING, State.FINISHED}),
     State.FINISHED: frozenset(),
 }
 

@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 
 import jinja2
 
-from aserve.core.errors import InvalidRequestError
+from aserve.core.errors import ConfigError, InvalidRequestError
 from aserve.text.template_sandbox import TemplateLimitError, TemplateSandbox
 from aserve.text.tokenizer_config import read_tokenizer_config
 
@@ -51,10 +51,20 @@ class ChatTemplate:
         self._sandbox = TemplateSandbox(max_chars)
 
     @classmethod
-    def load(cls, folder: str | Path) -> Self:
-        """Read a checkpoint folder. Raises `CheckpointError` for malformed files; having no template is no error."""
+    def load(cls, folder: str | Path, template_file: str | Path | None = None) -> Self:
+        """Read a checkpoint folder. template_file: a Jinja file that takes the place of all the folder's templates.
+
+        Raises `CheckpointError` for malformed files, and `ConfigError` for a template file that cannot be read; a
+        folder without a template is no error.
+        """
         config = read_tokenizer_config(Path(folder))
-        return cls(config.templates, config.named_tokens)
+        if template_file is None:
+            return cls(config.templates, config.named_tokens)
+        try:
+            source = Path(template_file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"chat_template: cannot read {template_file}: {error}") from error
+        return cls({"default": source}, config.named_tokens)
 
     def render(
         self,

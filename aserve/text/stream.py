@@ -15,16 +15,19 @@ from aserve.text.tokenizer import Tokenizer
 
 
 class TextStream:
-    """One sequence's text. Special tokens are not shown, nor is the token at which the model ended by itself;
-    the token that stop_token_ids named is, unless it is special.
+    """One sequence's text. Special tokens are not shown (unless skip_special_tokens is off), nor is the token at which
+    the model ended by itself; the token that stop_token_ids named is, unless it is special. A stop string is not shown.
+    include_stop_str_in_output shows the last two.
 
     keep_leading_space: the text continues a prompt, so a space before its first word is shown
     (SentencePiece drops it from a text of its own).
     """
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, *, keep_leading_space: bool = False) -> None:
-        self._detokenizer = Detokenizer(tokenizer.token_bytes, keep_leading_space=keep_leading_space)
+        shown_bytes = tokenizer.text_bytes if params.skip_special_tokens else tokenizer.token_bytes
+        self._detokenizer = Detokenizer(shown_bytes, keep_leading_space=keep_leading_space)
         self._matcher = StopMatcher(params.stop) if params.stop else None
+        self._shows_stop = params.include_stop_str_in_output
         self._num_unmatched = params.min_tokens  # tokens to come whose text is not searched
         self._finished = False
 
@@ -36,21 +39,35 @@ class TextStream:
     def push(self, delta: SeqDelta) -> TextDelta | None:
         """What the reader learns from these tokens; None when that is nothing, as always after the end.
 
-        Where a stop string completes, the delta is terminal, and has the tokens up to the one that completed it.
+        Where a stop string completes, the delta is terminal, and has the tokens, and their scores, up to the one that
+        completed it.
         """
-        if self._finished or not (delta.token_ids or delta.finish_reason):
+        if self._finished or not (delta.token_ids or delta.finish_reason or delta.prompt_scores):
             return None
         ended_by_model = delta.finish_reason is FinishReason.STOP and delta.stop_reason is None
-        text, num_read = self._read(delta.token_ids[:-1] if ended_by_model else delta.token_ids)
-        token_ids = delta.token_ids[:num_read] if self.stopped else delta.token_ids
-        if delta.finish_reason is not None and not self.stopped:
-            text += self._flush()
+        is_hidden = ended_by_model and not self._shows_stop
+        text, num_tokens = self._read(delta.token_ids[:-1] if is_hidden else delta.token_ids)
+        if not self.stopped:
+            num_tokens = len(delta.token_ids)
+            if delta.finish_reason is not None:
+                text += self._flush()
         finish_reason = delta.finish_reason
         stop_reason: int | str | None = delta.stop_reason
         if self._matcher is not None and self._matcher.stop is not None:
             finish_reason, stop_reason = FinishReason.STOP, self._matcher.stop
+            text += stop_reason if self._shows_stop else ""
         self._finished = finish_reason is not None
-        return TextDelta(text, token_ids, finish_reason, stop_reason, delta.index, delta.num_cached_tokens)
+        return TextDelta(
+            text,
+            delta.token_ids[:num_tokens],
+            finish_reason,
+            stop_reason,
+            delta.index,
+            delta.num_cached_tokens,
+            delta.scores[:num_tokens],
+            delta.prompt_scores,
+            delta.cumulative_logprob,
+        )
 
     def _read(self, token_ids: tuple[int, ...]) -> tuple[str, int]:
         """The text to show, and how many tokens were read: not all where a stop string completes before the last."""

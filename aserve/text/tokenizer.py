@@ -22,7 +22,8 @@ class Tokenizer:
     """Stateless once made, and safe to use from several threads; encoding and decoding release the GIL.
 
     vocab_size: how many tokens there are (a model's may be larger, padded). special_ids: tokens that are not text.
-    bos_id, eos_id: None where the checkpoint names none. token_bytes: the bytes of each token, special ones skipped.
+    bos_id, eos_id: None where the checkpoint names none. text_bytes: the bytes of each token, special ones skipped;
+    token_bytes: those of special tokens too.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
@@ -36,7 +37,8 @@ class Tokenizer:
         self.vocab_size: Final = backend.get_vocab_size()
         self.bos_id: Final = self._id_of(config.named_tokens.get("bos_token"))
         self.eos_id: Final = self._id_of(config.named_tokens.get("eos_token"))
-        self.token_bytes: Final = TokenBytes(backend, skip=self.special_ids)
+        self.text_bytes: Final = TokenBytes(backend, skip=self.special_ids)
+        self.token_bytes: Final = TokenBytes(backend)
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from aserve.core.config import EngineConfig, Facts, Options, resolve
+from aserve.core.config import EngineConfig, Facts, GiB, Options, resolve
 from aserve.core.errors import ConfigError
 
 MiB = 1024**2
@@ -70,3 +70,11 @@ def test_a_bad_option_is_named(fields):
     (name,) = fields
     with pytest.raises(ConfigError, match=name):
         Options(**fields)
+
+
+def test_swap_space_is_counted_in_blocks():
+    facts = Facts(device="cpu", context_len=64, kv_bytes_per_token=1024, kv_budget_bytes=GiB)
+    assert resolve(Options(swap_space=0.5), facts).num_host_blocks == GiB // 2 // (16 * 1024)
+    assert resolve(Options(), facts).num_host_blocks == 0
+    with pytest.raises(ConfigError, match="swap_space"):
+        Options(swap_space=-1)

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from aserve.http.openai.fields import NEUTRAL, UNSUPPORTED, WITHOUT_EFFECT
-from aserve.http.openai.schema import GenerationFields
+from aserve.http.openai.schema import ChatFields, GenerationFields
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -100,6 +100,30 @@ async def test_a_large_body_is_parsed_all_the_same(client):
         "ignore_eos": (1, "true", []),
         "min_tokens": (-1, 2**31, 1.0, True),
         "return_token_ids": (1, "yes"),
+        "presence_penalty": (-2.1, 2.1, "1", True),
+        "frequency_penalty": (-2.1, 2.1, [], True),
+        "repetition_penalty": (0, -1, 101, "x"),
+        "logit_bias": (
+            *({"a": 1}, {"-1": 1}, {"260": 1}, {"5": "1"}, {"5": None}, {" 5": 1}, {"5.0": 1}, [[5, 1]], 5),
+            *({str(i): 1 for i in range(2000)}, {"9" * 5000: 1}),
+        ),
+        "allowed_token_ids": ([], [260], [-1], ["5"], 5, [10**30]),
+        "bad_words": ([""], ["x"] * 129, ["x" * 257], "x", [5]),
+        "prompt_logprobs": (-1, 21, "1", True, 1.0),
+        "include_stop_str_in_output": (1, "x"),
+        "skip_special_tokens": (0, "x"),
+        "add_special_tokens": (0, "x"),
+        "truncate_prompt_tokens": (-2, "5", 5.0, True),
+        "truncation_side": ("middle", 1, ""),
+        "cache_salt": ("", "x" * 129, "a/b", "a@b", "a\\b", "a\0b", 5),
+        "priority": (2**31, "1", 1.5, True),
+        "request_id": ("", "a b", "a\nb", "x" * 129, "é", 5),
+        "return_tokens_as_token_ids": (1,),
+        "echo": (1, "x"),
+        "n": (0, -1, 129, 5_000_000, "1", 1.0, True),
+        "best_of": (0, 129, "1", True),
+        "length_penalty": (2.0, "1", True),
+        "early_stopping": (True, "always", 1),
         "model": (1, "x" * 1_000_000, ["scripted"]),
     }.items(),
     ids=lambda value: value if isinstance(value, str) else "",
@@ -117,7 +141,8 @@ async def test_stream_and_its_options(client, url):
         ({"stream": False, "stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options"),
         ({"stream": True, "stream_options": {"include_usages": True}}, "stream_options"),
-        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"continuous_usage_stats": 1}}, "stream_options"),
+        ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
         ({"stream": True, "stream_options": []}, "stream_options"),
     ]:
         assert error_of(await client.post(url, json={**BODIES[url], **fields}))["param"] == param
@@ -140,6 +165,8 @@ async def test_null_is_the_same_as_leaving_a_field_out(client, url):
 @BOTH
 @pytest.mark.parametrize("name", sorted([*NEUTRAL, *UNSUPPORTED]))
 async def test_a_field_that_does_not_work_yet_is_refused_and_its_neutral_value_is_not(client, url, name):
+    if url == CHAT and name in ChatFields.__struct_fields__:
+        return  # it is text completions that have no such field
     error = error_of(await client.post(url, json={**BODIES[url], name: {"some": "thing"}}))
     assert (error["param"], error["message"]) == (name, f"{name} is not supported yet")
     for value in NEUTRAL.get(name, ()):
@@ -148,7 +175,7 @@ async def test_a_field_that_does_not_work_yet_is_refused_and_its_neutral_value_i
 
 @BOTH
 async def test_one_is_not_true(client, url):
-    for fields in ({"n": True}, {"n": 1.0}, {"n": "1"}, {"echo": 0}, {"top_logprobs": False}, {"n": 5_000_000}):
+    for fields in ({"n": True}, {"n": 1.0}, {"n": "1"}, {"echo": 0}, {"top_logprobs": False}):
         await refused(client, url, fields, next(iter(fields)))
 
 

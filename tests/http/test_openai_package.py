@@ -8,7 +8,7 @@ import pytest
 
 from aserve.http import create_app
 from tests.engines import scripted_engine
-from tests.fakes import FakeScript, ScriptedRunner
+from tests.fakes import FakeKV, FakeScript, ScriptedRunner
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -83,8 +83,8 @@ async def test_errors(make_client):
         await make_client().completions.create(model="scripted", prompt="x" * 200)
     assert caught.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError) as caught:
-        await make_client().chat.completions.create(model="scripted", messages=HI, logprobs=True)
-    assert caught.value.param == "logprobs"
+        await make_client().chat.completions.create(model="scripted", messages=HI, top_logprobs=2)
+    assert caught.value.param == "top_logprobs"
     with pytest.raises(openai.NotFoundError):
         await make_client().embeddings.create(model="scripted", input="a")
 
@@ -99,3 +99,33 @@ async def test_a_failure_in_the_midst_of_a_stream():
         assert "fire" not in caught.value.message
         answer = await make().completions.create(model="scripted", prompt="a", max_tokens=7)
         assert answer.choices[0].text == "endless"
+
+
+async def test_logprobs_seeds_and_stops_through_its_types():
+    runner = ScriptedRunner(model=FakeKV(8, range(97, 123), seeded=True))
+    async with clients(runner=runner) as make:
+        chats, completions = make().chat.completions, make().completions
+        ask = {"model": "scripted", "messages": HI, "max_tokens": 6, "temperature": 1.0}
+        first = await chats.create(**ask, seed=5, logprobs=True, top_logprobs=2)
+        again = await chats.create(**ask, seed=5)
+        other = await chats.create(**ask, seed=6)
+        texts = [answer.choices[0].message.content for answer in (first, again, other)]
+        assert texts[0] == texts[1] != texts[2]
+        content = first.choices[0].logprobs.content
+        assert "".join(token.token for token in content) == texts[0]
+        assert [len(token.top_logprobs) for token in content] == [2] * 6
+        assert bytes(content[0].bytes).decode() == content[0].token
+        assert content[0].logprob <= content[0].top_logprobs[0].logprob <= 0
+        stopped = await chats.create(**ask, seed=5, stop=[texts[0][2:4]])
+        assert (stopped.choices[0].message.content, stopped.choices[0].finish_reason) == (texts[0][:2], "stop")
+        assert stopped.usage.completion_tokens == 4
+        scored = await completions.create(model="scripted", prompt="hello", max_tokens=2, logprobs=1, echo=True)
+        logprobs = scored.choices[0].logprobs
+        assert logprobs.tokens[:5] == list("hello")
+        assert logprobs.token_logprobs[0] is None
+        assert logprobs.text_offset == list(range(7))
+        stream = await chats.create(**ask, seed=5, logprobs=True, stream=True, stream_options={"include_usage": True})
+        chunks = [chunk async for chunk in stream]
+        streamed = [token for chunk in chunks[1:-1] for token in chunk.choices[0].logprobs.content]
+        assert [token.logprob for token in streamed] == [token.logprob for token in content]
+        assert chunks[-1].usage.completion_tokens == 6

@@ -66,7 +66,9 @@ async def test_detokenize(client):
     [
         ("/tokenize", {**HI, "prompt": "hi"}, "prompt"),
         ("/tokenize", {"prompt": "hi", "add_generation_prompt": True}, "add_generation_prompt"),
-        ("/tokenize", {**HI, "add_special_tokens": True}, "add_special_tokens"),
+        ("/tokenize", {"prompt": "hi", "continue_final_message": False}, "continue_final_message"),
+        ("/tokenize", {"prompt": "hi", "chat_template_kwargs": {}}, "chat_template_kwargs"),
+        ("/tokenize", {**HI, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ("/tokenize", {"prompt": "hi", "return_token_strs": 1}, "return_token_strs"),
         ("/tokenize", {"prompt": 5}, "prompt"),
         ("/tokenize", {"messages": []}, "messages"),

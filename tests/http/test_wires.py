@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from aserve.core.outputs import FinishReason, TextDelta
 from aserve.http.openai.chat import ChatWire
 from aserve.http.openai.completions import TextWire
+from aserve.http.openai.schema import ChatFields, CompletionFields, Message
+from tests.engines import scripted_engine
 from tests.http.events import events_of
 
 DELTAS = st.builds(
@@ -26,10 +28,21 @@ def ending(delta):
     return {"finish_reason": delta.finish_reason.value, "stop_reason": delta.stop_reason}
 
 
+def make_wire(wire, model, fields):
+    """A wire that spells no token, and so needs no engine."""
+    engine = scripted_engine()
+    if wire is ChatWire:
+        messages = [Message(role="user", content="hi")]
+        return ChatWire(engine, "some-id", model, ChatFields(messages=messages, **fields))
+    fields = CompletionFields(prompt="hi", **fields)
+    return TextWire(engine, "some-id", model, fields, num_choices=1, echoed=None)
+
+
 @pytest.mark.parametrize("wire", [ChatWire, TextWire])
-@given(delta=DELTAS, model=st.text(), with_token_ids=st.booleans())
-def test_a_delta(wire, delta, model, with_token_ids):
-    events = wire("some-id", model, with_token_ids=with_token_ids).delta(delta)
+@given(delta=DELTAS, model=st.text(), with_token_ids=st.booleans(), usage=st.none() | st.just({"total_tokens": 3}))
+def test_a_delta(wire, delta, model, with_token_ids, usage):
+    fields = {"return_token_ids": with_token_ids}
+    events = make_wire(wire, model, fields).delta(delta, usage)
     if not delta.text and delta.finish_reason is None and not with_token_ids:
         assert events == b""
         return
@@ -40,4 +53,4 @@ def test_a_delta(wire, delta, model, with_token_ids):
     kind = "chat.completion.chunk" if wire is ChatWire else "text_completion"
     token_ids = {"token_ids": list(delta.token_ids)} if with_token_ids else {}
     choice = {"index": delta.index, **text, "logprobs": None, **ending(delta), **token_ids}
-    assert chunk == {"object": kind, "choices": [choice]}
+    assert chunk == {"object": kind, "choices": [choice], **({} if usage is None else {"usage": usage})}

@@ -1,12 +1,12 @@
-"""Inputs for the kernel tests: paged contexts with shuffled blocks, and sampling batches."""
+"""Inputs for the kernel tests: paged contexts with shuffled blocks, sampling batches and logit controls."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from aserve.kernels.ops import AttentionBatch, Ops, SamplingBatch
+from aserve.kernels.ops import AttentionBatch, BadWords, LogitControls, Ops, SamplingBatch
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 
@@ -105,4 +105,59 @@ def sampling(
         banned_SC=None if banned is None else torch.tensor(banned, dtype=torch.int64, device=device),
         all_greedy=not bool(temperature_S.any()),
         any_filter=bool(((top_k_S > 0) | (top_p_S < 1) | (min_p_S > 0)).any()),
+    )
+
+
+def controls(
+    rows: Sequence[int],
+    *,
+    vocab_size: int,
+    bias: Mapping[int, Mapping[int, float]] | None = None,
+    counts: Mapping[int, Mapping[int, int]] | None = None,
+    repetition: Sequence[float] = (),
+    presence: Sequence[float] = (),
+    frequency: Sequence[float] = (),
+    banned: Sequence[Sequence[int]] | None = None,
+    words: Sequence[tuple[int, Sequence[int]]] = (),
+    recent: Sequence[Sequence[int]] = (),
+    device: torch.device | None = None,
+) -> LogitControls:
+    """Table row q + 1 belongs to rows[q], q counting from 0, which is also what `bias` and `counts` are keyed by.
+
+    words: (q, token ids). recent: for each q, its generated tokens.
+    """
+
+    def table(entries: Mapping[int, Mapping[int, float]] | None, dtype: torch.dtype) -> Tensor | None:
+        if entries is None:
+            return None
+        table_RV = torch.zeros(len(rows) + 1, vocab_size, dtype=dtype)
+        for q, row_entries in entries.items():
+            for token_id, value in row_entries.items():
+                table_RV[q + 1, token_id] = value
+        return table_RV.to(device)
+
+    def numbers(values: Sequence[float], neutral: float) -> Tensor:
+        return torch.tensor(values or [neutral] * len(rows), dtype=torch.float32, device=device)
+
+    def padded(lists: Sequence[Sequence[int]], width: int) -> Tensor:
+        return torch.tensor([[-1] * (width - len(ids)) + list(ids) for ids in lists], device=device)
+
+    bad_words = None
+    if words:
+        longest = max(len(ids) for _, ids in words)
+        bad_words = BadWords(
+            words_WM=padded([ids for _, ids in words], longest),
+            word_rows_W=torch.tensor([q for q, _ in words], device=device),
+            recent_RH=padded([[], *recent], max([longest, *map(len, recent)])),
+        )
+    return LogitControls(
+        rows_Q=torch.tensor(rows, device=device),
+        table_rows_Q=torch.arange(1, len(rows) + 1, device=device),
+        bias_RV=table(bias, torch.float32),
+        counts_RV=table(counts, torch.int32),
+        repetition_Q=numbers(repetition, 1.0),
+        presence_Q=numbers(presence, 0.0),
+        frequency_Q=numbers(frequency, 0.0),
+        banned_QC=None if banned is None else torch.tensor(banned, device=device),
+        bad_words=bad_words,
     )

@@ -8,6 +8,7 @@ triton is imported anew: without a device nothing else can use the old one.
 
 import os
 import sys
+from importlib.metadata import version
 
 import pytest
 import torch
@@ -32,13 +33,20 @@ def _name(param: tuple[str, torch.dtype]) -> str:
 
 
 def _build(request: pytest.FixtureRequest) -> Fast:
-    torch.manual_seed(0)
     name, dtype = request.param
-    if name == "cpu":
-        return Fast(CpuOps(), torch.device("cpu"), dtype)
+    if name == "triton":
+        return _triton(8, dtype)
+    torch.manual_seed(0)
+    return Fast(CpuOps(), torch.device("cpu"), dtype)
+
+
+def _triton(num_sms: int, dtype: torch.dtype) -> Fast:
+    if not HAS_CUDA and version("triton") < "3.7" and version("numpy") >= "2.4":
+        pytest.skip("Triton before 3.7 cannot interpret loops with NumPy 2.4 and later")
     from aserve.kernels.triton_ops import TritonOps
 
-    return Fast(TritonOps(num_sms=8), torch.device("cuda" if HAS_CUDA else "cpu"), dtype, interpreted=not HAS_CUDA)
+    torch.manual_seed(0)
+    return Fast(TritonOps(num_sms), torch.device("cuda" if HAS_CUDA else "cpu"), dtype, interpreted=not HAS_CUDA)
 
 
 @pytest.fixture(params=CPU + TRITON, ids=_name)
@@ -51,3 +59,9 @@ def fast(request: pytest.FixtureRequest) -> Fast:
 def sampler(request: pytest.FixtureRequest) -> Fast:
     """A fast implementation in float32, which logits are whatever the model computes in."""
     return _build(request)
+
+
+@pytest.fixture
+def triton_fast() -> Fast:
+    """Triton in half precision, for a device of one processor."""
+    return _triton(1, torch.float16)

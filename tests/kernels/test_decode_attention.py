@@ -1,5 +1,4 @@
 import pytest
-import torch
 
 from aserve.kernels.decode_attention import choose_num_splits
 from aserve.kernels.reference import ReferenceOps
@@ -7,14 +6,6 @@ from aserve.kernels.triton_ops import TritonOps
 from tests.kernels.cases import Fast, paged
 
 pytestmark = pytest.mark.torch
-HAS_CUDA = torch.cuda.is_available()
-
-
-@pytest.fixture
-def triton_fast() -> Fast:
-    torch.manual_seed(0)
-    device = torch.device("cuda" if HAS_CUDA else "cpu")
-    return Fast(TritonOps(num_sms=1), device, torch.float16, interpreted=not HAS_CUDA)
 
 
 def test_splits_fill_the_device_and_are_never_tiny() -> None:

@@ -5,6 +5,7 @@ import torch
 
 from aserve.core.plan import RowSampling, StepPlan
 from aserve.runner.batch import BatchBuilder
+from aserve.runner.controls import ControlTable
 from aserve.runner.device import CpuDevice
 from aserve.runner.rows import RowTable
 from tests.runner.toy import chunk, fed, init
@@ -21,7 +22,8 @@ def rows() -> RowTable:
 
 @pytest.fixture
 def builder(rows: RowTable) -> BatchBuilder:
-    return BatchBuilder(rows, CpuDevice(), block_size=4)
+    controls = ControlTable(num_rows=6, vocab_size=97, torch_device=torch.device("cpu"), device=CpuDevice())
+    return BatchBuilder(rows, controls, CpuDevice(), block_size=4)
 
 
 def test_a_mixed_plan(rows: RowTable, builder: BatchBuilder):

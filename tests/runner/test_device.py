@@ -39,13 +39,13 @@ def test_on_a_cpu_arrays_are_shared_and_tasks_run_at_once():
     array = np.array([1, -2, 2**40])
     [tensor] = device.upload([array])
     array[0] = 4
-    landed: list[list[int]] = []
+    landed: list[list[list[int]]] = []
     with device.stepping():
-        wait = device.download(tensor)
+        wait = device.download([tensor])
     device.when_landed(lambda: landed.append(wait()))
-    assert landed == [[4, -2, 2**40]]
-    device.close()
-    device.close()
+    assert landed == [[[4, -2, 2**40]]]
+    device.drain()
+    device.release()
 
 
 @pytest.mark.gpu
@@ -53,12 +53,13 @@ def test_on_a_cpu_arrays_are_shared_and_tasks_run_at_once():
 def test_on_cuda_a_round_trip_through_the_own_stream():
     device: StepDevice = step_device(torch.device("cuda", torch.cuda.current_device()))
     assert isinstance(device, CudaDevice)
-    landed: list[list[int]] = []
+    landed: list[list[list[int]]] = []
     with device.stepping():
         tensors = device.upload(ARRAYS)
-        wait = device.download(tensors[0] * 2)
+        wait = device.download([tensors[0] * 2])
     device.when_landed(lambda: landed.append(wait()))
-    device.close()
-    device.close()
-    assert landed == [(ARRAYS[0] * 2).tolist()]
+    device.drain()
+    device.drain()
+    device.release()
+    assert landed == [[(ARRAYS[0] * 2).tolist()]]
     check_round_trip(tensors)

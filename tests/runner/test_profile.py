@@ -35,13 +35,13 @@ def test_a_cpu_gives_four_gibibytes_at_most():
     assert 0 < cpu_kv_budget() <= 4 * GiB
 
 
-@pytest.mark.parametrize(("max_num_seqs", "num_tokens", "context_len"), [(4, 50, 64), (8, 5, 64), (2, 100, 16)])
-def test_the_largest_step_fills_the_budget_and_runs_on_the_null_block_alone(max_num_seqs, num_tokens, context_len):
-    plan = largest_step(max_num_seqs, num_tokens, context_len, block_size=4)
+@pytest.mark.parametrize(("max_num_seqs", "num_tokens", "max_model_len"), [(4, 50, 64), (8, 5, 64), (2, 100, 16)])
+def test_the_largest_step_fills_the_budget_and_runs_on_the_null_block_alone(max_num_seqs, num_tokens, max_model_len):
+    plan = largest_step(max_num_seqs, num_tokens, max_model_len, block_size=4)
     longest = plan.slices[0].num_tokens
     assert len(plan.slices) == min(max_num_seqs, num_tokens)
-    assert longest == min(-(-num_tokens // len(plan.slices)), context_len)
+    assert longest == min(-(-num_tokens // len(plan.slices)), max_model_len)
     kv = allocate_kv(ToyLM.spec, num_blocks=1, block_size=4, dtype=torch.float32, device=torch.device("cpu"))
-    runner = ModelRunner(ToyLM(), CpuOps(), kv, max_num_seqs=max_num_seqs, max_model_len=64)
+    runner = ModelRunner(ToyLM(), CpuOps(), kv, max_num_seqs=max_num_seqs, max_model_len=longest)
     assert len(runner.run(plan).token_ids) == len(plan.slices)
     runner.close()

@@ -154,7 +154,7 @@ async def test_close_waits_for_launched_steps_and_gives_back_threads_and_memory(
     before = threading.active_count()
     model = ToyLM()
     kv = allocate_kv(model.spec, num_blocks=8, block_size=4, dtype=torch.float32, device=torch.device("cpu"))
-    held = [weakref.ref(model), weakref.ref(kv[0].k_BPKD)]
+    held = [weakref.ref(model), weakref.ref(kv.planes_YBX)]
     runner = ModelRunner(model, CpuOps(), kv, max_num_seqs=2, max_model_len=16)
     flight = runner.launch(StepPlan(0, (chunk(0, 0, PROMPT, 1, 2),), (init(0),)))
     del model, kv

@@ -98,11 +98,20 @@ def continuation(prompt: Iterable[int], num_tokens: int) -> list[int]:
     return tokens[num_prompt:]
 
 
-def toy_runner(*, num_blocks: int = 32, block_size: int = 4, max_num_seqs: int = 8) -> ModelRunner:
+def toy_runner(
+    *, num_blocks: int = 32, block_size: int = 4, max_num_seqs: int = 8, num_host_blocks: int = 0
+) -> ModelRunner:
     kv = allocate_kv(
         ToyLM.spec, num_blocks=num_blocks, block_size=block_size, dtype=torch.float32, device=torch.device("cpu")
     )
-    return ModelRunner(ToyLM(), CpuOps(), kv, max_num_seqs=max_num_seqs, max_model_len=ToyLM.spec.context_len)
+    return ModelRunner(
+        ToyLM(),
+        CpuOps(),
+        kv,
+        max_num_seqs=max_num_seqs,
+        max_model_len=ToyLM.spec.context_len,
+        num_host_blocks=num_host_blocks,
+    )
 
 
 def init(row: int, *blocks: int, sampling: RowSampling = GREEDY) -> RowInit:

@@ -1,18 +1,28 @@
 """The engine loop without asyncio: the real scheduler over `FakeKV`, one call a verb, and the oracle beside it."""
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+import msgspec
 
 from aserve.core.ids import RequestId
 from aserve.core.outputs import FinishReason, SeqDelta
 from aserve.core.params import SamplingParams
-from aserve.core.plan import StepPlan, StepResult
+from aserve.core.plan import RowSampling, StepPlan, StepResult, TokenScores
 from aserve.core.request import Request
 from aserve.scheduler.scheduler import MAX_IN_FLIGHT, Scheduler
-from tests.fakes import FakeKV, continuation, seed_mark
+from tests.fakes import FakeKV, continuation, scores_of
+from tests.scheduler.reference_beams import reference_beam_search
 
 LETTERS = range(3)
 EOS = 2
+SEEDS_OF_A_SALT = 1000
+
+
+def salt_mark(sampling: RowSampling) -> int:
+    """The salt, which the seeds of a request tell: a block shared across salts changes the token."""
+    return sampling.seed // SEEDS_OF_A_SALT
 
 
 def request(
@@ -24,34 +34,73 @@ def request(
     stop_ids: frozenset[int] = frozenset(),
     min_tokens: int = 0,
     arrival_s: float = 0.0,
+    priority: int = 0,
+    seed: int = 0,
+    **params: object,
 ) -> Request:
-    """A request whose seed stands for its salt, so that `seed_mark` tells a block shared across salts."""
+    """A greedy request unless `params` (of SamplingParams) say otherwise. Its seed tells its salt: see `salt_mark`."""
+    params = {"temperature": 0.0, "min_tokens": min(min_tokens, max_tokens)} | params
     return Request(
         id=RequestId(name),
         prompt_token_ids=prompt,
-        params=SamplingParams(temperature=0.0, min_tokens=min(min_tokens, max_tokens)),
+        params=SamplingParams(**params),  # type: ignore[arg-type]  # a mapping of mixed fields
         max_tokens=max_tokens,
-        seed=salt,
+        seed=salt * SEEDS_OF_A_SALT + seed,
         cache_salt=bytes(salt),
         arrival_s=arrival_s,
         stop_ids=stop_ids,
         eos_ids=stop_ids & {EOS},
+        priority=priority,
     )
 
 
 @dataclass
-class Answer:
-    """What came out for a request. `ended`: the terminal delta, or None where it was cancelled, finished or failed."""
+class Choice:
+    """What came out for a choice. last: its newest delta. dropped: it was cancelled, finished or failed."""
 
-    request: Request
     token_ids: list[int] = field(default_factory=list)
+    scores: list[TokenScores] = field(default_factory=list)
+    prompt_scores: list[TokenScores] = field(default_factory=list)
     last: SeqDelta | None = None
     dropped: bool = False
 
     @property
+    def has_ended(self) -> bool:
+        """Whether its terminal delta has come."""
+        return self.last is not None and self.last.finish_reason is not None
+
+    @property
     def is_open(self) -> bool:
         """Whether more tokens may come."""
-        return not self.dropped and (self.last is None or self.last.finish_reason is None)
+        return not self.dropped and not self.has_ended
+
+
+@dataclass
+class Answer:
+    """What came out for a request. Of its first choice, where it has one."""
+
+    request: Request
+    choices: list[Choice]
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.choices[0].token_ids
+
+    @property
+    def last(self) -> SeqDelta | None:
+        return self.choices[0].last
+
+    @property
+    def is_open(self) -> bool:
+        return any(choice.is_open for choice in self.choices)
+
+    @property
+    def dropped(self) -> bool:
+        return any(choice.dropped for choice in self.choices)
+
+    def drop(self) -> None:
+        for choice in self.choices:
+            choice.dropped |= choice.is_open
 
 
 class SyncLoop:
@@ -60,38 +109,59 @@ class SyncLoop:
     depth: 1 lands each step before the next is planned, 2 runs one step ahead. checked: check() after every move.
     """
 
-    def __init__(self, *, depth: int = 2, checked: bool = True, **limits: float) -> None:
-        self.block_size = int(limits.setdefault("block_size", 2))
-        limits = {"num_blocks": 9, "max_num_seqs": 4, "max_num_batched_tokens": 8, "max_model_len": 1000} | limits
+    def __init__(self, *, depth: int = 2, checked: bool = True, **limits: object) -> None:
+        limits = {
+            "block_size": 2,
+            "num_blocks": 9,
+            "max_num_seqs": 4,
+            "max_num_batched_tokens": 8,
+            "max_model_len": 1000,
+        } | limits
+        self.limits = limits
+        self.block_size = int(limits["block_size"])  # type: ignore[call-overload]
         self.scheduler = Scheduler(**limits)  # type: ignore[arg-type]  # a mapping of mixed numbers
-        self.context_len = min(limits["max_model_len"], (limits["num_blocks"] - 1) * limits["block_size"])
+        self.context_len = self.scheduler._admission.context_len
         self.plans: list[StepPlan] = []
         self.answers: dict[str, Answer] = {}
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
-        self._kv = FakeKV(self.block_size, LETTERS, seed_mark)
+        self._kv = FakeKV(self.block_size, LETTERS, salt_mark, seeded=True)
         self.depth = depth
         self._checked = checked
+        self.now = 0.0
 
     def add(self, wanted: Request) -> None:
         self.scheduler.add(wanted)
-        self.answers[wanted.id] = Answer(wanted)
+        self._listen(wanted)
+
+    def fork(self, name: str, index: int, branches: Iterable[Request]) -> list[Request]:
+        """Branch a choice; the branches' own prompts are replaced by what it has come to."""
+        history = self.scheduler.history(RequestId(name), index)
+        made = [msgspec.structs.replace(branch, prompt_token_ids=history) for branch in branches]
+        self.scheduler.fork(RequestId(name), index, made)
+        for branch in made:
+            self._listen(branch)
+        return made
+
+    def _listen(self, wanted: Request) -> None:
+        self.answers[wanted.id] = Answer(wanted, [Choice() for _ in range(wanted.params.n)])
         self.check()
 
     def cancel(self, name: str) -> None:
         self.scheduler.cancel(RequestId(name))
         if name in self.answers:
-            self.answers[name].dropped |= self.answers[name].is_open
+            self.answers[name].drop()
         self.check()
 
-    def finish(self, name: str) -> None:
-        self.scheduler.finish(RequestId(name))
-        if name in self.answers:
-            self.answers[name].dropped |= self.answers[name].is_open
+    def finish(self, name: str, index: int = 0) -> None:
+        self.scheduler.finish(RequestId(name), index)
+        if name in self.answers and index < len(self.answers[name].choices) and not is_held_back(self.answers[name]):
+            choice = self.answers[name].choices[index]
+            choice.dropped |= choice.is_open
         self.check()
 
     def plan(self) -> StepPlan | None:
         """Plan and launch."""
-        plan = self.scheduler.plan(0.0)
+        plan = self.scheduler.plan(self.now)
         if plan is not None:
             self.plans.append(plan)
             self.in_flight.append((plan, self._kv.run(plan)))
@@ -103,10 +173,12 @@ class SyncLoop:
         _, result = self.in_flight.popleft()
         deltas = self.scheduler.commit(result)
         for delta in deltas:
-            answer = self.answers[delta.request_id]
-            assert answer.is_open, f"I19: {delta} after the end"
-            answer.token_ids.extend(delta.token_ids)
-            answer.last = delta
+            choice = self.answers[delta.request_id].choices[delta.index]
+            assert choice.is_open, f"I19: {delta} after the end"
+            choice.token_ids.extend(delta.token_ids)
+            choice.scores.extend(delta.scores)
+            choice.prompt_scores.extend(delta.prompt_scores)
+            choice.last = delta
         self.check()
         return deltas
 
@@ -118,7 +190,7 @@ class SyncLoop:
         assert len(failed) == len(set(failed)) <= len(doomed), "I19: a request fails once"
         for name in failed:
             assert self.answers[name].is_open, f"I19: {name} failed after its end"
-            self.answers[name].dropped = True
+            self.answers[name].drop()
         while len(self.in_flight) > index:
             fallen, _ = self.in_flight.pop()
             self._kv.spoil(fallen)
@@ -135,39 +207,126 @@ class SyncLoop:
 
     def drain(self) -> None:
         """Run until nothing is left; the bound is I15's: every token computed alone, and again at each preemption."""
-        num_tokens = sum(len(a.request.prompt_token_ids) + a.request.max_tokens for a in self.answers.values())
+        num_tokens = sum(
+            (len(answer.request.prompt_token_ids) + answer.request.max_tokens) * num_sequences(answer.request)
+            for answer in self.answers.values()
+        )
         for _ in range(10 + 4 * num_tokens * (1 + len(self.answers))):
             if not self.step():
                 break
         else:
             raise AssertionError(f"I15: not done: {self.scheduler.statistics()}")
         counts = self.scheduler.statistics()
-        assert counts.num_used_blocks == counts.num_running == counts.num_waiting == 0, f"I12: {counts}"
+        assert counts.num_used_blocks == counts.num_running == counts.num_waiting == counts.num_swapped == 0, (
+            f"I12: {counts}"
+        )
+        assert counts.num_host_used_blocks == 0, f"I12: {counts}"
         assert not any(answer.is_open for answer in self.answers.values()), "I19: a request without an end"
 
     def check(self) -> None:
         if self._checked:
             self.scheduler.check()
 
-    def compare(self) -> None:
-        """Assert that every answer is the oracle's (I21), or, where it was cut short, a beginning of it."""
-        for name, answer in self.answers.items():
-            expected = self.expected(answer.request)
-            if answer.dropped:
-                expected = expected[: len(answer.token_ids)]
-            if not answer.is_open:
-                assert answer.token_ids == expected, f"I21: {name}: {answer.token_ids}, not {expected}"
-            if answer.last is not None and answer.last.finish_reason is not None:
-                stopped = expected[-1] in answer.request.stop_ids
-                assert answer.last.finish_reason == (FinishReason.STOP if stopped else FinishReason.LENGTH), name
+    # The oracle.
 
-    def expected(self, wanted: Request) -> list[int]:
-        """What the request yields when it is alone in the world."""
-        return continuation(
+    def compare(self) -> None:
+        """Assert that every answer is the oracle's (I21 to I23), or, where it was cut short, a beginning of it."""
+        for name, answer in self.answers.items():
+            if is_held_back(answer):
+                self._compare_ranked(name, answer)
+                continue
+            for index, choice in enumerate(answer.choices):
+                self._compare_choice(f"{name}[{index}]", answer.request, choice, self.expected(answer.request, index))
+
+    def _compare_choice(self, name: str, wanted: Request, choice: Choice, expected: list[int]) -> None:
+        whole = expected
+        if choice.dropped:
+            expected = expected[: len(choice.token_ids)]
+        if not choice.is_open:
+            assert choice.token_ids == expected, f"I21: {name}: {choice.token_ids}, not {expected}"
+        if choice.has_ended:
+            self._compare_end(name, wanted, choice, whole[-1])
+        if wanted.params.logprobs is not None:
+            assert choice.scores == self.scores(wanted, choice.token_ids, wanted.params.logprobs), (
+                f"I21: {name}: scores"
+            )
+        is_first = choice is self.answers[wanted.id].choices[0]
+        if wanted.params.prompt_logprobs is not None and is_first and choice.token_ids:
+            self._compare_prompt_scores(name, wanted, choice)
+
+    def _compare_end(self, name: str, wanted: Request, choice: Choice, last_token: int) -> None:
+        stopped = last_token in wanted.stop_ids
+        assert choice.last is not None
+        assert choice.last.finish_reason == (FinishReason.STOP if stopped else FinishReason.LENGTH), name
+
+    def _compare_prompt_scores(self, name: str, wanted: Request, choice: Choice) -> None:
+        prompt, num_top = wanted.prompt_token_ids, wanted.params.prompt_logprobs
+        assert num_top is not None
+        salted = [(position, token, wanted.seed // SEEDS_OF_A_SALT) for position, token in enumerate(prompt)]
+        expected = [scores_of(salted[:end], LETTERS, prompt[end], num_top) for end in range(1, len(prompt))]
+        assert choice.prompt_scores == expected, f"I21: {name}: prompt scores"
+
+    def _compare_ranked(self, name: str, answer: Answer) -> None:
+        """best_of and beams: all or nothing."""
+        if answer.dropped:
+            assert not any(choice.token_ids for choice in answer.choices), f"I21: {name}: came out too early"
+            return
+        wanted = answer.request
+        expected = self._expected_beams(wanted) if wanted.params.beam is not None else self._expected_best(wanted)
+        for choice, (token_ids, logprob) in zip(answer.choices, expected, strict=True):
+            assert choice.token_ids == token_ids, f"I21: {name}: {choice.token_ids}, not {token_ids}"
+            assert choice.last is not None
+            assert choice.last.cumulative_logprob is not None
+            assert abs(choice.last.cumulative_logprob - logprob) < 1e-9, f"I21: {name}: {logprob}"
+            self._compare_end(name, wanted, choice, token_ids[-1])
+
+    def _expected_best(self, wanted: Request) -> list[tuple[list[int], float]]:
+        runs = []
+        for index in range(wanted.params.num_sequences):
+            token_ids = self.expected(wanted, index)
+            runs.append((token_ids, sum(score.logprob for score in self.scores(wanted, token_ids, 0))))
+        return sorted(runs, key=lambda run: -run[1])[: wanted.params.n]
+
+    def _expected_beams(self, wanted: Request) -> list[tuple[list[int], float]]:
+        assert wanted.params.beam is not None
+        context_len = self.scheduler._admission.context_len_for(wanted)
+        return reference_beam_search(
             wanted.prompt_token_ids,
-            min(wanted.max_tokens, int(self.context_len) - len(wanted.prompt_token_ids)),
-            vocabulary=LETTERS,
-            mark=wanted.seed,
+            wanted.params.beam,
+            num_returned=wanted.params.n,
+            max_tokens=min(wanted.max_tokens, context_len - len(wanted.prompt_token_ids)),
             stop_ids=wanted.stop_ids,
             min_tokens=wanted.params.min_tokens,
+            vocabulary=LETTERS,
+            mark=wanted.seed // SEEDS_OF_A_SALT,
         )
+
+    def expected(self, wanted: Request, index: int = 0) -> list[int]:
+        """What a choice of the request yields when it is alone in the world."""
+        return continuation(
+            wanted.prompt_token_ids,
+            min(wanted.max_tokens, self.context_len - len(wanted.prompt_token_ids)),
+            vocabulary=LETTERS,
+            mark=wanted.seed // SEEDS_OF_A_SALT,
+            stop_ids=wanted.stop_ids,
+            min_tokens=wanted.params.min_tokens,
+            seed=0 if wanted.params.is_greedy else wanted.seed + index,
+        )
+
+    def scores(self, wanted: Request, token_ids: list[int], num_top: int) -> list[TokenScores]:
+        """Those of an answer's tokens."""
+        mark = wanted.seed // SEEDS_OF_A_SALT
+        context = [(at, token, mark) for at, token in enumerate((*wanted.prompt_token_ids, *token_ids))]
+        start = len(wanted.prompt_token_ids)
+        return [scores_of(context[: start + i], LETTERS, token, num_top) for i, token in enumerate(token_ids)]
+
+
+def is_held_back(answer: Answer) -> bool:
+    """Whether nothing comes out before the end."""
+    params = answer.request.params
+    return params.beam is not None or params.num_sequences > params.n
+
+
+def num_sequences(wanted: Request) -> int:
+    """Sequences that run for a request."""
+    return wanted.params.num_sequences if wanted.params.beam is None else wanted.params.beam.width

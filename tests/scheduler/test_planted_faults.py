@@ -6,7 +6,11 @@ from aserve.core.ids import BlockHash
 from aserve.kv_cache import paged_cache
 from aserve.kv_cache.block_pool import BlockPool
 from aserve.kv_cache.paged_cache import PagedCache
-from aserve.scheduler.scheduler import Scheduler
+from aserve.kv_cache.swap import HostPool
+from aserve.scheduler import residents, sequence
+from aserve.scheduler.admission import Admission
+from aserve.scheduler.planner import Planner
+from aserve.scheduler.residents import Residents
 from tests.scheduler.traces import run_trace
 
 NUM_TRACES = 200
@@ -68,31 +72,31 @@ def ignored_parent(monkeypatch):
 @pytest.fixture
 def early_seal(monkeypatch):
     """Blocks become shareable when they are planned, not when they have landed."""
-    plan_prefill = Scheduler._plan_prefill
+    plan_known = Planner._known
 
-    def plan_and_seal(scheduler, sequence, budget, new_blocks, slices):
-        size = plan_prefill(scheduler, sequence, budget, new_blocks, slices)
+    def plan_and_seal(planner, sequence, *arguments):
+        size = plan_known(planner, sequence, *arguments)
         if sequence.num_computed >= sequence.table.seal_at:
-            scheduler._cache.seal(sequence.table, sequence.token_ids, sequence.num_computed)
+            planner._residents._cache.seal(sequence.table, sequence.token_ids, sequence.num_computed)
         return size
 
-    monkeypatch.setattr(Scheduler, "_plan_prefill", plan_and_seal)
+    monkeypatch.setattr(Planner, "_known", plan_and_seal)
 
 
 @pytest.fixture
 def lost_row(monkeypatch):
-    vacate = Scheduler._vacate
+    vacate = Residents._vacate
 
-    def keep_row(scheduler, sequence):
-        vacate(scheduler, sequence)
-        scheduler._free_rows.pop()
+    def keep_row(residents, sequence):
+        vacate(residents, sequence)
+        residents._free_rows.pop()
 
-    monkeypatch.setattr(Scheduler, "_vacate", keep_row)
+    monkeypatch.setattr(Residents, "_vacate", keep_row)
 
 
 @pytest.fixture
 def wrong_victim(monkeypatch):
-    monkeypatch.setattr("aserve.scheduler.scheduler.choose_victim", lambda running, _beneficiary: running.first)
+    monkeypatch.setattr(residents, "choose_victims", lambda running, _beneficiary: [running.first])
 
 
 @pytest.fixture
@@ -100,6 +104,65 @@ def shared_tail(monkeypatch):
     """The last block of a prompt is taken from the cache too, and then written again."""
     match = PagedCache._match
     monkeypatch.setattr(PagedCache, "_match", lambda cache, table, token_ids: match(cache, table, [*token_ids, 0]))
+
+
+@pytest.fixture
+def missing_copy(monkeypatch):
+    """A fork gets a block of its own for what it will write, and nobody fills it."""
+    fork = PagedCache.fork
+    monkeypatch.setattr(PagedCache, "fork", lambda *a, **k: None if fork(*a, **k) is None else ())
+
+
+@pytest.fixture
+def written_together(monkeypatch):
+    """A fork shares the block that both will write to."""
+    share = PagedCache._share
+    monkeypatch.setattr(PagedCache, "_share", lambda cache, source, table, num: share(cache, source, table, num + 1))
+
+
+@pytest.fixture
+def early_fork(monkeypatch):
+    """A sibling does not wait until the step that computes the prompt has been planned."""
+    admit = Admission.admit
+    monkeypatch.setattr(
+        Admission, "admit", lambda *a, settling, others_run: admit(*a, settling=(), others_run=others_run)
+    )
+
+
+@pytest.fixture
+def pruned_beam_kept(monkeypatch):
+    """A beam that takes another's past does not let go of its own."""
+    rebase = PagedCache.rebase
+
+    def keep(cache, table, parent, num_positions):
+        cache._pool.pin(table.block_ids[: num_positions // cache.block_size])
+        return rebase(cache, table, parent, num_positions)
+
+    monkeypatch.setattr(PagedCache, "rebase", keep)
+
+
+@pytest.fixture
+def leaked_host_block(monkeypatch):
+    release = HostPool.release
+    monkeypatch.setattr(HostPool, "release", lambda pool, host_ids: release(pool, list(host_ids)[1:]))
+
+
+@pytest.fixture
+def mixed_up_swap(monkeypatch):
+    """Blocks come back from the host in another order."""
+    swap_in = PagedCache.swap_in
+
+    def mix(*arguments, **options):
+        moves = swap_in(*arguments, **options)
+        return moves and tuple(zip((a for a, _ in moves), (b for _, b in reversed(moves)), strict=True))
+
+    monkeypatch.setattr(PagedCache, "swap_in", mix)
+
+
+@pytest.fixture
+def one_seed_for_all(monkeypatch):
+    row_sampling = sequence.row_sampling
+    monkeypatch.setattr(sequence, "row_sampling", lambda request, _index=0: row_sampling(request))
 
 
 @pytest.mark.parametrize(
@@ -111,6 +174,9 @@ def shared_tail(monkeypatch):
         ("early_seal", "I6"),
         ("lost_row", "I12"),
         ("shared_tail", "I9"),
+        ("written_together", "I4"),
+        ("pruned_beam_kept", "I2"),
+        ("leaked_host_block", "I2"),
     ],
 )
 def test_check_names_the_invariant_that_a_fault_breaks(fault, invariant, request):
@@ -118,7 +184,13 @@ def test_check_names_the_invariant_that_a_fault_breaks(fault, invariant, request
     assert first_complaint(checked=True).startswith(invariant)
 
 
-@pytest.mark.parametrize("fault", ["stale_hit", "ignored_salt", "ignored_parent", "early_seal", "wrong_victim"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        *("stale_hit", "ignored_salt", "ignored_parent", "early_seal", "wrong_victim", "missing_copy"),
+        *("written_together", "early_fork", "mixed_up_swap", "one_seed_for_all"),
+    ],
+)
 def test_the_oracle_alone_catches_what_would_have_been_a_wrong_answer(fault, request):
     request.getfixturevalue(fault)
-    assert first_complaint(checked=False).startswith("I21")
+    assert first_complaint(checked=False).startswith(("I21", "I4", "I6"))  # the last two are those of FakeKV

@@ -4,7 +4,7 @@ import pytest
 
 from aserve.core.ids import BlockHash, SeqId
 from aserve.kv_cache.table import BlockTable
-from aserve.scheduler.preemption import choose_victim
+from aserve.scheduler.preemption import choose_victims
 from aserve.scheduler.queue import SequenceQueue, first_come_first_served
 from aserve.scheduler.sequence import Sequence
 from tests.scheduler.sync_loop import request
@@ -62,12 +62,12 @@ def test_check_notices_a_key_that_changed():
 
 def test_the_victim_is_the_newest_even_if_it_asked_itself():
     queue = queue_of(1.0, 2.0)
-    assert choose_victim(queue, queue.first) is queue.last
-    assert choose_victim(queue, queue.last) is queue.last
+    assert choose_victims(queue, queue.first) == [queue.last]
+    assert choose_victims(queue, queue.last) == [queue.last]
 
 
 def test_a_victim_is_never_older_than_who_gains_by_it():
     queue = queue_of(1.0, 2.0)
     newcomer = sequence_of(2, 3.0)
     with pytest.raises(AssertionError, match="I16"):
-        choose_victim(queue, newcomer)
+        choose_victims(queue, newcomer)

@@ -4,29 +4,58 @@ The pools are tiny and the alphabet has three letters, so that prefixes collide,
 preempted all the time.
 """
 
+from contextlib import suppress
+
 import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from aserve.core.errors import ContextLengthError
+from aserve.core.errors import InvalidRequestError
 from aserve.core.ids import RequestId
+from aserve.core.params import BeamParams
 from aserve.core.request import Request
+from aserve.scheduler.preemption import PreemptionRule
+from aserve.scheduler.queue import first_come_first_served, priority_with_ageing
 from aserve.scheduler.scheduler import MAX_IN_FLIGHT
-from tests.scheduler.sync_loop import EOS, LETTERS, SyncLoop, request
+from tests.scheduler.sync_loop import EOS, LETTERS, SEEDS_OF_A_SALT, SyncLoop, request
 
 pytestmark = pytest.mark.slow
 
 PROMPTS = st.lists(st.sampled_from(LETTERS), min_size=1, max_size=12).map(tuple)
+SAMPLED = {"temperature": 1.0}
+KINDS = st.sampled_from(
+    [
+        {},
+        {},
+        {},
+        SAMPLED | {"n": 2},
+        SAMPLED | {"n": 4},
+        SAMPLED | {"n": 1, "best_of": 3},
+        SAMPLED | {"logprobs": 1, "prompt_logprobs": 0},
+        {"beam": BeamParams(width=2), "n": 2},
+        {"beam": BeamParams(width=2, length_penalty=2.0, early_stopping="never")},
+        {"beam": BeamParams(width=1, early_stopping=True)},
+    ]
+)
+
+
+def request_of_kind(kind: dict[str, object], **fields: object) -> Request:
+    return request(**fields, **kind)
+
+
 REQUESTS = st.builds(
-    request,
+    request_of_kind,
+    kind=KINDS,
     name=st.just("nameless"),
     prompt=PROMPTS,
     max_tokens=st.integers(1, 8),
     salt=st.integers(0, 1),
     stop_ids=st.sampled_from([frozenset(), frozenset({EOS}), frozenset({1, EOS})]),
     min_tokens=st.integers(0, 3),
+    priority=st.integers(0, 2),
+    seed=st.integers(1, 9),
 )
 LIMITS = st.fixed_dictionaries(
     {
@@ -37,6 +66,11 @@ LIMITS = st.fixed_dictionaries(
         "max_model_len": st.sampled_from([1000, 16, 6]),
         "watermark": st.sampled_from([0.0, 0.3]),
         "enable_prefix_caching": st.sampled_from([True, True, False]),
+        "num_host_blocks": st.sampled_from([0, 2, 16]),
+        "preemption": st.sampled_from([PreemptionRule("swap"), PreemptionRule(swap_cost_s=1e-5)]),
+        "policy": st.sampled_from([first_come_first_served, priority_with_ageing(2.0)]),
+        "long_prefill_token_threshold": st.sampled_from([0, 0, 2]),
+        "scheduler_delay_factor": st.sampled_from([0.0, 1.0]),
     }
 )
 ANY = st.integers(0, 9)
@@ -48,7 +82,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     depth = MAX_IN_FLIGHT
 
     @initialize(limits=LIMITS, requests=st.lists(REQUESTS, min_size=1, max_size=5))
-    def boot(self, limits: dict[str, float], requests: list[Request]):
+    def boot(self, limits: dict[str, object], requests: list[Request]):
         self.loop = SyncLoop(depth=self.depth, **limits)
         for wanted in requests:
             self.add_or_be_refused(wanted, 0)
@@ -61,9 +95,29 @@ class SchedulerMachine(RuleBasedStateMachine):
     def cancel(self, index: int):
         self.loop.cancel(f"r{index}")  # waiting, running, in flight, ended or unknown
 
-    @rule(index=ANY)
-    def finish(self, index: int):
-        self.loop.finish(f"r{index}")
+    @rule(index=ANY, choice=st.integers(0, 1))
+    def finish(self, index: int, choice: int):
+        self.loop.finish(f"r{index}", choice)
+
+    @rule(index=ANY, choice=st.integers(0, 1), seeds=st.lists(st.integers(1, 9), min_size=1, max_size=2))
+    def fork(self, index: int, choice: int, seeds: list[int]):
+        answer = self.loop.answers.get(f"r{index}")
+        salt = answer.request.seed // SEEDS_OF_A_SALT if answer is not None else 0
+        count = len(self.loop.answers)
+        branches = [
+            request(f"r{count + k}", (), 3, salt=salt, seed=seed, arrival_s=float(count), **SAMPLED)
+            for k, seed in enumerate(seeds)
+        ]
+        with suppress(InvalidRequestError):  # unknown, cancelled, held back, or at its full length
+            self.loop.fork(f"r{index}", choice, branches)
+
+    @rule(seconds=st.integers(0, 2))
+    def wait(self, seconds: int):
+        self.loop.now += seconds
+
+    @rule()
+    def reset_prefix_cache(self):
+        self.loop.scheduler.reset_prefix_cache()
 
     @rule()
     def plan(self):
@@ -98,11 +152,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         count = len(loop.answers)
         # Who came earlier may have been tokenized later, and is added behind those who came after him.
         wanted = msgspec.structs.replace(wanted, id=RequestId(f"r{count}"), arrival_s=float(count - lateness_s))
-        if len(wanted.prompt_token_ids) < loop.context_len:
-            loop.add(wanted)
-        else:
-            with pytest.raises(ContextLengthError, match=str(len(wanted.prompt_token_ids))):
+        try:
+            context_len = loop.scheduler._admission.context_len_for(wanted)
+        except InvalidRequestError as refused:  # I17: too long, or too wide
+            with pytest.raises(type(refused)):
                 loop.scheduler.add(wanted)
+        else:
+            assert len(wanted.prompt_token_ids) < context_len
+            loop.add(wanted)
 
 
 class StepByStepMachine(SchedulerMachine):

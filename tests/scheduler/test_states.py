@@ -13,9 +13,12 @@ def test_every_state_has_its_row():
     assert set(LEGAL) == set(State)
     assert FORBIDDEN == [
         (State.WAITING, State.WAITING),
+        (State.WAITING, State.SWAPPED),
         (State.RUNNING, State.RUNNING),
+        (State.SWAPPED, State.SWAPPED),
         (State.FINISHED, State.WAITING),
         (State.FINISHED, State.RUNNING),
+        (State.FINISHED, State.SWAPPED),
         (State.FINISHED, State.FINISHED),
     ]
 

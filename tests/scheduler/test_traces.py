@@ -19,6 +19,12 @@ class Coverage:
     finished: int = 0
     dropped: int = 0
     mixed_steps: int = 0
+    swap_outs: int = 0
+    swap_ins: int = 0
+    copies: int = 0
+    choices: int = 0
+    ranked: int = 0
+    beams: int = 0
 
     def add(self, loop: SyncLoop) -> None:
         counts = loop.scheduler.statistics()
@@ -28,6 +34,13 @@ class Coverage:
         self.finished += sum(not answer.dropped for answer in loop.answers.values())
         self.dropped += sum(answer.dropped for answer in loop.answers.values())
         self.resumptions += sum(len(plan.inits) for plan in loop.plans) - counts.num_admitted
+        self.swap_outs += counts.num_swap_outs
+        self.swap_ins += sum(len(plan.block_ops.swap_ins) for plan in loop.plans if plan.block_ops)
+        self.copies += counts.num_copied_blocks
+        whole = [answer.request.params for answer in loop.answers.values() if not answer.dropped]
+        self.choices += sum(params.n > 1 for params in whole)
+        self.ranked += sum(params.num_sequences > params.n for params in whole)
+        self.beams += sum(params.beam is not None for params in whole)
         self.mixed_steps += sum(len({bool(piece.token_ids) for piece in plan.slices}) == 2 for plan in loop.plans)
 
 

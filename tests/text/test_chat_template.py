@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from aserve.core.errors import CheckpointError, InvalidRequestError
+from aserve.core.errors import CheckpointError, ConfigError, InvalidRequestError
 from aserve.text.chat_template import ChatTemplate
 from tests.text import checkpoints, templates
 from tests.text.templates import ASK, TALK
@@ -231,3 +231,14 @@ def test_a_real_tokenizer_encodes_the_rendered_chat_without_adding_to_it():
     tokenizer = checkpoints.byte_level()
     token_ids = tokenizer.encode(template(templates.CHATML).render(ASK), add_special_tokens=False)
     assert tokenizer.token_strings(token_ids)[0] == "<|im_start|>"
+
+
+def test_a_template_file_replaces_the_folders_templates(tmp_path):
+    (tmp_path / "chat_template.jinja").write_text("the folder's")
+    (mine := tmp_path / "mine.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<s>"}')
+    messages = [{"role": "user", "content": "hi"}]
+    assert ChatTemplate.load(tmp_path).render(messages) == "the folder's"
+    assert ChatTemplate.load(tmp_path, mine).render(messages) == "<s>hi"
+    with pytest.raises(ConfigError, match="chat_template: cannot read"):
+        ChatTemplate.load(tmp_path, tmp_path / "none.jinja")

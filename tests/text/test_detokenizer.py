@@ -27,7 +27,7 @@ def chunks(token_ids, sizes):
 
 
 def read(tokenizer, pieces, **options):
-    detokenizer = Detokenizer(tokenizer.token_bytes, **options)
+    detokenizer = Detokenizer(tokenizer.text_bytes, **options)
     return [detokenizer.feed(piece) for piece in pieces] + [detokenizer.flush()]
 
 
@@ -56,7 +56,7 @@ def test_text_survives_the_way_through_tokens(kind, text, cuts):
 def test_byte_fallback_text_does_not_depend_on_the_chunks(token_ids, cuts):
     whole = "".join(read(SENTENCEPIECE, [token_ids]))
     assert "".join(read(SENTENCEPIECE, chunks(token_ids, cuts))) == whole
-    raw = b"".join(SENTENCEPIECE.token_bytes[token_id] for token_id in token_ids)
+    raw = b"".join(SENTENCEPIECE.text_bytes[token_id] for token_id in token_ids)
     assert whole == raw.decode(errors="replace").removeprefix(" ")
     if "\ufffd" not in whole:
         assert whole == SENTENCEPIECE.decode(token_ids, skip_special_tokens=True)
@@ -66,7 +66,7 @@ def test_byte_fallback_text_does_not_depend_on_the_chunks(token_ids, cuts):
 def test_a_character_is_shown_when_its_last_byte_is_there(kind):
     tokenizer = BOTH[kind]
     ids_of_bytes = [
-        next(i for i in range(5, 261) if tokenizer.token_bytes[i] == bytes([byte])) for byte in "🤖".encode()
+        next(i for i in range(5, 261) if tokenizer.text_bytes[i] == bytes([byte])) for byte in "🤖".encode()
     ]
     assert read(tokenizer, [[token_id] for token_id in ids_of_bytes]) == ["", "", "", "🤖", ""]
     assert read(tokenizer, [[token_id] for token_id in ids_of_bytes[:2]]) == ["", "", "\ufffd"]
@@ -95,8 +95,8 @@ def test_an_added_token_outside_the_byte_alphabet_stands_for_itself():
 
 
 def test_invalid_bytes_are_shown_at_once_and_at_linear_cost():
-    continuation = next(i for i in range(5, 261) if BYTE_LEVEL.token_bytes[i] == b"\x80")
-    detokenizer = Detokenizer(BYTE_LEVEL.token_bytes)
+    continuation = next(i for i in range(5, 261) if BYTE_LEVEL.text_bytes[i] == b"\x80")
+    detokenizer = Detokenizer(BYTE_LEVEL.text_bytes)
 
     def seconds(num_tokens):
         started = time.perf_counter()

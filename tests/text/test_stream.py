@@ -5,11 +5,15 @@ from hypothesis import strategies as st
 from aserve.core.ids import RequestId
 from aserve.core.outputs import FinishReason, SeqDelta, TextDelta
 from aserve.core.params import SamplingParams
+from aserve.core.plan import TokenScores
 from aserve.text.stream import TextStream
+from tests.engines import EOS as END
+from tests.engines import byte_tokenizer
 from tests.text import checkpoints
 
 TOKENIZERS = [checkpoints.byte_level(), checkpoints.sentencepiece()]
 BYTE_LEVEL, SENTENCEPIECE = TOKENIZERS
+BYTES = byte_tokenizer()
 EOS = BYTE_LEVEL.eos_id
 TOOL = BYTE_LEVEL.vocab_size - 1
 
@@ -66,7 +70,7 @@ def oracle(tokenizer, params, token_ids, finish_reason, stop_reason):
     """The terminal answer by brute force: decode every prefix, search every stop string anew."""
     ended_by_model = finish_reason is FinishReason.STOP and stop_reason is None
     shown_ids = token_ids[:-1] if ended_by_model else token_ids
-    pieces = [tokenizer.token_bytes[token_id] for token_id in shown_ids]
+    pieces = [tokenizer.text_bytes[token_id] for token_id in shown_ids]
 
     def stable(num_tokens):
         raw = b"".join(pieces[:num_tokens])
@@ -77,10 +81,10 @@ def oracle(tokenizer, params, token_ids, finish_reason, stop_reason):
             except UnicodeDecodeError as error:
                 if error.reason == "unexpected end of data" and error.start == 0:
                     text = raw[:-cut].decode(errors="replace")
-        return text.removeprefix(tokenizer.token_bytes.leading)
+        return text.removeprefix(tokenizer.text_bytes.leading)
 
     unmatched = stable(min(params.min_tokens, len(pieces)))
-    final = b"".join(pieces).decode(errors="replace").removeprefix(tokenizer.token_bytes.leading)
+    final = b"".join(pieces).decode(errors="replace").removeprefix(tokenizer.text_bytes.leading)
     searches = len(pieces) >= params.min_tokens
     for num_tokens in range(params.min_tokens + 1, len(pieces) + 2 if searches else 0):
         at_end = num_tokens > len(pieces)
@@ -108,7 +112,7 @@ def test_what_is_shown_is_whole_characters_and_grows_to_the_answer(sequence):
     assert [each.finish_reason is None for each in deltas] == [True] * (len(deltas) - 1) + [False]
     if params.min_tokens == 0:
         assert not any(stop in whole(deltas).text for stop in params.stop)
-    valid = b"".join(tokenizer.token_bytes[token_id] for token_id in token_ids)
+    valid = b"".join(tokenizer.text_bytes[token_id] for token_id in token_ids)
     if "\ufffd" not in valid.decode(errors="replace"):
         assert not any("\ufffd" in each.text for each in deltas)
 
@@ -123,10 +127,10 @@ def test_all_text_that_is_certain_is_shown_at_once(sequence):
         answer = stream.push(delta([token_id]))
         assert answer is not None
         shown += answer.text
-        raw += tokenizer.token_bytes[token_id]
+        raw += tokenizer.text_bytes[token_id]
         if answer.finish_reason is not None:
             return
-        missing = raw.decode(errors="replace").removeprefix(tokenizer.token_bytes.leading)[len(shown) :]
+        missing = raw.decode(errors="replace").removeprefix(tokenizer.text_bytes.leading)[len(shown) :]
         held = missing.removesuffix("\ufffd")
         assert held == "" or any(stop.startswith(held) and stop != held for stop in params.stop)
 
@@ -204,3 +208,42 @@ def test_an_end_without_tokens_is_told_and_flushes(finish_reason):
     assert shown is not None
     assert shown.text == "d"
     assert stream.push(delta([], finish_reason)) == TextDelta("o", (), finish_reason)
+
+
+def test_a_stop_string_is_shown_when_asked_for_and_what_follows_is_not():
+    token_ids = [*b"one two three"]
+    params = SamplingParams(stop=("two",), include_stop_str_in_output=True)
+    for sizes in ([], [1] * 20, [6, 2, 9]):
+        final = whole(push_all(BYTES, params, chunked(token_ids, sizes, FinishReason.LENGTH, None)))
+        assert (final.text, final.finish_reason, final.stop_reason) == ("one two", FinishReason.STOP, "two")
+        assert final.token_ids == tuple(b"one two")
+
+
+def test_the_ending_token_is_shown_when_asked_for_unless_it_is_special():
+    token_ids = [*b"hi", END]
+    ending = [(None, True), (None, False), (END, True)]
+    for stop_reason, skip_special_tokens in ending:
+        params = SamplingParams(include_stop_str_in_output=True, skip_special_tokens=skip_special_tokens)
+        final = whole(push_all(BYTES, params, [delta(token_ids, FinishReason.STOP, stop_reason)]))
+        assert final.text == ("hi" if skip_special_tokens else "hi<|end|>")
+
+
+def test_special_tokens_are_shown_when_asked_for():
+    params = SamplingParams(skip_special_tokens=False, stop=("b<|end|>c",))
+    final = whole(push_all(BYTES, params, [delta([*b"a", END, *b"b", END, *b"cd"], FinishReason.LENGTH)]))
+    assert (final.text, final.stop_reason) == ("a<|end|>", "b<|end|>c")
+    hidden = whole(push_all(BYTES, SamplingParams(), [delta([*b"a", END, *b"b", END], FinishReason.STOP)]))
+    assert hidden.text == "ab"
+
+
+def test_scores_are_cut_where_the_tokens_are():
+    token_ids = tuple(b"one two three")
+    scores = tuple(TokenScores(token_id, -0.5, 1) for token_id in token_ids)
+    prompt_scores = (TokenScores(7, -1.0, 2),)
+    stream = TextStream(BYTES, SamplingParams(stop=("two",)))
+    begins = SeqDelta(RequestId("r"), (), prompt_scores=prompt_scores, index=3)
+    ends = SeqDelta(RequestId("r"), token_ids, FinishReason.LENGTH, scores=scores, index=3, cumulative_logprob=-6.5)
+    first, last = stream.push(begins), stream.push(ends)
+    assert (first.text, first.token_ids, first.prompt_scores, first.index) == ("", (), prompt_scores, 3)
+    assert (last.token_ids, last.scores) == (token_ids[:7], scores[:7])
+    assert (last.prompt_scores, last.index, last.cumulative_logprob) == ((), 3, -6.5)

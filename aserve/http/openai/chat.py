@@ -8,10 +8,14 @@ import msgspec
 
 from aserve.core.errors import InvalidRequestError
 from aserve.core.outputs import Completion, TextDelta
+from aserve.core.plan import TokenScores
 from aserve.engine import AsyncEngine
 from aserve.http.endpoint import Exchange, Handler
-from aserve.http.openai.generation import Generation, TokenIds, answer
+from aserve.http.openai.generation import Generation, Usage, answer
+from aserve.http.openai.logprobs import Speller, chat_logprobs, prompt_logprobs
+from aserve.http.openai.prompts import chat_prompt, truncated
 from aserve.http.openai.schema import ChatFields, check_model, parse, sampling_params
+from aserve.http.openai.tally import TokenIds, usage_suffix
 from aserve.http.sse import StreamLimits
 
 _encode: Final = msgspec.json.encode
@@ -23,16 +27,25 @@ def chat_completions(engine: AsyncEngine, limits: StreamLimits) -> Handler:
     async def handle(exchange: Exchange) -> None:
         fields = parse(exchange.fields, ChatFields)
         model = check_model(engine.info, fields.model)
-        params = sampling_params(engine, fields)
-        prompt = await engine.encode_chat(exchange.fields["messages"])
+        params = sampling_params(
+            engine,
+            fields,
+            max_tokens=fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens,
+            num_logprobs=fields.num_logprobs,
+            num_prompt_logprobs=fields.prompt_logprobs,
+        )
+        prompt = truncated(engine, fields, params, await chat_prompt(engine, fields, exchange.fields["messages"]))
         generation = Generation(
             prompts=[prompt],
             params=params,
             stream=bool(fields.stream),
             include_usage=fields.include_usage,
-            starts_text=True,
+            continuous_usage=fields.continuous_usage,
+            starts_text=not fields.continue_final_message,
+            cache_salt=fields.cache_salt or "",
+            priority=fields.priority or 0,
         )
-        wire = ChatWire(f"chatcmpl-{exchange.request_id}", model, with_token_ids=bool(fields.return_token_ids))
+        wire = ChatWire(engine, f"chatcmpl-{exchange.request_id}", model, fields)
         try:
             await answer(engine, generation, wire, exchange, limits)
         except InvalidRequestError as error:
@@ -43,62 +56,92 @@ def chat_completions(engine: AsyncEngine, limits: StreamLimits) -> Handler:
     return handle
 
 
+def _continued(fields: ChatFields) -> tuple[str, str]:
+    """The role that answers, and the text of the last message, if echo asks for it and its role goes on."""
+    if fields.adds_generation_prompt or not fields.messages:
+        return "assistant", ""
+    last = fields.messages[-1]
+    if not fields.echo or last.content is None:
+        return last.role, ""
+    if isinstance(last.content, str):
+        return last.role, last.content
+    return last.role, "\n".join(str(part.get("text", "")) for part in last.content)
+
+
 class ChatWire:
-    """Chat chunks and chat completions. What is the same in every chunk is encoded once.
+    """Chat chunks and chat completions. What is the same in every chunk is encoded once."""
 
-    with_token_ids: prompt_token_ids in the first chunk, token_ids in each.
-    """
-
-    def __init__(self, completion_id: str, model: str, *, with_token_ids: bool) -> None:
-        self._with_token_ids = with_token_ids
+    def __init__(self, engine: AsyncEngine, completion_id: str, model: str, fields: ChatFields) -> None:
+        self._with_token_ids = bool(fields.return_token_ids)
+        self._with_logprobs = bool(fields.logprobs)
+        self._with_prompt_logprobs = fields.prompt_logprobs is not None
+        self._speller = Speller(
+            engine,
+            as_ids=bool(fields.return_tokens_as_token_ids),
+            skip_special_tokens=not fields.shows_special_tokens,
+        )
+        self._role, self._echoed = _continued(fields)
         self._common = {"created": int(time.time()), "model": model}
         self._id = completion_id
         shared = _encode({"id": completion_id, "object": "chat.completion.chunk", **self._common})
         self._head = b"data: " + shared[:-1]
         self._choice_head = self._head + b',"choices":[{"index":'
 
-    def opening(self, index: int, prompt_token_ids: TokenIds) -> bytes:
-        """The chunk with the role."""
+    def opening(
+        self, index: int, prompt_token_ids: TokenIds, prompt_scores: Sequence[TokenScores], usage: Usage | None
+    ) -> bytes:
+        """The chunk with the role, and the text that is echoed."""
         choice = {
             "index": index,
-            "delta": {"role": "assistant", "content": ""},
+            "delta": {"role": self._role, "content": self._echoed},
             "logprobs": None,
             "finish_reason": None,
         }
         prompt = b',"prompt_token_ids":' + _encode(prompt_token_ids) if self._with_token_ids else b""
-        return self._head + b',"choices":[' + _encode(choice) + b"]" + prompt + b"}\n\n"
+        return self._head + b',"choices":[' + _encode(choice) + b"]" + prompt + usage_suffix(usage) + b"}\n\n"
 
-    def delta(self, delta: TextDelta) -> bytes:
+    def delta(self, delta: TextDelta, usage: Usage | None) -> bytes:
         """A chunk with text; with the reasons if it is the last."""
+        says_nothing = not (delta.text or self._with_token_ids or (self._with_logprobs and delta.scores))
         if delta.finish_reason is None:
-            if not delta.text and not self._with_token_ids:
+            if says_nothing:
                 return b""
-            end = b'},"logprobs":null,"finish_reason":null'
+            reasons = b',"finish_reason":null'
         else:
-            end = b'},"logprobs":null,"finish_reason":"%b","stop_reason":%b' % (
+            reasons = b',"finish_reason":"%b","stop_reason":%b' % (
                 delta.finish_reason.encode(),
                 _encode(delta.stop_reason),
             )
+        logprobs = b'},"logprobs":null'
+        if self._with_logprobs:
+            logprobs = b'},"logprobs":' + _encode(chat_logprobs(self._speller, delta.scores))
         token_ids = b',"token_ids":' + _encode(delta.token_ids) if self._with_token_ids else b""
         start = b'%d,"delta":{"content":' % delta.index
-        return b"".join((self._choice_head, start, _encode(delta.text), end, token_ids, b"}]}\n\n"))
+        end = b"}]" + usage_suffix(usage) + b"}\n\n"
+        return b"".join((self._choice_head, start, _encode(delta.text), logprobs, reasons, token_ids, end))
 
-    def usage(self, usage: dict[str, Any]) -> bytes:
+    def usage(self, usage: Usage) -> bytes:
         """The chunk without choices."""
         return self._head + b',"choices":[],"usage":' + _encode(usage) + b"}\n\n"
 
-    def whole(self, completions: Sequence[Completion], usage: dict[str, Any]) -> dict[str, Any]:
+    def whole(self, completions: Sequence[Completion], usage: Usage) -> dict[str, Any]:
         """The chat.completion object."""
-        [completion] = completions
+        choices = [self._choice(index, completion) for index, completion in enumerate(completions)]
+        body = {"id": self._id, "object": "chat.completion", **self._common, "choices": choices, "usage": usage}
+        if self._with_prompt_logprobs:
+            body["prompt_logprobs"] = prompt_logprobs(self._speller, completions[0].prompt_scores)
+        if self._with_token_ids:
+            body["prompt_token_ids"] = completions[0].prompt_token_ids
+        return body
+
+    def _choice(self, index: int, completion: Completion) -> dict[str, Any]:
         choice: dict[str, Any] = {
-            "index": 0,
-            "message": {"role": "assistant", "content": completion.text},
-            "logprobs": None,
+            "index": index,
+            "message": {"role": self._role, "content": self._echoed + completion.text},
+            "logprobs": chat_logprobs(self._speller, completion.scores) if self._with_logprobs else None,
             "finish_reason": completion.finish_reason,
             "stop_reason": completion.stop_reason,
         }
-        body = {"id": self._id, "object": "chat.completion", **self._common, "choices": [choice], "usage": usage}
         if self._with_token_ids:
             choice["token_ids"] = completion.token_ids
-            body["prompt_token_ids"] = completion.prompt_token_ids
-        return body
+        return choice

@@ -1,6 +1,5 @@
 """POST /v1/completions."""
 
-import asyncio
 import time
 from collections.abc import Sequence
 from typing import Any, Final
@@ -8,9 +7,12 @@ from typing import Any, Final
 import msgspec
 
 from aserve.core.outputs import Completion, TextDelta
+from aserve.core.plan import TokenScores
 from aserve.engine import AsyncEngine
 from aserve.http.endpoint import Exchange, Handler
-from aserve.http.openai.generation import Generation, TokenIds, answer
+from aserve.http.openai.generation import Generation, Usage, answer
+from aserve.http.openai.logprobs import CompletionLogprobs, Speller, prompt_logprobs
+from aserve.http.openai.prompts import text_prompt, truncated
 from aserve.http.openai.schema import (
     DEFAULT_COMPLETION_TOKENS,
     CompletionFields,
@@ -19,6 +21,7 @@ from aserve.http.openai.schema import (
     prompts_of,
     sampling_params,
 )
+from aserve.http.openai.tally import TokenIds, usage_suffix
 from aserve.http.sse import StreamLimits
 
 _encode: Final = msgspec.json.encode
@@ -30,77 +33,145 @@ def completions(engine: AsyncEngine, limits: StreamLimits) -> Handler:
     async def handle(exchange: Exchange) -> None:
         fields = parse(exchange.fields, CompletionFields)
         model = check_model(engine.info, fields.model)
-        params = sampling_params(engine, fields, DEFAULT_COMPLETION_TOKENS)
+        caps = (fields.max_completion_tokens, 1 if fields.scores_only else fields.max_tokens, DEFAULT_COMPLETION_TOKENS)
+        params = sampling_params(
+            engine,
+            fields,
+            max_tokens=next(cap for cap in caps if cap is not None),
+            num_logprobs=fields.logprobs,
+            num_prompt_logprobs=fields.logprobs if fields.echo else fields.prompt_logprobs,
+        )
+        given = prompts_of(fields.prompt)
+        whole = [await text_prompt(engine, fields, prompt) for prompt in given]
+        prompts = [truncated(engine, fields, params, prompt) for prompt in whole]
+        texts = None
+        if fields.echo:
+            texts = [
+                text if isinstance(text, str) and len(prompt) == len(all_ids) else await _text(engine, fields, prompt)
+                for text, prompt, all_ids in zip(given, prompts, whole, strict=True)
+            ]
         generation = Generation(
-            prompts=[await _token_ids(engine, prompt) for prompt in prompts_of(fields.prompt)],
+            prompts=prompts,
             params=params,
             stream=bool(fields.stream),
             include_usage=fields.include_usage,
+            continuous_usage=fields.continuous_usage,
+            cache_salt=fields.cache_salt or "",
+            priority=fields.priority or 0,
+            scores_only=fields.scores_only,
         )
-        wire = TextWire(f"cmpl-{exchange.request_id}", model, with_token_ids=bool(fields.return_token_ids))
+        wire = TextWire(engine, f"cmpl-{exchange.request_id}", model, fields, num_choices=params.n, echoed=texts)
         await answer(engine, generation, wire, exchange, limits)
 
     return handle
 
 
-async def _token_ids(engine: AsyncEngine, prompt: str | list[int]) -> TokenIds:
-    if isinstance(prompt, str):
-        await asyncio.sleep(0)  # a thousand short prompts, each encoded at once, must not hold the loop
-        return await engine.encode(prompt)
-    return tuple(prompt)
+async def _text(engine: AsyncEngine, fields: CompletionFields, prompt: TokenIds) -> str:
+    return await engine.decode(prompt, skip_special_tokens=not fields.shows_special_tokens)
 
 
 class TextWire:
-    """Chunks and bodies of text completions; a choice's index is its prompt's. What never changes is encoded once.
+    """Chunks and bodies of text completions. What never changes is encoded once.
 
-    with_token_ids: prompt_token_ids in a choice's first chunk, token_ids in each.
+    num_choices: of each prompt. echoed: the text of each prompt, where it is to come before the answer.
     """
 
-    def __init__(self, completion_id: str, model: str, *, with_token_ids: bool) -> None:
-        self._with_token_ids = with_token_ids
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        completion_id: str,
+        model: str,
+        fields: CompletionFields,
+        *,
+        num_choices: int,
+        echoed: Sequence[str] | None,
+    ) -> None:
+        self._with_token_ids = bool(fields.return_token_ids)
+        self._with_logprobs = fields.logprobs is not None
+        self._with_prompt_logprobs = fields.prompt_logprobs is not None
+        self._num_choices = num_choices
+        self._echoed = echoed
+        self._speller = Speller(
+            engine,
+            as_ids=bool(fields.return_tokens_as_token_ids),
+            skip_special_tokens=not fields.shows_special_tokens,
+        )
+        self._logprobs: dict[int, CompletionLogprobs] = {}
         self._common = {"id": completion_id, "object": "text_completion", "created": int(time.time()), "model": model}
         self._head = b"data: " + _encode(self._common)[:-1]
         self._choice_head = self._head + b',"choices":[{"index":'
 
-    def opening(self, index: int, prompt_token_ids: TokenIds) -> bytes:
-        """Nothing, or the chunk with the prompt's token ids."""
-        if not self._with_token_ids:
+    def opening(
+        self, index: int, prompt_token_ids: TokenIds, prompt_scores: Sequence[TokenScores], usage: Usage | None
+    ) -> bytes:
+        """Nothing, or the chunk with the prompt: its text, its log-probabilities, its token ids."""
+        if not self._with_token_ids and self._echoed is None:
             return b""
-        end = b',"text":"","logprobs":null,"finish_reason":null,"prompt_token_ids":%b,"token_ids":[]}]}\n\n'
-        return self._choice_head + b"%d" % index + end % _encode(prompt_token_ids)
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": self._prefix(index),
+            "logprobs": self._prompt_part(index, prompt_token_ids, prompt_scores),
+            "finish_reason": None,
+        }
+        if self._with_token_ids:
+            choice |= {"prompt_token_ids": prompt_token_ids, "token_ids": []}
+        return self._head + b',"choices":[' + _encode(choice) + b"]" + usage_suffix(usage) + b"}\n\n"
 
-    def delta(self, delta: TextDelta) -> bytes:
+    def delta(self, delta: TextDelta, usage: Usage | None) -> bytes:
         """A chunk with text; with the reasons if it is the last."""
+        says_nothing = not (delta.text or self._with_token_ids or (self._with_logprobs and delta.scores))
         if delta.finish_reason is None:
-            if not delta.text and not self._with_token_ids:
+            if says_nothing:
                 return b""
-            end = b',"logprobs":null,"finish_reason":null'
+            reasons = b',"finish_reason":null'
         else:
-            end = b',"logprobs":null,"finish_reason":"%b","stop_reason":%b' % (
+            reasons = b',"finish_reason":"%b","stop_reason":%b' % (
                 delta.finish_reason.encode(),
                 _encode(delta.stop_reason),
             )
+        logprobs = b',"logprobs":null'
+        if self._with_logprobs:
+            logprobs = b',"logprobs":' + _encode(self._part(delta.index, delta.token_ids, delta.scores))
         token_ids = b',"token_ids":' + _encode(delta.token_ids) if self._with_token_ids else b""
         start = b'%d,"text":' % delta.index
-        return b"".join((self._choice_head, start, _encode(delta.text), end, token_ids, b"}]}\n\n"))
+        end = b"}]" + usage_suffix(usage) + b"}\n\n"
+        return b"".join((self._choice_head, start, _encode(delta.text), logprobs, reasons, token_ids, end))
 
-    def usage(self, usage: dict[str, Any]) -> bytes:
+    def usage(self, usage: Usage) -> bytes:
         """The chunk without choices."""
         return self._head + b',"choices":[],"usage":' + _encode(usage) + b"}\n\n"
 
-    def whole(self, completions: Sequence[Completion], usage: dict[str, Any]) -> dict[str, Any]:
+    def whole(self, completions: Sequence[Completion], usage: Usage) -> dict[str, Any]:
         """The text_completion object."""
         choices = [self._choice(index, completion) for index, completion in enumerate(completions)]
         return {**self._common, "choices": choices, "usage": usage}
 
     def _choice(self, index: int, completion: Completion) -> dict[str, Any]:
+        logprobs = self._prompt_part(index, completion.prompt_token_ids, completion.prompt_scores)
+        if self._with_logprobs:
+            part = self._part(index, completion.token_ids, completion.scores)
+            logprobs = part if logprobs is None else {name: logprobs[name] + part[name] for name in part}
         choice: dict[str, Any] = {
             "index": index,
-            "text": completion.text,
-            "logprobs": None,
+            "text": self._prefix(index) + completion.text,
+            "logprobs": logprobs,
             "finish_reason": completion.finish_reason,
             "stop_reason": completion.stop_reason,
         }
+        if self._with_prompt_logprobs:
+            choice["prompt_logprobs"] = prompt_logprobs(self._speller, completion.prompt_scores)
         if self._with_token_ids:
             choice |= {"prompt_token_ids": completion.prompt_token_ids, "token_ids": completion.token_ids}
         return choice
+
+    def _prefix(self, index: int) -> str:
+        return "" if self._echoed is None else self._echoed[index // self._num_choices]
+
+    def _prompt_part(self, index: int, token_ids: TokenIds, scores: Sequence[TokenScores]) -> dict[str, Any] | None:
+        """The prompt's "logprobs", where it is echoed; nothing predicts its first token."""
+        if self._echoed is None or not self._with_logprobs:
+            return None
+        return self._part(index, token_ids, (None, *scores))
+
+    def _part(self, index: int, token_ids: TokenIds, scores: Sequence[TokenScores | None]) -> dict[str, Any]:
+        return self._logprobs.setdefault(index, CompletionLogprobs(self._speller)).part(token_ids, scores)

@@ -24,59 +24,37 @@ WITHOUT_EFFECT: Final = frozenset(
 """Accepted up to MAX_IGNORED_BYTES each, and not looked at: the answer is the same with and without them."""
 
 NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "use_beam_search": (False,),
-    "length_penalty": (1, 1.0),
-    "early_stopping": (False,),
-    "presence_penalty": (0, 0.0),
-    "frequency_penalty": (0, 0.0),
-    "repetition_penalty": (1, 1.0),
-    "logit_bias": ({},),
-    "bad_words": ([],),
-    "logprobs": (False,),
     "top_logprobs": (0,),
-    "echo": (False,),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "include_stop_str_in_output": (False,),
     "continue_final_message": (False,),
     "chat_template_kwargs": ({},),
     "response_format": ({"type": "text"},),
     "tool_choice": ("none",),
     "modalities": (["text"],),
     "include_reasoning": (True,),
-    "priority": (0,),
-    "return_tokens_as_token_ids": (False,),
     "return_prompt_text": (False,),
     "tool_calls": ([],),
     "annotations": ([],),
-    "continuous_usage_stats": (False,),
     "include_obfuscation": (False,),
 }
 """Known fields (of requests, messages and options) that do not work yet, with the values that ask for nothing."""
 
 UNSUPPORTED: Final = frozenset(
     {
-        *("add_generation_prompt", "add_special_tokens", "allowed_token_ids", "audio", "cache_salt", "chat_template"),
+        *("add_generation_prompt", "audio", "chat_template"),
         *("documents", "ec_transfer_params", "function_call", "functions", "guided_choice", "guided_grammar"),
         *("guided_json", "guided_regex", "kv_transfer_params", "logits_processors", "logprob_token_ids"),
-        *("media_io_kwargs", "mm_processor_kwargs", "prediction", "prompt_embeds", "prompt_logprobs"),
-        *("reasoning_effort", "repetition_detection", "refusal", "request_id", "routed_experts"),
-        *(
-            "stream_interval",
-            "structured_outputs",
-            "suffix",
-            "thinking_token_budget",
-            "tools",
-            "truncate_prompt_tokens",
-        ),
-        *("truncation_side", "verbosity", "vllm_xargs", "web_search_options"),
+        *("media_io_kwargs", "mm_processor_kwargs", "prediction", "prompt_embeds"),
+        *("reasoning_effort", "repetition_detection", "refusal", "routed_experts"),
+        *("stream_interval", "structured_outputs", "suffix", "thinking_token_budget", "tools"),
+        *("verbosity", "vllm_xargs", "web_search_options"),
         # of SGLang
         *("beam_width", "custom_logit_processor", "ebnf", "extra_key", "lora_path", "no_stop_trim", "regex"),
         *("return_hidden_states", "rid", "separate_reasoning", "session_params", "stop_regex"),
         # of llama.cpp
         *("cache_prompt", "id_slot", "mirostat", "n_keep", "post_sampling_probs", "return_progress", "samplers"),
+        *("dry_allowed_length", "dry_base", "dry_multiplier", "dry_penalty_last_n", "dry_sequence_breakers"),
+        *("mirostat_eta", "mirostat_tau", "xtc_probability", "xtc_threshold"),
         *("sse_ping_interval", "t_max_predict_ms", "timings_per_token", "typical_p"),
     }
 )

@@ -13,12 +13,15 @@ from msgspec import Meta
 
 from aserve.core.config import ModelInfo
 from aserve.core.errors import InvalidRequestError, ModelNotFoundError
-from aserve.core.params import SamplingParams
+from aserve.core.params import MAX_LOGPROBS, BeamParams, SamplingParams
 from aserve.engine import AsyncEngine
 from aserve.http.errors import echo
 from aserve.http.openai.fields import check_names
+from aserve.http.request_id import REQUEST_ID
 
 MAX_PROMPTS: Final = 1024
+MAX_LOGIT_BIAS: Final = 100.0
+_TOKEN_ID: Final = re.compile(r"[0-9]{1,10}")
 _PROMPT_KINDS: Final[Mapping[type, Any]] = {str: list[str], list: list[list[int]]}
 _PROMPT_SHAPES: Final = "prompt must be a string, a list of token ids, or a list of either, and not empty"
 DEFAULT_COMPLETION_TOKENS: Final = 16
@@ -28,9 +31,10 @@ PositiveInt = Annotated[int, Meta(ge=1)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    """stream_options. include_usage: a last chunk with the token counts."""
+    """stream_options. include_usage: a last chunk with the token counts. continuous_usage_stats: all have them."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +52,28 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
+    n: int | None = None
+    best_of: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
+    return_tokens_as_token_ids: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]*\Z")] | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    request_id: Annotated[str, Meta(pattern=REQUEST_ID.pattern)] | None = None
     return_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -56,6 +82,16 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
     def include_usage(self) -> bool:
         """Whether a stream ends with the token counts."""
         return self.stream_options is not None and self.stream_options.include_usage is True
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether each chunk of a stream has the token counts so far."""
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats is True
+
+    @property
+    def shows_special_tokens(self) -> bool:
+        """Whether special tokens are part of the text."""
+        return self.skip_special_tokens is False
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -76,22 +112,56 @@ class ChatFields(GenerationFields, frozen=True, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: list[Message]
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many of the likeliest tokens go with each. Raises `InvalidRequestError` for them without logprobs."""
+        if self.logprobs:
+            return self.top_logprobs or 0
+        if self.top_logprobs:
+            raise InvalidRequestError("top_logprobs needs logprobs: set logprobs to true", "top_logprobs")
+        return None
+
+    @property
+    def adds_generation_prompt(self) -> bool:
+        """Whether the prompt ends where the assistant's answer begins; by default unless a message is continued."""
+        if self.add_generation_prompt is None:
+            return not self.continue_final_message
+        return self.add_generation_prompt
 
 
 class CompletionFields(GenerationFields, frozen=True, kw_only=True):
-    """POST /v1/completions. prompt: see `prompts_of`."""
+    """POST /v1/completions. prompt: see `prompts_of`. max_tokens may be 0 with echo: the prompt is scored."""
 
     prompt: Any
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    logprobs: int | None = None
+
+    @property
+    def scores_only(self) -> bool:
+        """Whether nothing is to be generated. Raises `InvalidRequestError` where nothing is to be shown, either."""
+        if self.max_tokens != 0 or self.max_completion_tokens is not None:
+            return False
+        if not self.echo:
+            raise InvalidRequestError("max_tokens may be 0 only with echo", "max_tokens")
+        return True
 
 
 class TokenizeFields(msgspec.Struct, frozen=True, kw_only=True):
-    """POST /tokenize: a prompt, or messages. add_special_tokens: of a prompt only, as in /v1/completions."""
+    """POST /tokenize: a prompt, or messages. add_special_tokens: by default as the two completion routes do."""
 
     model: ModelName | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
 
 
@@ -103,6 +173,7 @@ class DetokenizeFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Fields = TypeVar("Fields", bound=msgspec.Struct)
+Item = TypeVar("Item")
 
 
 def parse(raw: Mapping[str, Any], kind: type[Fields]) -> Fields:
@@ -131,26 +202,73 @@ def check_model(info: ModelInfo, model: str | None) -> str:
 
 
 def sampling_params(
-    engine: AsyncEngine, fields: GenerationFields, default_max_tokens: int | None = None
+    engine: AsyncEngine,
+    fields: GenerationFields,
+    *,
+    max_tokens: int | None,
+    num_logprobs: int | None,
+    num_prompt_logprobs: int | None,
 ) -> SamplingParams:
     """How to sample: what the request says, else the model's defaults. Raises `InvalidRequestError` out of bounds.
 
-    default_max_tokens: where the request sets no cap; None is all the room there is.
+    max_tokens: the cap that was decided on; None is all the room there is.
     """
-    caps = (fields.max_completion_tokens, fields.max_tokens, default_max_tokens)
+    if fields.stream and fields.prompt_logprobs is not None:
+        raise InvalidRequestError("prompt_logprobs is not for streams", "prompt_logprobs")
     stop = (fields.stop,) if isinstance(fields.stop, str) else fields.stop
+    beam = _beam_params(fields)
     return engine.default_params(
-        max_tokens=next((cap for cap in caps if cap is not None), None),
+        max_tokens=max_tokens,
         temperature=fields.temperature,
         top_p=fields.top_p,
         top_k=fields.top_k,
         min_p=fields.min_p,
         seed=fields.seed,
         stop=None if stop is None else tuple(stop),
-        stop_token_ids=None if fields.stop_token_ids is None else tuple(fields.stop_token_ids),
+        stop_token_ids=_tuple(fields.stop_token_ids),
         ignore_eos=fields.ignore_eos,
         min_tokens=fields.min_tokens,
+        n=fields.n,
+        best_of=fields.best_of if beam is None else None,
+        beam=beam,
+        presence_penalty=fields.presence_penalty,
+        frequency_penalty=fields.frequency_penalty,
+        repetition_penalty=fields.repetition_penalty,
+        logit_bias=_logit_bias(fields.logit_bias or {}),
+        allowed_token_ids=_tuple(fields.allowed_token_ids),
+        bad_words=_tuple(fields.bad_words),
+        logprobs=num_logprobs,
+        prompt_logprobs=num_prompt_logprobs,
+        include_stop_str_in_output=fields.include_stop_str_in_output,
+        skip_special_tokens=fields.skip_special_tokens,
     )
+
+
+def _tuple(values: list[Item] | None) -> tuple[Item, ...] | None:
+    return None if values is None else tuple(values)
+
+
+def _beam_params(fields: GenerationFields) -> BeamParams | None:
+    """best_of, or else n, is the width: as many hypotheses are kept, and n are returned."""
+    if not fields.use_beam_search:
+        for name, neutral in (("length_penalty", 1.0), ("early_stopping", False)):
+            if getattr(fields, name) not in (None, neutral):
+                raise InvalidRequestError(f"{name} is for beam search: set use_beam_search to true", name)
+        return None
+    return BeamParams(
+        width=fields.best_of or fields.n or 1,
+        length_penalty=1.0 if fields.length_penalty is None else fields.length_penalty,
+        early_stopping=fields.early_stopping or False,
+    )
+
+
+def _logit_bias(biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    """Keys are token ids in decimal; values are clamped, as OpenAI and vLLM do."""
+    for key in biases:
+        if not _TOKEN_ID.fullmatch(key):
+            raise InvalidRequestError(f"logit_bias: {echo(key)} is not a token id", "logit_bias")
+    clamped = {int(key): min(max(bias, -MAX_LOGIT_BIAS), MAX_LOGIT_BIAS) for key, bias in biases.items()}
+    return tuple(clamped.items())
 
 
 def prompts_of(prompt: Any) -> Sequence[str | list[int]]:

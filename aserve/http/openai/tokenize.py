@@ -16,12 +16,17 @@ def tokenize(engine: AsyncEngine) -> Handler:
         if (fields.prompt is None) == (fields.messages is None):
             raise InvalidRequestError("give either prompt or messages", "prompt")
         if fields.prompt is not None:
-            _refuse(fields.add_generation_prompt, "add_generation_prompt", "messages")
+            for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+                _refuse(getattr(fields, name), name, "messages")
             tokens = await engine.encode(fields.prompt, add_special_tokens=fields.add_special_tokens is not False)
         else:
-            _refuse(fields.add_special_tokens, "add_special_tokens", "prompt")
+            adds_prompt = fields.add_generation_prompt
             tokens = await engine.encode_chat(
-                exchange.fields["messages"], add_generation_prompt=fields.add_generation_prompt is not False
+                exchange.fields["messages"],
+                add_generation_prompt=not fields.continue_final_message if adds_prompt is None else adds_prompt,
+                continue_final_message=bool(fields.continue_final_message),
+                variables=fields.chat_template_kwargs or {},
+                add_special_tokens=bool(fields.add_special_tokens),
             )
         body = {
             "count": len(tokens),
@@ -46,6 +51,6 @@ def detokenize(engine: AsyncEngine) -> Handler:
     return handle
 
 
-def _refuse(value: bool | None, field: str, other: str) -> None:
+def _refuse(value: object, field: str, other: str) -> None:
     if value is not None:
         raise InvalidRequestError(f"{field} goes with {other} only", field)

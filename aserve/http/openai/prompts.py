@@ -1,0 +1,42 @@
+"""From a request's prompts or messages to token ids: encoded, and cut where the request asks for it."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aserve.core.params import SamplingParams
+from aserve.engine import AsyncEngine
+from aserve.http.openai.schema import ChatFields, GenerationFields
+from aserve.http.openai.tally import TokenIds
+
+
+async def chat_prompt(engine: AsyncEngine, fields: ChatFields, messages: Sequence[Mapping[str, Any]]) -> TokenIds:
+    """The conversation in the model's template. messages: as they were sent."""
+    return await engine.encode_chat(
+        messages,
+        add_generation_prompt=fields.adds_generation_prompt,
+        continue_final_message=bool(fields.continue_final_message),
+        variables=fields.chat_template_kwargs or {},
+        add_special_tokens=bool(fields.add_special_tokens),
+    )
+
+
+async def text_prompt(engine: AsyncEngine, fields: GenerationFields, prompt: str | list[int]) -> TokenIds:
+    """One prompt of a completion."""
+    if isinstance(prompt, str):
+        await asyncio.sleep(0)  # a thousand short prompts, each encoded at once, must not hold the loop
+        return await engine.encode(prompt, add_special_tokens=fields.add_special_tokens is not False)
+    return tuple(prompt)
+
+
+def truncated(engine: AsyncEngine, fields: GenerationFields, params: SamplingParams, prompt: TokenIds) -> TokenIds:
+    """The last tokens of a prompt (or the first, if truncation_side says right), as many as truncate_prompt_tokens.
+
+    -1 keeps as many as leave room for max_tokens, or for one token.
+    """
+    limit = fields.truncate_prompt_tokens
+    if limit is None:
+        return prompt
+    if limit == -1:
+        limit = max(engine.info.max_model_len - (params.max_tokens or 1), 1)
+    return prompt[:limit] if fields.truncation_side == "right" else prompt[max(len(prompt) - limit, 0) :]

@@ -1,0 +1,90 @@
+"""Tally: what one choice has brought so far, for the end of an answer and for the token counts."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from aserve.core.outputs import Completion, TextDelta
+from aserve.core.plan import TokenScores
+
+TokenIds = tuple[int, ...]
+
+
+class Tally:
+    """Counts the deltas of one choice; what they bring is kept only if they are added.
+
+    prompt_scores: those that have come; of a prompt's first choice, all of them once it `has_begun`.
+    """
+
+    __slots__ = (
+        "_last",
+        "_scores",
+        "_texts",
+        "_token_ids",
+        "has_begun",
+        "num_cached_tokens",
+        "num_tokens",
+        "prompt_scores",
+        "prompt_token_ids",
+    )
+
+    def __init__(self, prompt_token_ids: TokenIds) -> None:
+        self.prompt_token_ids = prompt_token_ids
+        self.num_tokens = 0
+        self.num_cached_tokens = 0
+        self.prompt_scores: tuple[TokenScores, ...] = ()
+        self.has_begun = False
+        self._last: TextDelta | None = None
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._scores: list[TokenScores] = []
+
+    def count(self, delta: TextDelta) -> None:
+        """Take in a delta that is sent on at once."""
+        self.num_tokens += len(delta.token_ids)
+        self.num_cached_tokens = delta.num_cached_tokens
+        self.prompt_scores += delta.prompt_scores
+        self.has_begun |= bool(delta.token_ids) or delta.finish_reason is not None
+        self._last = delta
+
+    def add(self, delta: TextDelta) -> None:
+        """Count a delta and keep what it brought."""
+        self.count(delta)
+        self._texts.append(delta.text)
+        self._token_ids += delta.token_ids
+        self._scores += delta.scores
+
+    def completion(self, prompt_scores: tuple[TokenScores, ...]) -> Completion:
+        """All that was added, after the last delta. prompt_scores: the prompt's, which its first choice brings."""
+        assert self._last is not None, "I19: an answer ends with a terminal delta"
+        assert self._last.finish_reason is not None, "I19: an answer ends with a terminal delta"
+        return Completion(
+            prompt_token_ids=self.prompt_token_ids,
+            text="".join(self._texts),
+            token_ids=tuple(self._token_ids),
+            finish_reason=self._last.finish_reason,
+            stop_reason=self._last.stop_reason,
+            num_cached_tokens=self.num_cached_tokens,
+            scores=tuple(self._scores),
+            prompt_scores=prompt_scores,
+            cumulative_logprob=self._last.cumulative_logprob,
+        )
+
+
+def usage_of(tallies: Sequence[Tally], n: int) -> dict[str, Any]:
+    """The token counts of an answer. A prompt counts once, however many choices it has."""
+    prompts = tallies[::n]
+    num_prompt_tokens = sum(len(tally.prompt_token_ids) for tally in prompts)
+    num_completion_tokens = sum(tally.num_tokens for tally in tallies)
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_completion_tokens,
+        "total_tokens": num_prompt_tokens + num_completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(tally.num_cached_tokens for tally in prompts)},
+    }
+
+
+def usage_suffix(usage: dict[str, Any] | None) -> bytes:
+    """The member of a JSON object that says the token counts, if there are any to say."""
+    return b"" if usage is None else b',"usage":' + msgspec.json.encode(usage)

@@ -1,0 +1,112 @@
+"""From what a caller asks (token ids, SamplingParams) to the Request that the scheduler takes, or the reason why not.
+
+Everything that needs the model's facts or its tokenizer to be decided is decided here: caps, ending tokens, seeds, bad
+words as tokens. Knows no engine, no loop and no HTTP.
+"""
+
+import secrets
+import uuid
+from collections.abc import Sequence, Set
+from typing import Final
+
+from aserve.core.config import ModelInfo
+from aserve.core.errors import ContextLengthError, InvalidRequestError
+from aserve.core.ids import RequestId
+from aserve.core.params import SamplingParams
+from aserve.core.request import Request
+from aserve.text.tokenizer import Tokenizer
+
+MAX_BAD_WORD_TOKENS: Final = 4096
+"""Of a request's bad words together, which travel to the device with each of its steps."""
+NOT_YET: Final = ("n", "best_of", "beam")
+"""Fields of SamplingParams that are checked and do not work yet."""
+_PLAIN: Final = SamplingParams()
+
+
+def new_request(
+    info: ModelInfo,
+    tokenizer: Tokenizer,
+    prompt_token_ids: tuple[int, ...],
+    params: SamplingParams,
+    *,
+    request_id: str | None,
+    cache_salt: str,
+    priority: int,
+    arrival_s: float,
+) -> Request:
+    """A Request with an id and a seed of its own, unless they are given.
+
+    Raises `InvalidRequestError` naming the field that is out of bounds, and `ContextLengthError` for a prompt that
+    leaves no room to answer.
+    """
+    _refuse_unsupported(params)
+    if not prompt_token_ids:
+        raise InvalidRequestError("the prompt is empty: it has no tokens", "prompt")
+    room = info.max_model_len - len(prompt_token_ids)
+    if room < 1:
+        raise ContextLengthError(
+            f"the prompt has {len(prompt_token_ids)} tokens and leaves no room to answer: "
+            f"the context is {info.max_model_len} tokens",
+            "prompt",
+        )
+    check_ids("prompt", prompt_token_ids, info.vocab_size)
+    check_ids("stop_token_ids", params.stop_token_ids, info.vocab_size)
+    check_ids("logit_bias", [token_id for token_id, _ in params.logit_bias], info.vocab_size)
+    check_ids("allowed_token_ids", params.allowed_token_ids or (), info.vocab_size)
+    eos_ids = frozenset[int]() if params.ignore_eos else info.eos_ids
+    stop_ids = eos_ids | frozenset(params.stop_token_ids)
+    bad_word_ids = _bad_word_ids(tokenizer, params.bad_words)
+    _check_choice_left(params, stop_ids, bad_word_ids)
+    return Request(
+        id=RequestId(request_id or uuid.uuid4().hex),
+        prompt_token_ids=prompt_token_ids,
+        params=params,
+        max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+        seed=secrets.randbits(63) if params.seed is None else params.seed,
+        arrival_s=arrival_s,
+        stop_ids=stop_ids,
+        eos_ids=eos_ids,
+        cache_salt=cache_salt.encode(),
+        priority=priority,
+        bad_word_ids=bad_word_ids,
+    )
+
+
+def check_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    """Raise `InvalidRequestError` for the first id that is outside the vocabulary."""
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequestError(f"{field}: token id {token_id} is not in [0, {vocab_size})", field)
+
+
+def _bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Each word as tokens, at the beginning of a text and after a space: a tokenizer tells the two apart."""
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        for text in (word, f" {word.lstrip()}"):
+            if token_ids := tokenizer.encode(text, add_special_tokens=False, param="bad_words"):
+                found[token_ids] = None
+    num_tokens = sum(map(len, found))
+    if num_tokens > MAX_BAD_WORD_TOKENS:
+        raise InvalidRequestError(
+            f"bad_words may have {MAX_BAD_WORD_TOKENS} tokens together, got {num_tokens}", "bad_words"
+        )
+    return tuple(found)
+
+
+def _check_choice_left(params: SamplingParams, stop_ids: Set[int], bad_word_ids: Sequence[tuple[int, ...]]) -> None:
+    """Raise `InvalidRequestError` where every allowed token is banned from the start.
+
+    Where that comes to pass later, by a bad word of several tokens, the step's bans are void (kernels/reference.py).
+    """
+    if params.allowed_token_ids is None:
+        return
+    banned = {word[0] for word in bad_word_ids if len(word) == 1} | (stop_ids if params.min_tokens else set())
+    if banned.issuperset(params.allowed_token_ids):
+        raise InvalidRequestError("allowed_token_ids: every one of them is banned", "allowed_token_ids")
+
+
+def _refuse_unsupported(params: SamplingParams) -> None:
+    for field in NOT_YET:
+        if getattr(params, field) != getattr(_PLAIN, field):
+            raise InvalidRequestError(f"{field} is not supported yet", field)

@@ -1,0 +1,37 @@
+"""From the tensors of a step to its StepResult: one download, then plain values. Knows no kernel and no row."""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from aserve.core.plan import StepPlan, StepResult, TokenScores
+from aserve.runner.batch import StepBatch
+from aserve.runner.device import StepDevice
+from aserve.runner.sampler import check_sampled
+from aserve.runner.scoring import HostScores, prompt_scores, sampled_scores, tensors_of
+from aserve.runner.step import StepOutput
+
+
+class Landing:
+    """A step's outputs on their way to the host. Made in the runner's thread; `result` may wait, in another."""
+
+    def __init__(self, plan: StepPlan, batch: StepBatch, output: StepOutput, device: StepDevice) -> None:
+        self._plan = plan
+        self._sampled_targets = batch.sampled_targets
+        self._prompt_targets = batch.prompt_targets
+        tensors = [output.ids_N]
+        for scores in (output.scores, output.prompt_scores):
+            tensors += () if scores is None else tensors_of(scores)
+        self._wait = device.download(tensors)
+
+    def result(self) -> StepResult:
+        """Wait for the outputs. Raises what the device raised, and as `check_sampled`."""
+        arrays: Iterator[list[Any]] = iter(self._wait())
+        token_ids = check_sampled(self._plan, next(arrays))
+        scores: tuple[TokenScores | None, ...] = ()
+        prompts: tuple[tuple[TokenScores, ...], ...] = ()
+        if self._sampled_targets is not None:
+            scores = sampled_scores(self._sampled_targets, token_ids, HostScores(*islice(arrays, 4)))
+        if self._prompt_targets is not None:
+            prompts = prompt_scores(self._prompt_targets, HostScores(*islice(arrays, 4)))
+        return StepResult(self._plan.step_id, token_ids, scores, prompts)

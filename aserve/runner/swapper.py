@@ -1,0 +1,163 @@
+"""Blocks on the move: within the cache, out to host memory and back. Executes a plan's BlockOps, and decides nothing.
+
+On CUDA a block crosses in one copy of all its planes, by way of two staging buffers, in a stream of its own: the step's
+kernels wait for what comes in, never for what goes out.
+
+    compute stream   gather out ----> copies ----> scatter in ----> forward ...
+                         |                            ^
+    copy stream          +-----> to the host, from the host         (a buffer is used again when its copy is done)
+
+Host memory is touched by the copy stream alone, so a block may go out in one step and come back in the next.
+Shape letters: kernels/ops.py, and  H blocks in host memory   G blocks in a staging buffer.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aserve.core.plan import BlockOps
+from aserve.kernels.ops import Ops
+from aserve.runner.device import StepDevice
+from aserve.runner.kv_store import KVStore, allocate_swap
+
+STAGING_BYTES: Final = 16 * 2**20
+"""Of each of the two buffers; they hold a block at least."""
+
+Pairs = Sequence[tuple[int, int]]
+"""(from, to)."""
+
+
+class HostPool(Protocol):
+    """Blocks in host memory. Both methods take (from, to) pairs, and are for the runner's thread, inside `stepping`."""
+
+    def swap_out(self, pairs: Pairs) -> None:
+        """Device block to host block."""
+        ...
+
+    def swap_in(self, pairs: Pairs) -> None:
+        """Host block to device block."""
+        ...
+
+    def drain(self) -> None:
+        """Wait until no block is on its way. Idempotent."""
+        ...
+
+
+class BlockMover:
+    """Moves blocks of a cache. num_host_blocks: room in host memory, 0 for none."""
+
+    def __init__(self, ops: Ops, kv: KVStore, device: StepDevice, num_host_blocks: int) -> None:
+        self._ops = ops
+        self._planes_YBX = kv.planes_YBX
+        self._device = device
+        pool = CudaHostPool if kv.planes_YBX.is_cuda else CpuHostPool
+        self._host: HostPool | None = pool(ops, kv, device, num_host_blocks) if num_host_blocks else None
+
+    def move(self, block_ops: BlockOps) -> None:
+        """Start all moves, in order of their kinds; what the step computes afterwards finds them done."""
+        if block_ops.swap_outs:
+            assert self._host is not None, "there is no host memory to swap to"
+            self._host.swap_out(block_ops.swap_outs)
+        if block_ops.copies:
+            sources_N, targets_N = _upload(self._device, block_ops.copies)
+            self._ops.copy_blocks(self._planes_YBX, sources_N, targets_N)
+        if block_ops.swap_ins:
+            assert self._host is not None, "there is no host memory to swap from"
+            self._host.swap_in(block_ops.swap_ins)
+
+    def drain(self) -> None:
+        """Wait until no block is on its way. Idempotent."""
+        if self._host is not None:
+            self._host.drain()
+
+
+class CpuHostPool:
+    """Host memory beside a cache that is in host memory itself: plain copies."""
+
+    def __init__(self, ops: Ops, kv: KVStore, device: StepDevice, num_host_blocks: int) -> None:
+        self._ops = ops
+        self._planes_YBX = kv.planes_YBX
+        self._device = device
+        self._blocks_HYX = allocate_swap(kv, num_host_blocks)
+
+    def swap_out(self, pairs: Pairs) -> None:
+        """Done on return."""
+        blocks_N, hosts_N = _upload(self._device, pairs)
+        packed_NYX = self._blocks_HYX.new_empty((len(pairs), *self._blocks_HYX.shape[1:]))
+        self._ops.gather_blocks(self._planes_YBX, blocks_N, packed_NYX)
+        self._blocks_HYX.index_copy_(0, hosts_N, packed_NYX)
+
+    def swap_in(self, pairs: Pairs) -> None:
+        """Done on return."""
+        hosts_N, blocks_N = _upload(self._device, pairs)
+        self._ops.scatter_blocks(self._blocks_HYX.index_select(0, hosts_N), self._planes_YBX, blocks_N)
+
+    def drain(self) -> None:
+        """Nothing is on its way."""
+
+
+class CudaHostPool:
+    """Pinned host memory beside a cache on a GPU. Nothing here waits on the host but `drain`."""
+
+    def __init__(self, ops: Ops, kv: KVStore, device: StepDevice, num_host_blocks: int) -> None:
+        self._ops = ops
+        self._planes_YBX = kv.planes_YBX
+        self._device = device
+        self._blocks_HYX = allocate_swap(kv, num_host_blocks)
+        self._stream = torch.cuda.Stream(kv.planes_YBX.device)  # type: ignore[no-untyped-call]
+        block_shape = self._blocks_HYX.shape[1:]
+        group = max(1, STAGING_BYTES // self._blocks_HYX[0].nbytes)
+        self._buffers = [_Staging(kv.planes_YBX.new_empty((group, *block_shape))) for _ in range(2)]
+        self._group = group
+
+    def swap_out(self, pairs: Pairs) -> None:
+        """The step goes on as soon as the blocks are gathered."""
+        compute = torch.cuda.current_stream(self._planes_YBX.device)
+        for staging, group in self._groups(pairs):
+            blocks_N, _ = _upload(self._device, group)
+            compute.wait_event(staging.is_free)
+            self._ops.gather_blocks(self._planes_YBX, blocks_N, staging.packed_GYX[: len(group)])
+            self._stream.wait_event(compute.record_event())
+            with torch.cuda.stream(self._stream):
+                for packed_YX, (_, host) in zip(staging.packed_GYX, group, strict=False):
+                    self._blocks_HYX[host].copy_(packed_YX, non_blocking=True)
+                staging.is_free.record(self._stream)
+
+    def swap_in(self, pairs: Pairs) -> None:
+        """The copies may run beside the step before; this one waits for them."""
+        compute = torch.cuda.current_stream(self._planes_YBX.device)
+        for staging, group in self._groups(pairs):
+            _, blocks_N = _upload(self._device, group)
+            with torch.cuda.stream(self._stream):
+                self._stream.wait_event(staging.is_free)
+                for packed_YX, (host, _) in zip(staging.packed_GYX, group, strict=False):
+                    packed_YX.copy_(self._blocks_HYX[host], non_blocking=True)
+            compute.wait_event(self._stream.record_event())
+            self._ops.scatter_blocks(staging.packed_GYX[: len(group)], self._planes_YBX, blocks_N)
+            staging.is_free.record(compute)
+
+    def drain(self) -> None:
+        """Waits for the copy stream; the device waits for its own."""
+        self._stream.synchronize()
+
+    def _groups(self, pairs: Pairs) -> Iterator[tuple["_Staging", Pairs]]:
+        """As many pairs as a buffer holds, and the buffer that was used longest ago."""
+        for start in range(0, len(pairs), self._group):
+            self._buffers.reverse()
+            yield self._buffers[0], pairs[start : start + self._group]
+
+
+class _Staging:
+    """A buffer on the device, and the event after which nobody uses it."""
+
+    def __init__(self, packed_GYX: Tensor) -> None:
+        self.packed_GYX = packed_GYX
+        self.is_free = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+
+def _upload(device: StepDevice, pairs: Pairs) -> list[Tensor]:
+    """Both columns, int64."""
+    return device.upload([np.array(column, np.int64) for column in zip(*pairs, strict=True)])

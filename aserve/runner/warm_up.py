@@ -1,0 +1,69 @@
+"""The steps that start-up runs, so that no request pays for a first call. Knows plans, and no kernel.
+
+They are of one sequence, in row 0 and on the null block, and leave nothing behind that a sequence could see.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from aserve.core.ids import BlockId, HostBlockId, Row, SeqId
+from aserve.core.plan import BlockOps, RowControls, RowInit, RowSampling, SeqSlice, StepPlan
+
+GREEDY: Final = RowSampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
+DRAWN: Final = RowSampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
+FILTERED: Final = RowSampling(temperature=1.0, top_k=2, top_p=0.9, min_p=0.1, seed=0)
+CONTROLLED: Final = RowSampling(
+    temperature=1.0,
+    top_k=0,
+    top_p=1.0,
+    min_p=0.0,
+    seed=0,
+    num_logprobs=1,
+    controls=RowControls(presence_penalty=1.0, logit_bias=((0, 1.0),), bad_words=((0, 0),)),
+)
+MAX_PROMPT_TOKENS: Final = 512
+"""Beyond it a prompt only takes more of the same programs."""
+
+
+def warm_up_plans(max_model_len: int, block_size: int, *, compiles: bool, can_swap: bool = False) -> Iterator[StepPlan]:
+    """A prompt and a decoding step, which touch all that a step can touch.
+
+    compiles: kernels are compiled at their first run, in variants for the kinds of shape that they meet. Then every
+    kind of step follows: prompts by powers of two, contexts by powers of two, each way to sample, and moves of blocks,
+    with those to and from host memory if it can_swap.
+    """
+    prompt_lens, context_lens, samplings = [min(2, max_model_len)], [min(3, max_model_len)], []
+    if compiles:
+        prompt_lens = _powers_of_two(min(MAX_PROMPT_TOKENS, max_model_len))
+        context_lens = _powers_of_two(max_model_len)
+        samplings = [GREEDY, DRAWN, FILTERED, *map(_banning, (GREEDY, DRAWN, FILTERED, CONTROLLED)), CONTROLLED]
+    steps = [
+        *((0, length, FILTERED) for length in prompt_lens),
+        *((length - 1, 1, GREEDY) for length in context_lens),
+        *((0, 1, sampling) for sampling in samplings),
+    ]
+    for step_id, (start, num_tokens, sampling) in enumerate(steps):
+        yield _plan(step_id, start, num_tokens, sampling, block_size)
+    if compiles:
+        here, there = BlockId(0), HostBlockId(0)
+        swaps = BlockOps(swap_outs=((here, there),), swap_ins=((there, here),)) if can_swap else BlockOps()
+        yield StepPlan(len(steps), (), (), msgspec.structs.replace(swaps, copies=((here, here),)))
+
+
+def _powers_of_two(high: int) -> list[int]:
+    """2, 4, 8, ..., and high itself."""
+    return [min(2**exponent, high) for exponent in range(1, high.bit_length() + 1)]
+
+
+def _banning(sampling: RowSampling) -> RowSampling:
+    return msgspec.structs.replace(sampling, banned_ids=(0,), banned_before=2)
+
+
+def _plan(step_id: int, start: int, num_tokens: int, sampling: RowSampling, block_size: int) -> StepPlan:
+    """A slice that samples; a single token is the row's last one, so that the way over the device is taken too."""
+    blocks = (BlockId(0),) * -(-(start + num_tokens) // block_size)
+    token_ids = (0,) * num_tokens if num_tokens > 1 else ()
+    piece = SeqSlice(SeqId(0), Row(0), start, num_tokens, token_ids, samples=True)
+    return StepPlan(step_id, (piece,), (RowInit(Row(0), SeqId(0), sampling, blocks),))

@@ -1,0 +1,131 @@
+"""Planner: hands out a step's budget of tokens, first to those who run, oldest first, then to newcomers.
+
+Makes the slices of a plan and moves `num_computed` on. Knows no request and no result.
+"""
+
+from collections.abc import Sequence as Several
+
+from aserve.core.ids import BlockId, SeqId
+from aserve.core.plan import RowInit, SeqSlice, StepPlan
+from aserve.scheduler.admission import Admission, Pace
+from aserve.scheduler.preemption import choose_victims
+from aserve.scheduler.residents import Residents, is_flying
+from aserve.scheduler.sequence import Sequence
+
+
+class Planner:
+    """max_num_batched_tokens: of a step. max_chunk: known tokens of one sequence that a step computes at most."""
+
+    def __init__(
+        self, residents: Residents, admission: Admission, pace: Pace, *, max_num_batched_tokens: int, max_chunk: int
+    ) -> None:
+        self._residents = residents
+        self._admission = admission
+        self._pace = pace
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_chunk = max_chunk
+        self._settling: set[SeqId] = set()
+
+    def plan(self, now: float, step_id: int, in_flight: Several[StepPlan]) -> StepPlan | None:
+        """The next step, or None if nothing can run. A step that preempts admits nobody."""
+        residents = self._residents
+        oldest_flying, newest_flying = (in_flight[0].step_id, in_flight[-1].step_id) if in_flight else (None, None)
+        num_preemptions = residents.num_preemptions
+        self._settling.clear()
+        self._pace.next_step(now)
+        slices: list[SeqSlice] = []
+        inits: list[RowInit] = []
+        budget = self._running(slices, inits, newest_flying)
+        if (residents.waiting or residents.swapped) and num_preemptions == residents.num_preemptions:
+            self._newcomers(now, budget, slices, inits, oldest_flying)
+        while not (slices or in_flight) and residents.running:  # all wait for one that cannot come: make room for it
+            residents.preempt(choose_victims(residents.running, None), None, may_swap=False)
+            self._newcomers(now, self._max_num_batched_tokens, slices, inits, None)
+        if not slices:
+            return None
+        return StepPlan(step_id, tuple(slices), tuple(inits), residents.take_block_ops())
+
+    def _running(self, slices: list[SeqSlice], inits: list[RowInit], newest_flying: int | None) -> int:
+        """Append a slice for each running sequence with something to compute; returns what is left of the budget."""
+        budget = self._max_num_batched_tokens
+        append = slices.append
+        for sequence in self._residents.running:  # preemption removes from the far end only
+            start = sequence.num_computed
+            if start > sequence.last_position:
+                continue  # all is planned: its last token is on its way
+            if not budget:
+                break
+            new_blocks: tuple[BlockId, ...] = ()
+            if start >= sequence.table.capacity:
+                made = self._residents.make_room(sequence, newest_flying)
+                if made is None:
+                    break  # it was the last itself
+                new_blocks = made
+            if start < sequence.num_prefill:
+                budget -= self._known(sequence, budget, new_blocks, slices, inits)
+                continue
+            # Hundreds of these are made each step: positional, and without a look at the row, which all who run have.
+            append(SeqSlice(sequence.id, sequence.row, start, 1, (), new_blocks, True))  # type: ignore[arg-type]
+            sequence.num_computed = start + 1
+            budget -= 1
+        return budget
+
+    def _known(
+        self,
+        sequence: Sequence,
+        budget: int,
+        new_blocks: tuple[BlockId, ...],
+        slices: list[SeqSlice],
+        inits: list[RowInit],
+    ) -> int:
+        """Append the next chunk of a sequence's known tokens, and its RowInit if it needs one; returns its size."""
+        assert sequence.row is not None, f"{sequence!r} has no row"
+        if sequence.num_bound is not None:
+            inits.append(sequence.row_init(sequence.row, sequence.num_bound))
+            new_blocks = tuple(sequence.table.block_ids[sequence.num_bound :])
+            sequence.num_bound = None
+        self._settling.add(sequence.id)
+        start = sequence.num_computed
+        end = min(start + budget, start + self._max_chunk, sequence.num_prefill)
+        num_targets = min(end, sequence.num_prompt - 1) if sequence.num_scored < sequence.num_prompt else 0
+        slices.append(
+            SeqSlice(
+                seq_id=sequence.id,
+                row=sequence.row,
+                start=start,
+                num_tokens=end - start,
+                token_ids=tuple(sequence.token_ids[start:end]),
+                new_blocks=new_blocks,
+                samples=end == sequence.num_prefill,
+                target_ids=tuple(sequence.token_ids[start + 1 : num_targets + 1]),
+            )
+        )
+        sequence.num_computed = end
+        return end - start
+
+    def _newcomers(
+        self, now: float, budget: int, slices: list[SeqSlice], inits: list[RowInit], oldest_flying: int | None
+    ) -> None:
+        """With what is left of the budget, bring back who was swapped out, then admit in order, until one cannot (I14).
+
+        Nobody is admitted while somebody is swapped out.
+        """
+        residents = self._residents
+        while budget and residents.swapped:
+            returned = residents.bring_back(oldest_flying)
+            if not returned and residents.swapped:
+                return
+            for sequence in returned:
+                if budget:
+                    budget -= self._known(sequence, budget, (), slices, inits)
+        while budget and residents.waiting:
+            sequence = residents.waiting.first
+            if is_flying(sequence, oldest_flying):
+                break
+            if slices and not self._pace.allows(now, sequence.request.arrival_s):
+                break
+            if not residents.admit(sequence, self._settling):
+                break
+            self._admission.count(sequence, now)
+            budget -= self._known(sequence, budget, (), slices, inits)
+            self._pace.admitted()

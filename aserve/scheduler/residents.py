@@ -1,0 +1,226 @@
+"""Residents: who holds rows and blocks, who waits for them, and how one becomes the other.
+
+    waiting --admit--> running --vacate--> (gone)         running: a row and blocks on the device
+       ^                | |  ^                            swapped: blocks on the host
+       '--make_room-----' |  |                            waiting: nothing
+                  make_room  bring_back
+                          v  |
+                        swapped
+
+What the runner has to copy for it before the next step is gathered until a plan takes it. Knows no budget and no
+output; which sequence deserves what is decided by the queues' order, the admission and the preemption rule.
+"""
+
+from collections.abc import Container, Iterable
+
+from aserve.core.ids import BlockId, HostBlockId, Row, SeqId
+from aserve.core.plan import BlockOps, StepPlan
+from aserve.kv_cache.paged_cache import Copy, PagedCache
+from aserve.scheduler.admission import Admission
+from aserve.scheduler.preemption import PreemptionRule, choose_victims
+from aserve.scheduler.queue import SequenceQueue
+from aserve.scheduler.sequence import Sequence
+from aserve.scheduler.states import State, move
+
+
+class Residents:
+    """The queues, the rows, and the block operations of the plan to come."""
+
+    def __init__(self, cache: PagedCache, admission: Admission, rule: PreemptionRule, num_rows: int) -> None:
+        self.waiting = SequenceQueue()
+        self.running = SequenceQueue()
+        self.swapped = SequenceQueue()
+        self.num_preemptions = 0
+        self.num_swap_outs = 0
+        """Of the preemptions, those that swapped."""
+        self.num_copied_blocks = 0
+        self.num_swapped_blocks = 0
+        self._cache = cache
+        self._admission = admission
+        self._rule = rule
+        self._num_rows = num_rows
+        self._free_rows = [Row(row) for row in reversed(range(num_rows))]
+        self._swap_outs: list[tuple[BlockId, HostBlockId]] = []
+        self._copies: list[Copy] = []
+        self._swap_ins: list[tuple[HostBlockId, BlockId]] = []
+
+    # Coming.
+
+    def admit(self, sequence: Sequence, settling: Container[SeqId]) -> bool:
+        """Let a waiting sequence run, if there is a row, and blocks for all of its tokens. See `Admission.admit`."""
+        if not self._free_rows:
+            return False
+        num_of_its_own = 0 if sequence.group is None else len(sequence.group.running())
+        others_run = len(self.running) > num_of_its_own
+        copies = self._admission.admit(sequence, settling=settling, others_run=others_run)
+        if copies is None:
+            return False
+        self._copies.extend(copies)
+        self.waiting.remove(sequence)
+        self._settle_in(sequence)
+        return True
+
+    def bring_back(self, oldest_flying: int | None) -> list[Sequence]:
+        """Swap in the first of those who are swapped out, and all who went with it, with room for a token each.
+
+        Nobody, if they do not fit yet. If they do not fit with the device to themselves, they will be recomputed.
+        """
+        first = self.swapped.first
+        unit = [sequence for sequence in self.swapped if sequence.swap_id == first.swap_id]
+        if len(unit) > len(self._free_rows) or any(is_flying(sequence, oldest_flying) for sequence in unit):
+            return []
+        num_more = sum(s.num_computed >= len(s.table.host_ids) * self._cache.block_size for s in unit)
+        num_spare_blocks = num_more + (self._admission.num_spare_blocks if len(self.running) else 0)
+        swap_ins = self._cache.swap_in([sequence.table for sequence in unit], num_spare_blocks=num_spare_blocks)
+        if swap_ins is None:
+            if not len(self.running):
+                self._forget_swapped(unit)
+            return []
+        self._swap_ins.extend(swap_ins)
+        self.num_swapped_blocks += len(swap_ins)
+        for sequence in unit:
+            self.swapped.remove(sequence)
+            sequence.num_prefill = len(sequence.token_ids)
+            self._cache.reserve(sequence.table, sequence.num_computed + 1)
+            sequence.num_bound = len(sequence.table.block_ids)
+            self._settle_in(sequence)
+        return unit
+
+    def _forget_swapped(self, sequences: Iterable[Sequence]) -> None:
+        for sequence in sequences:
+            self._leave_host(sequence)
+            self._send_to_wait(sequence)
+
+    def _leave_host(self, sequence: Sequence) -> None:
+        """Give up the place on the host of a sequence that does not come back to it."""
+        self.swapped.remove(sequence)
+        self._cache.free_host(sequence.table)
+        self._cache.free(sequence.table)
+        if self._swap_outs:  # what nobody wants is not moved, for its place may be given away before it was
+            self._swap_outs = [pair for pair in self._swap_outs if self._cache.is_held_on_host(pair[1])]
+
+    def _settle_in(self, sequence: Sequence) -> None:
+        self.running.add(sequence)
+        sequence.state = move(sequence.state, State.RUNNING)
+        sequence.row = self._free_rows.pop()
+
+    # Staying.
+
+    def make_room(self, sequence: Sequence, newest_flying: int | None) -> tuple[BlockId, ...] | None:
+        """A block for one more position, at the cost of whoever came last. None if that is the sequence itself."""
+        while (new_blocks := self._cache.reserve(sequence.table, sequence.num_computed + 1)) is None:
+            self.preempt(choose_victims(self.running, sequence), newest_flying, may_swap=True)
+            if sequence.state is not State.RUNNING:
+                return None
+        return new_blocks
+
+    def take_over(self, sequence: Sequence, parent: Sequence) -> None:
+        """A beam that was pruned goes on as another that both have computed as far."""
+        if sequence.token_ids == parent.token_ids:
+            return
+        copies = self._cache.rebase(sequence.table, parent.table, sequence.num_computed)
+        self._copies.extend(copies)
+        sequence.token_ids = list(parent.token_ids)
+        sequence.num_bound = len(sequence.table.block_ids)
+
+    # Going.
+
+    def preempt(self, victims: list[Sequence], newest_flying: int | None, *, may_swap: bool) -> None:
+        """Take the rows and blocks of running sequences; they wait, or are swapped out together."""
+        self.num_preemptions += len(victims)
+        tables = [victim.table for victim in victims]
+        swap_outs = None
+        if may_swap and self._rule.prefers_swap(victims, self._cache.block_size):
+            swap_outs = self._cache.swap_out(tables)
+        if swap_outs is not None:
+            self._swap_outs.extend(swap_outs)
+            self.num_swap_outs += len(victims)
+            self.num_swapped_blocks += len(swap_outs)
+        for victim in victims:
+            self._vacate(victim)
+            victim.num_preemptions += 1
+            victim.resume_after = newest_flying
+            if victim.group is not None and victim.group.beams is not None:
+                victim.group.beams.retract(victim.index)
+            if swap_outs is None:
+                self._send_to_wait(victim)
+            else:
+                victim.state = move(victim.state, State.SWAPPED)
+                victim.swap_id = victims[0].id
+                self.swapped.add(victim)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take back all that a sequence holds, wherever it is (I11)."""
+        if sequence.state is State.RUNNING:
+            self._vacate(sequence)
+        elif sequence.state is State.SWAPPED:
+            self._leave_host(sequence)
+        else:
+            self.waiting.remove(sequence)
+        sequence.state = move(sequence.state, State.FINISHED)
+
+    def distrust(self, plans: Iterable[StepPlan], newest_flying: int | None) -> None:
+        """These plans failed: who relies on a block that they were to move computes it again."""
+        all_ops = [plan.block_ops for plan in plans if plan.block_ops is not None]
+        blocks = {block_id for ops in all_ops for _, block_id in (*ops.copies, *ops.swap_ins)}
+        host_ids = {host_id for ops in all_ops for _, host_id in ops.swap_outs}
+        self.preempt(
+            [sequence for sequence in self.running if blocks.intersection(sequence.table.block_ids)],
+            newest_flying,
+            may_swap=False,
+        )
+        self._forget_swapped([s for s in self.swapped if host_ids.intersection(s.table.host_ids)])
+
+    def _send_to_wait(self, sequence: Sequence) -> None:
+        sequence.state = move(sequence.state, State.WAITING)
+        sequence.num_computed = 0
+        self.waiting.add(sequence)
+
+    def _vacate(self, sequence: Sequence) -> None:
+        """Take back the row and the blocks of a running sequence, if those have not been swapped out."""
+        assert sequence.row is not None, f"I11: {sequence!r} has no row"
+        self.running.remove(sequence)
+        self._free_rows.append(sequence.row)
+        sequence.row = None
+        sequence.num_bound = None
+        if self._copies:  # nobody needs what was to be copied for it
+            held = set(sequence.table.block_ids)
+            self._copies = [copy for copy in self._copies if copy[1] not in held]
+        if sequence.table.block_ids:
+            self._cache.free(sequence.table)
+
+    # What the runner has to do.
+
+    def take_block_ops(self) -> BlockOps | None:
+        """What has to be moved before the next step; the plan takes it along."""
+        if not (self._swap_outs or self._copies or self._swap_ins):
+            return None
+        ops = BlockOps(tuple(self._swap_outs), tuple(self._copies), tuple(self._swap_ins))
+        self.num_copied_blocks += len(ops.copies)
+        for pending in (self._swap_outs, self._copies, self._swap_ins):
+            pending.clear()
+        return ops
+
+    def check(self) -> None:
+        """Assert I12, I14 and what the cache promises."""
+        self._cache.check((s.table for s in self.running), (s.table for s in self.swapped))
+        for queue in (self.waiting, self.running, self.swapped):
+            queue.check()
+        assert len(self.running) <= self._num_rows, "I13: too many run"
+        rows = [sequence.row for sequence in self.running] + list(self._free_rows)
+        assert sorted(row for row in rows if row is not None) == list(range(self._num_rows)), "I12: rows"
+        for sequence in self.waiting:
+            assert sequence.state is State.WAITING, f"I14: {sequence!r}"
+            assert sequence.row is None, f"I11: {sequence!r}"
+            assert not sequence.table.block_ids, f"I11: {sequence!r}"
+            assert not sequence.table.host_ids, f"I11: {sequence!r}"
+        for sequence in self.swapped:
+            assert sequence.state is State.SWAPPED, f"I14: {sequence!r}"
+            assert sequence.row is None, f"I11: {sequence!r}"
+            assert not sequence.table.block_ids, f"I11: {sequence!r}"
+
+
+def is_flying(sequence: Sequence, oldest_flying: int | None) -> bool:
+    """Whether a step that a preempted sequence had a part in may not have landed yet."""
+    after = sequence.resume_after
+    return after is not None and oldest_flying is not None and oldest_flying <= after

@@ -1,0 +1,141 @@
+"""Compile every kernel for sm_90 in the head sizes and types that models have, and print what came of each as JSON.
+
+Run in a process of its own (`python -m tests.kernels.offline_shapes`), for the reasons that offline.py gives.
+"""
+
+import json
+import re
+import subprocess
+from collections import defaultdict
+
+import torch
+import triton
+from triton.compiler import CompiledKernel
+
+from aserve.kernels.ops import AttentionBatch, BadWords, LogitControls
+from aserve.kernels.triton_ops import TritonOps
+from tests.kernels.cases import sampling
+from tests.kernels.offline import compile_only
+
+BLOCK_SIZE = 16
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+LIMITED = {"sliding_window": 1000, "soft_cap": 30.0}
+
+HEADS = {64: (14, 2), 80: (32, 32), 128: (32, 8), 256: (8, 4)}
+"""(query heads, key heads) by head dimension, as in Qwen2.5-0.5B, Phi-2, Llama-3.1-8B and Gemma-2."""
+SHAPES = [
+    *((BF16, head_dim, {}) for head_dim in HEADS),
+    (BF16, 128, LIMITED),
+    (FP16, 64, {}),
+    (FP32, 64, {}),
+    (FP32, 256, {}),
+]
+STEPS = {"decode, split": [1], "decode": [1] * 300, "short prompts": [5, 3], "long prompts": [700, 300]}
+
+
+def attend(ops: TritonOps, dtype: torch.dtype, head_dim: int, query_lens: list[int], options: dict[str, float]) -> None:
+    num_heads, num_kv_heads = HEADS[head_dim]
+    num_tokens, num_seqs, max_seq_len = sum(query_lens), len(query_lens), 8192
+    cache = torch.empty(2, BLOCK_SIZE, num_kv_heads, head_dim, dtype=dtype)
+    batch = AttentionBatch(
+        num_decodes=query_lens.count(1),
+        slots_T=torch.zeros(num_tokens, dtype=torch.int64),
+        block_table_SM=torch.zeros(num_seqs, max_seq_len // BLOCK_SIZE, dtype=torch.int32),
+        seq_lens_S=torch.zeros(num_seqs, dtype=torch.int32),
+        query_starts_S1=torch.zeros(num_seqs + 1, dtype=torch.int32),
+        max_query_len=max(query_lens),
+        max_seq_len=max_seq_len,
+    )
+    qkv = torch.empty(num_tokens, num_heads + 2 * num_kv_heads, head_dim, dtype=dtype)
+    q, k, v = qkv.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    cos_sin, positions = torch.empty(9, head_dim), torch.zeros(num_tokens, dtype=torch.int64)
+    q = ops.rope_and_write_kv(q, k, v, cos_sin, positions, cache, cache, batch.slots_T)
+    ops.write_kv(k, v, cache, cache, batch.slots_T)
+    ops.attend(q, cache, cache, batch, scale=0.1, **options)
+
+
+def elementwise(ops: TritonOps, dtype: torch.dtype, width: int) -> None:
+    x, weight = torch.empty(3, width, dtype=dtype), torch.empty(width, dtype=dtype)
+    ops.rms_norm(x, weight, 1e-6)
+    ops.add_rms_norm(x, x, weight, 1e-6)
+    ops.silu_and_mul(x)
+    ops.gelu_and_mul(x)
+
+
+def sample(ops: TritonOps, vocab_size: int) -> None:
+    for options in (
+        {"temperature": 0.0},
+        {},
+        {"top_k": 5},
+        {"banned": [[1, 2]] * 3},
+        {"min_p": 0.1, "banned": [[1]] * 3},
+    ):
+        ops.sample(torch.empty(3, vocab_size), sampling(3, **options))
+
+
+def control(ops: TritonOps, vocab_size: int) -> None:
+    """Every control, then none but a ban."""
+    one_Q, row_Q = torch.ones(1), torch.zeros(1, dtype=torch.int64)
+    banned_QC, words_WM = torch.zeros(1, 3, dtype=torch.int64), torch.zeros(2, 4, dtype=torch.int64)
+    words = BadWords(words_WM, torch.zeros(2, dtype=torch.int64), torch.zeros(1, 9, dtype=torch.int64))
+    counts_RV, bias_RV = torch.zeros(4, vocab_size, dtype=torch.int32), torch.zeros(4, vocab_size)
+    logits_SV = torch.empty(2, vocab_size)
+    for tables in (
+        (bias_RV, counts_RV, one_Q, one_Q, one_Q, None, words),
+        (None, None, one_Q, one_Q, one_Q, banned_QC, None),
+    ):
+        ops.control_logits(logits_SV, LogitControls(row_Q, row_Q, *tables))
+
+
+def move_blocks(ops: TritonOps, dtype: torch.dtype, numbers: int) -> None:
+    planes_YBX, packed_NYX = torch.empty(4, 3, numbers, dtype=dtype), torch.empty(2, 4, numbers, dtype=dtype)
+    ids_N = torch.zeros(2, dtype=torch.int64)
+    ops.copy_blocks(planes_YBX, ids_N, ids_N)
+    ops.gather_blocks(planes_YBX, ids_N, packed_NYX)
+    ops.scatter_blocks(packed_NYX, planes_YBX, ids_N)
+
+
+def stack_bytes(kernel: CompiledKernel) -> int:
+    """Bytes of memory that a thread has for what its registers do not hold."""
+    cubin = next(path for path in kernel.metadata_group.values() if str(path).endswith(".cubin"))
+    command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", cubin]
+    usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    [stack] = re.findall(rf"Function {kernel.metadata.name}:\n.* STACK:(\d+)", usage)
+    return int(stack)
+
+
+def main() -> None:
+    compiled: dict[str, dict[int, CompiledKernel]] = defaultdict(dict)
+    compile_only(compiled)
+    reported: set[int] = set()
+    ops = TritonOps(num_sms=132)
+
+    def report(**shape: object) -> None:
+        """A line for each kernel that was compiled since the last report."""
+        for name, kernels in compiled.items():
+            for key in kernels.keys() - reported:
+                reported.add(key)
+                kernel = kernels[key]
+                result = {"shared_bytes": kernel.metadata.shared, "stack_bytes": stack_bytes(kernel)}
+                print(json.dumps({"kernel": name, **shape, **result}), flush=True)
+
+    for dtype, head_dim, options in SHAPES:
+        for step, query_lens in STEPS.items():
+            attend(ops, dtype, head_dim, query_lens, options)
+            report(dtype=str(dtype), head_dim=head_dim, step=step, **options)
+    for dtype in (BF16, FP16, FP32):
+        for width in (80, 5120):
+            elementwise(ops, dtype, width)
+            report(dtype=str(dtype), width=width)
+    for vocab_size in (50257, 151936):
+        sample(ops, vocab_size)
+        control(ops, vocab_size)
+        ops.score(torch.zeros(2, vocab_size), torch.zeros(2, dtype=torch.int64), num_top=0)
+        report(vocab_size=vocab_size)
+    for dtype, numbers in ((BF16, 16384), (FP32, 640)):
+        move_blocks(ops, dtype, numbers)
+        report(dtype=str(dtype), numbers=numbers)
+
+
+if __name__ == "__main__":
+    main()

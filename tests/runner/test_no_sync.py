@@ -1,0 +1,265 @@
+"""Launching a step never waits for the device.
+
+A step is built and executed on torch's meta device, whose tensors have shapes and no values: whatever would have to
+read a value back (`item`, a condition on a tensor, `nonzero`, a mask as an index) raises there, and waits on a GPU.
+What would copy between host and device, which waits too unless the host's side is pinned, is caught as it is called.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from aserve.core.plan import RowControls, RowSampling, StepPlan
+from aserve.kernels.ops import AttentionBatch, LogitControls, SamplingBatch, Scores
+from aserve.models.interface import CausalLM
+from aserve.models.layers import DenseMethod
+from aserve.models.registry import NATIVE
+from aserve.models.rope import rope_table
+from aserve.models.spec import read_spec
+from aserve.runner.batch import BatchBuilder
+from aserve.runner.controls import ControlTable
+from aserve.runner.device import TORCH_DTYPES, Array
+from aserve.runner.kv_store import allocate_kv
+from aserve.runner.rows import RowTable
+from aserve.runner.step import EagerStep
+from tests.checkpoints import BACKEND_RECIPES, RECIPES, SHAPE
+from tests.runner.toy import chunk, fed, init
+
+pytestmark = pytest.mark.torch
+
+META = torch.device("meta")
+BLOCK_SIZE = 8
+FILTERED = RowSampling(temperature=0.8, top_k=5, top_p=0.9, min_p=0.1, seed=3, banned_ids=(4, 5), banned_before=99)
+CONTROLS = RowControls(0.1, 0.1, 1.2, ((3, 1.0),), (3, 4, 5), ((4, 5), (3,)), prompt_ids=(1, 2), output_ids=(3, 3))
+ROUTED = ("mixtral",)
+"""Mixtures of experts: transformers finds out on the host which experts a step takes."""
+
+PREFILL = StepPlan(0, (chunk(0, 0, [1, 2, 3], 1), chunk(1, 0, [4] * 11, 2, 3)), (init(0), init(1)))
+MIXED = StepPlan(
+    1,
+    (fed(0, 3), chunk(2, 8, [5, 6], 4), chunk(3, 0, [7] * 9, 5, 6, samples=False), fed(1, 11)),
+    (init(2, 9, sampling=FILTERED), init(3)),
+)
+DECODE = StepPlan(2, (fed(0, 4), fed(1, 12), fed(2, 10)))
+CHUNK_ALONE = StepPlan(3, (chunk(3, 9, [8, 8], samples=False),))
+CONTROLLED = StepPlan(
+    4,
+    (chunk(2, 0, [1, 2], 7), fed(0, 5)),
+    (init(2, sampling=msgspec.structs.replace(FILTERED, controls=CONTROLS, num_logprobs=3)),),
+)
+SCORED = StepPlan(5, (msgspec.structs.replace(chunk(3, 11, [8, 8], samples=False), target_ids=(8, 9)), fed(2, 2)))
+
+
+class NoCopies(TorchDispatchMode):
+    """Refuses operations with a tensor on the host among their inputs and outputs."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        tensors = [x for x in (*args, *(kwargs or {}).values(), out) if isinstance(x, Tensor)]
+        assert all(x.device == META for x in tensors), f"{func} has a tensor on the host"
+        return out
+
+
+class NoHostValues(TorchFunctionMode):
+    """Refuses tensors of values from the host, for whose copy torch waits."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        assert func not in (torch.tensor, torch.as_tensor, Tensor.new_tensor), f"{func} copies from the host"
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    with NoCopies(), NoHostValues():
+        yield
+
+
+class MetaDevice:
+    """A `StepDevice` whose uploads have no values."""
+
+    compiles = False
+
+    def stepping(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def upload(self, arrays: Sequence[Array]) -> list[Tensor]:
+        return [torch.empty(array.shape, dtype=TORCH_DTYPES[array.dtype], device=META) for array in arrays]
+
+
+class MetaOps:
+    """`Ops` that check what they are given, and return empty tensors."""
+
+    def rms_norm(self, x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
+        assert x_TE.stride(-1) == 1
+        return torch.empty(x_TE.shape, dtype=x_TE.dtype, device=META)
+
+    def add_rms_norm(self, x_TE: Tensor, residual_TE: Tensor, weight_E: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        return self.rms_norm(x_TE, weight_E, eps), self.rms_norm(residual_TE, weight_E, eps)
+
+    def silu_and_mul(self, gate_up_TF2: Tensor) -> Tensor:
+        return torch.empty_like(gate_up_TF2[:, : gate_up_TF2.shape[1] // 2])
+
+    gelu_and_mul = silu_and_mul
+
+    def rope_and_write_kv(
+        self,
+        q_THD: Tensor,
+        k_TKD: Tensor,
+        v_TKD: Tensor,
+        cos_sin_LD: Tensor,
+        positions_T: Tensor,
+        k_cache_BPKD: Tensor,
+        v_cache_BPKD: Tensor,
+        slots_T: Tensor,
+    ) -> Tensor:
+        assert cos_sin_LD.dtype == torch.float32
+        assert positions_T.dtype == torch.int64
+        self.write_kv(k_TKD, v_TKD, k_cache_BPKD, v_cache_BPKD, slots_T)
+        return torch.empty(q_THD.shape, dtype=q_THD.dtype, device=META)
+
+    def write_kv(
+        self, k_TKD: Tensor, v_TKD: Tensor, k_cache_BPKD: Tensor, v_cache_BPKD: Tensor, slots_T: Tensor
+    ) -> None:
+        assert k_TKD.stride(-1) == v_TKD.stride(-1) == 1
+        assert k_TKD.shape[1:] == v_TKD.shape[1:] == k_cache_BPKD.shape[2:]
+        assert k_TKD.dtype == v_TKD.dtype == k_cache_BPKD.dtype
+        assert (slots_T.dtype, slots_T.shape) == (torch.int64, k_TKD.shape[:1])
+
+    def attend(
+        self,
+        q_THD: Tensor,
+        k_cache_BPKD: Tensor,
+        v_cache_BPKD: Tensor,
+        batch: AttentionBatch,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+    ) -> Tensor:
+        assert q_THD.stride(-1) == 1
+        assert q_THD.dtype == k_cache_BPKD.dtype
+        integers = (batch.block_table_SM, batch.seq_lens_S, batch.query_starts_S1)
+        assert [x.dtype for x in integers] == [torch.int32] * 3
+        assert all(x.stride(-1) == 1 for x in integers)
+        return torch.empty(q_THD.shape, dtype=q_THD.dtype, device=META)
+
+    def sample(self, logits_SV: Tensor, batch: SamplingBatch) -> Tensor:
+        assert (logits_SV.dtype, logits_SV.stride(-1)) == (torch.float32, 1)
+        assert (batch.top_k_S.dtype, batch.seeds_S.dtype, batch.positions_S.dtype) == (
+            torch.int32,
+            torch.int64,
+            torch.int64,
+        )
+        return torch.empty(len(logits_SV), dtype=torch.int64, device=META)
+
+    def control_logits(self, logits_SV: Tensor, controls: LogitControls) -> None:
+        assert (logits_SV.dtype, logits_SV.stride(-1)) == (torch.float32, 1)
+        assert controls.counts_RV is not None
+        assert controls.bias_RV is not None
+        assert controls.bad_words is not None
+
+    def score(self, logits_SV: Tensor, targets_S: Tensor, num_top: int) -> Scores:
+        assert (logits_SV.dtype, logits_SV.stride(-1)) == (torch.float32, 1)
+        assert (targets_S.dtype, targets_S.shape) == (torch.int64, logits_SV.shape[:1])
+        top_ids_SK = torch.empty((len(logits_SV), num_top), dtype=torch.int64, device=META)
+        return Scores(targets_S.float(), targets_S, top_ids_SK, top_ids_SK.float())
+
+
+class NoWeights:
+    """`Weights` of the right shapes."""
+
+    def empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.bfloat16, device=META)
+
+    def fill(self, out: Tensor, name: str) -> None:
+        """Nothing to fill."""
+
+    def skip(self, name: str) -> None:
+        """Nothing to skip."""
+
+
+def native(architecture: str, **config: object) -> CausalLM:
+    spec = read_spec({"architectures": [architecture], **SHAPE, **config})
+    assert spec.rope is not None
+    cos_sin_LD = rope_table(spec.rope, spec.head_dim, spec.context_len, META)
+    return NATIVE[architecture](spec, MetaOps(), NoWeights(), DenseMethod(), cos_sin_LD)
+
+
+def by_transformers(recipe: str) -> CausalLM:
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.masking_utils import AttentionMaskInterface
+    from transformers.modeling_utils import AttentionInterface
+
+    from aserve.models.transformers_backend import ATTENTION, TransformersModel, attend_in_cache, no_mask
+
+    AttentionInterface.register(ATTENTION, attend_in_cache)
+    AttentionMaskInterface.register(ATTENTION, no_mask)
+    config = AutoConfig.for_model(**(SHAPE | RECIPES[recipe]))
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION, dtype=torch.bfloat16)
+    return TransformersModel(model.to(META).eval(), recipe, MetaOps())
+
+
+def check_steps(model: CausalLM) -> None:
+    """Every kind of step, launched without waiting."""
+    rows = RowTable(num_rows=4, max_blocks_per_seq=8, device=META)
+    kv = allocate_kv(model.spec, num_blocks=1, block_size=BLOCK_SIZE, dtype=torch.bfloat16, device=META)
+    controls = ControlTable(num_rows=4, vocab_size=model.spec.vocab_size, torch_device=META, device=MetaDevice())
+    builder, step = BatchBuilder(rows, controls, MetaDevice(), BLOCK_SIZE), EagerStep(model, MetaOps(), kv.layers, rows)
+    for plan in (PREFILL, MIXED, DECODE, CHUNK_ALONE, CONTROLLED, SCORED):
+        with torch.inference_mode(), no_waiting():
+            batch = builder.build(plan)
+            assert batch is not None
+            ids_N = step.execute(batch).ids_N
+        assert (ids_N.shape, ids_N.dtype) == ((sum(piece.samples for piece in plan.slices),), torch.int64)
+
+
+NATIVES = MappingProxyType(
+    {
+        "LlamaForCausalLM": {},
+        "MistralForCausalLM": {"sliding_window": 24},
+        "Qwen2ForCausalLM": {},
+        "Qwen3ForCausalLM": {"head_dim": 16},
+    }
+)
+
+
+@pytest.mark.parametrize("architecture", NATIVES)
+def test_a_native_model_is_launched_without_waiting(architecture):
+    check_steps(native(architecture, **NATIVES[architecture]))
+
+
+@pytest.mark.parametrize("recipe", [name for name in BACKEND_RECIPES if name not in ROUTED])
+def test_a_model_of_transformers_is_launched_without_waiting(recipe):
+    check_steps(by_transformers(recipe))
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [
+        lambda x: x.tolist(),
+        lambda x: bool(x[0] > 0),
+        lambda x: x[x > 0],
+        lambda x: x.nonzero(),
+        lambda x: x.to("cpu"),
+        lambda x: torch.tensor([1], device=x.device),
+        lambda x: x + torch.ones(3),
+        lambda x: x.masked_fill(x > 0, torch.tensor(1.0)),
+    ],
+    ids=["tolist", "condition", "mask", "nonzero", "to host", "from host", "mixed", "scalar from host"],
+)
+def test_what_would_wait_is_noticed(waits):
+    x = torch.empty(3, device=META)
+    with pytest.raises((AssertionError, RuntimeError, NotImplementedError)), no_waiting():
+        waits(x)

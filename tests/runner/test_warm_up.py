@@ -1,0 +1,61 @@
+"""What start-up runs: that it runs anywhere, and that on a GPU nothing is left to compile for the requests after it."""
+
+import json
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from aserve.runner.warm_up import warm_up_plans
+from tests.runner.toy import toy_runner
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize("max_model_len", [1, 2, 3, 9, 64])
+@pytest.mark.parametrize("compiles", [False, True])
+def test_every_step_runs_on_the_null_block_and_stays_within_the_context(max_model_len, compiles):
+    plans = list(warm_up_plans(max_model_len, 4, compiles=compiles, can_swap=True))
+    runner = toy_runner(num_blocks=1, num_host_blocks=1)
+    if compiles:
+        moves = plans.pop()
+        assert runner.run(moves).token_ids == ()
+        assert {block for pairs in (moves.block_ops.copies, moves.block_ops.swap_ins) for _, block in pairs} == {0}
+    for plan in plans:
+        [piece], [row] = plan.slices, plan.inits
+        assert piece.start + piece.num_tokens <= max_model_len
+        assert set(row.block_ids) == {0}
+        assert len(runner.run(plan).token_ids) == 1
+    runner.close()
+
+
+def test_without_a_compiler_two_steps_are_enough():
+    assert len(list(warm_up_plans(4096, 16, compiles=False))) == 2
+
+
+def test_with_a_compiler_lengths_double_up_to_the_longest():
+    plans = list(warm_up_plans(5000, 16, compiles=True))
+    contexts = [p.slices[0].start + 1 for p in plans if p.slices and p.slices[0].num_tokens == 1 and p.slices[0].start]
+    assert contexts[-1] == 5000
+    assert all(after <= 2 * before for before, after in pairwise(contexts))
+
+
+@pytest.mark.slow
+def test_no_kernel_is_compiled_after_start_up(tmp_path):
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.runner.offline_warm_up"]
+    child = subprocess.run(
+        command,
+        cwd=Path(__file__).parents[2],
+        env={**env, "TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr
+    compiled = json.loads(child.stdout)
+    assert len(compiled["warm_up"]) == 16
+    assert {name: n for name, n in compiled["later"].items() if n} == {}
