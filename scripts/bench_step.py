@@ -8,13 +8,9 @@ timed. Prints one JSON line for each number of running sequences.
 
 import argparse
 import gc
-import json
-import os
-import platform
-import statistics
-import subprocess
 import time
-from pathlib import Path
+
+from report import emit, percentile
 
 from aserve.core.ids import RequestId
 from aserve.core.params import SamplingParams
@@ -77,23 +73,6 @@ def step_times_us(num_seqs: int, num_steps: int) -> list[float]:
     return times_us[NUM_WARMUP_STEPS:]
 
 
-def machine() -> dict[str, object]:
-    """Where this ran."""
-    cpu = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        models = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        cpu = models[0] if models else cpu
-    return {"cpu": cpu, "cores": os.cpu_count(), "python": platform.python_version()}
-
-
-def commit() -> str | None:
-    """The commit of the working tree, None outside a repository or before the first commit."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default="1,64,256,1024", help="numbers of running sequences")
@@ -102,18 +81,10 @@ def main() -> None:
     for num_seqs in map(int, arguments.sizes.split(",")):
         gc.collect()
         gc.freeze()  # as the server does after warm-up
-        times_us = sorted(step_times_us(num_seqs, arguments.steps))
+        times_us = step_times_us(num_seqs, arguments.steps)
         gc.unfreeze()
-        line = {
-            "benchmark": "step",
-            "num_running": num_seqs,
-            "num_steps": arguments.steps,
-            "plan_commit_us_median": round(statistics.median(times_us), 1),
-            "plan_commit_us_p99": round(times_us[int(0.99 * (len(times_us) - 1))], 1),
-            "machine": machine(),
-            "commit": commit(),
-        }
-        print(json.dumps(line), flush=True)
+        figures = {"plan_commit_us_p50": percentile(times_us, 50), "plan_commit_us_p99": percentile(times_us, 99)}
+        emit("step", {"num_running": num_seqs, "num_steps": arguments.steps}, figures)
 
 
 if __name__ == "__main__":

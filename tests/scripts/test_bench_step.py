@@ -2,20 +2,20 @@
 
 import json
 
-from scripts import bench_step
+import bench_step
 
 
 def test_one_json_line_a_size(capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["bench_step.py", "--sizes", "1,3", "--steps", "4"])
     bench_step.main()
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(line["benchmark"], line["num_running"], line["num_steps"]) for line in lines] == [
+    assert [(line["bench"], line["num_running"], line["num_steps"]) for line in lines] == [
         ("step", 1, 4),
         ("step", 3, 4),
     ]
     for line in lines:
-        assert 0 < line["plan_commit_us_median"] <= line["plan_commit_us_p99"]
-        assert set(line["machine"]) == {"cpu", "cores", "python"}
+        assert 0 < line["plan_commit_us_p50"] <= line["plan_commit_us_p99"]
+        assert {"cpu", "cores", "python"} <= set(line["machine"])
 
 
 def test_all_sequences_decode_in_every_timed_step():
