@@ -33,7 +33,7 @@ UNKNOWN = (
     "a banana", "a horse", "a guitar", "a piano", "a car", "a tiger", "a volcano", "a tomato", "a hammer", "a planet",
     "a dinosaur", "a violin", "a camel", "a rocket", "a sandwich", "a spoon", "a desert", "football", "a potato",
     "an umbrella", "a microscope", "a waterfall", "a pyramid", "a comet", "a zebra", "chess", "history", "biology",
-    "the moon", "the sun", "Africa", "Shakespeare", "Einstein", "Mozart", "money", "democracy", "gravity", "electricity",
+    "the moon", "the sun", "Africa", "Shakespeare", "Einstein", "Mozart", "money", "democracy", "gravity", "energy",
     "cooking", "yoga", "a black hole", "the stock market", "the human brain", "evolution", "chemistry", "the internet",
 )  # fmt: skip
 SYLLABLES = tuple(consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou")

@@ -12,6 +12,8 @@ ASK = (
     "I do not understand {}.", "What do people mean by {}?", "What is meant by {}?", "{}?",
     "Explain {} in simple words.", "What exactly is {}?", "Explain {} briefly.", "In short, what is {}?",
     "Remind me what {} is.", "Do you know what {} is?", "What is {} in aserve?", "Summarize {}.",
+    "Explain how {} works.", "How exactly does {} work?", "Help me understand {}.", "Explain {} to a child.",
+    "Teach me {}.", "What do I need to know about {}?", "Give me a summary of {}.",
     "Tell me what {} is.", "I want to know what {} is.", "What is the idea of {}?", "What is {} about?",
 )  # fmt: skip
 WHY = (

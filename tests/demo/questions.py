@@ -165,3 +165,8 @@ STORIES: list[tuple[Messages, tuple[str, ...]]] = [
     (ask("Please tell me a short story about an owl."), ("owl", "Hazel")),
 ]
 """(messages, words that the story must contain); which story it is, is the model's choice."""
+
+MISTAKES = frozenset(
+    {"What is the difference between top-k and top-p?", "What is 19 - 3?", "Please compute 8 + 6 for me."}
+)
+"""Of the questions above, those that the bundled model answers wrong: for whoever trains it next."""
