@@ -7,13 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from aserve.build import AsyncEngine
-    from aserve.core.params import SamplingParams
+    from aserve.core.params import BeamParams, SamplingParams
     from aserve.llm import LLM
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AsyncEngine", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncEngine", "BeamParams", "SamplingParams", "__version__"]
 
-_HOMES = {"AsyncEngine": "aserve.build", "LLM": "aserve.llm", "SamplingParams": "aserve.core.params"}
+_HOMES = {
+    "AsyncEngine": "aserve.build",
+    "BeamParams": "aserve.core.params",
+    "LLM": "aserve.llm",
+    "SamplingParams": "aserve.core.params",
+}
 
 
 def __getattr__(name: str) -> Any:

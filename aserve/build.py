@@ -31,6 +31,8 @@ from aserve.core.config import (
 from aserve.core.errors import CheckpointError, ConfigError, InvalidRequestError
 from aserve.core.params import SamplingParams
 from aserve.engine import EngineParts, Loader, Progress
+from aserve.scheduler.preemption import PreemptionRule
+from aserve.scheduler.queue import Policy, first_come_first_served, priority_with_ageing
 from aserve.scheduler.scheduler import Scheduler
 from aserve.text.chat_template import ChatTemplate
 from aserve.text.tokenizer import Tokenizer
@@ -47,6 +49,8 @@ DEMO_MODEL: Final = "demo"
 DEMO_FOLDER: Final = Path(__file__).parent / "demo"
 SAMPLING_FIELDS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """What of generation_config.json becomes a default of SamplingParams."""
+PRIORITY_AGEING_S: Final = 10.0
+"""Under the priority policy a level is worth this many seconds of waiting."""
 
 Report = Callable[[Progress], None]
 
@@ -143,7 +147,7 @@ def _load(options: Options, report: Report) -> EngineParts:
     return EngineParts(
         info=info,
         config=msgspec.structs.replace(config, notes=notes),
-        scheduler=_scheduler(config),
+        scheduler=make_scheduler(config),
         runner=_runner(config, model, ops, dtype, device, report),
         tokenizer=tokenizer,
         chat_template=chat_template,
@@ -284,7 +288,12 @@ def _runner(
     return runner
 
 
-def _scheduler(config: EngineConfig) -> Scheduler:
+def make_scheduler(config: EngineConfig) -> Scheduler:
+    """A scheduler with the limits and the policies of a configuration."""
+    policies: dict[str, Policy] = {
+        "fcfs": first_come_first_served,
+        "priority": priority_with_ageing(PRIORITY_AGEING_S),
+    }
     return Scheduler(
         block_size=config.block_size,
         num_blocks=config.num_blocks,
@@ -294,6 +303,11 @@ def _scheduler(config: EngineConfig) -> Scheduler:
         watermark=config.watermark,
         enable_prefix_caching=config.enable_prefix_caching,
         num_host_blocks=config.num_host_blocks,
+        preemption=PreemptionRule(config.preemption_mode),
+        policy=policies[config.scheduling_policy],
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
+        scheduler_delay_factor=config.scheduler_delay_factor,
+        max_num_queued_reqs=config.max_num_queued_reqs,
     )
 
 

@@ -15,7 +15,15 @@ from typing import Any, Final, NoReturn
 import msgspec
 
 from aserve import __version__
-from aserve.core.config import DEVICES, DTYPES, GENERATION_CONFIGS, LOAD_FORMATS, Options
+from aserve.core.config import (
+    DEVICES,
+    DTYPES,
+    GENERATION_CONFIGS,
+    LOAD_FORMATS,
+    PREEMPTION_MODES,
+    SCHEDULING_POLICIES,
+    Options,
+)
 from aserve.core.errors import AserveError, ConfigError
 
 ENV_PREFIX: Final = "ASERVE_"
@@ -128,6 +136,26 @@ ENGINE_FLAGS: Final = (
     Flag("max_num_batched_tokens", read_count, "N", "tokens that a step computes at most"),
     Flag("watermark", read_number, "X", "share of the blocks kept free when a new sequence is admitted"),
     Flag("enable_prefix_caching", read_bool, "", "reuse the blocks of equal prompt beginnings"),
+    Flag(
+        "preemption_mode",
+        _choice(PREEMPTION_MODES),
+        "|".join(PREEMPTION_MODES),
+        "how sequences give way when blocks run out; auto takes what is estimated to cost less",
+    ),
+    Flag(
+        "scheduling_policy",
+        _choice(SCHEDULING_POLICIES),
+        "|".join(SCHEDULING_POLICIES),
+        "who runs first: the earlier, or the lower priority number, which waiting makes up for",
+    ),
+    Flag("long_prefill_token_threshold", read_count, "N", "tokens of one prompt that a step computes; 0 is no limit"),
+    Flag(
+        "scheduler_delay_factor",
+        read_number,
+        "X",
+        "newcomers wait X times as long as the last step with prompts took, so that more come together",
+    ),
+    Flag("max_num_queued_reqs", read_count, "N", "requests that may wait; one more is refused with status 429"),
 )
 SERVER_FLAGS: Final = (
     Flag("host", str, "ADDRESS", "address to listen on"),

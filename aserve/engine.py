@@ -6,71 +6,33 @@ two engines can live in one event loop. How a model is loaded is the business of
 """
 
 import asyncio
-import enum
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, Self
 
-import msgspec
 from prometheus_client import CollectorRegistry
 
 from aserve.core.config import EngineConfig, ModelInfo
-from aserve.core.errors import AserveError, UnavailableError
+from aserve.core.errors import AserveError, InvalidRequestError, UnavailableError
 from aserve.core.outputs import Completion, TextDelta
-from aserve.core.params import SamplingParams
-from aserve.core.ports import Clock, Runner
+from aserve.core.params import BeamParams, SamplingParams
+from aserve.core.ports import Clock
 from aserve.engine_loop import EngineLoop
-from aserve.intake import check_ids, new_request
+from aserve.engine_parts import EngineParts, EngineState, Loader, Progress
+from aserve.intake import check_ids, new_branch, new_request
 from aserve.mailbox import Mailbox
 from aserve.metrics.engine_metrics import EngineMetrics
-from aserve.scheduler.scheduler import Scheduler, Statistics
-from aserve.text.chat_template import ChatTemplate
+from aserve.scheduler.scheduler import Statistics
 from aserve.text.stream import TextStream
-from aserve.text.tokenizer import Tokenizer
 
 OFF_LOOP_CHARS: Final = 2048
 """Texts longer than this are tokenized in a thread; below it the hop costs more than the work."""
 
 Prompt = str | Sequence[int]
-
-
-class EngineState(enum.Enum):
-    """NEW -> LOADING -> READY -> DRAINING -> CLOSED; DEAD when the loop ended by itself (a bug of ours)."""
-
-    NEW = "new"
-    LOADING = "loading"
-    READY = "ready"
-    DRAINING = "draining"
-    CLOSED = "closed"
-    DEAD = "dead"
-
-
-class Progress(msgspec.Struct, frozen=True):
-    """How far loading is: a stage by name, and `done` of `total` in it (0 of 0 where it has no parts)."""
-
-    stage: str
-    done: int = 0
-    total: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class EngineParts:
-    """What a loader makes: everything that an engine is built of."""
-
-    info: ModelInfo
-    config: EngineConfig
-    scheduler: Scheduler
-    runner: Runner
-    tokenizer: Tokenizer
-    chat_template: ChatTemplate
-
-
-Loader = Callable[[Callable[[Progress], None]], EngineParts]
-"""Makes the parts, in a worker thread, reporting progress. Raises ConfigError or CheckpointError."""
 
 
 class AsyncEngine:
@@ -194,6 +156,10 @@ class AsyncEngine:
     def statistics(self) -> Statistics:
         """Counts of the scheduler at this moment. Raises `UnavailableError` before the model is loaded."""
         return self._ready().scheduler.statistics()
+
+    def reset_prefix_cache(self) -> int:
+        """No later request finds what was computed so far. How many blocks were forgotten; raises as `statistics`."""
+        return self._ready().scheduler.reset_prefix_cache()
 
     def _report(self, progress: Progress) -> None:
         self._progress = progress
@@ -325,19 +291,7 @@ class AsyncEngine:
         history = parts.scheduler.history(origin.id, index)
         all_params = [self.default_params()] * branches if isinstance(branches, int) else branches
         requests = [
-            msgspec.structs.replace(
-                new_request(
-                    parts.info,
-                    parts.tokenizer,
-                    history,
-                    params,
-                    request_id=None,
-                    cache_salt="",
-                    priority=origin.priority,
-                    arrival_s=self._clock(),
-                ),
-                cache_salt=origin.cache_salt,
-            )
+            new_branch(parts.info, parts.tokenizer, origin, history, params, arrival_s=self._clock())
             for params in all_params
         ]
         new_streams = [partial(TextStream, parts.tokenizer, params, keep_leading_space=True) for params in all_params]
@@ -364,23 +318,32 @@ class AsyncEngine:
                 yield delta
 
     async def complete(self, prompt: Prompt, params: SamplingParams | None = None) -> Completion:
-        """The whole answer at once. Errors as in `open`."""
+        """The whole answer at once, where there is one (n = 1). Errors as in `open`."""
+        if params is not None and params.n > 1:
+            raise InvalidRequestError(f"complete gives one choice, and n is {params.n}: use complete_n", "n")
+        (completion,) = await self.complete_n(prompt, params)
+        return completion
+
+    async def complete_n(self, prompt: Prompt, params: SamplingParams | None = None) -> tuple[Completion, ...]:
+        """All n choices at once, by index; ranked ones (best_of, beam search) are best first. Errors as in `open`."""
         prompt_token_ids = await self.encode(prompt) if isinstance(prompt, str) else tuple(prompt)
+        choices: defaultdict[int, list[TextDelta]] = defaultdict(list)
         async with self.open(prompt_token_ids, params) as mailbox:
-            deltas = [delta async for delta in mailbox]
-        last = deltas[-1]
-        assert last.finish_reason is not None, "I19: a mailbox ends with a terminal delta"
-        return Completion(
-            prompt_token_ids=prompt_token_ids,
-            text="".join(delta.text for delta in deltas),
-            token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
-            finish_reason=last.finish_reason,
-            stop_reason=last.stop_reason,
-            num_cached_tokens=last.num_cached_tokens,
-            scores=tuple(score for delta in deltas for score in delta.scores),
-            prompt_scores=tuple(score for delta in deltas for score in delta.prompt_scores),
-            cumulative_logprob=last.cumulative_logprob,
-        )
+            async for delta in mailbox:
+                choices[delta.index].append(delta)
+        scores = tuple(score for delta in choices[0] for score in delta.prompt_scores)
+        return tuple(Completion.of(prompt_token_ids, choices[index], scores) for index in sorted(choices))
+
+    async def beam_search(
+        self, prompt: Prompt, beam: BeamParams, *, n: int | None = None, max_tokens: int | None = None
+    ) -> tuple[Completion, ...]:
+        """The n best hypotheses (all of the width, unless given), best first, each with its cumulative_logprob.
+
+        max_tokens: None is all the room there is. For stop tokens and other fields give `complete_n` a `beam`. Errors
+        as in `open`.
+        """
+        num = beam.width if n is None else n
+        return await self.complete_n(prompt, SamplingParams(beam=beam, n=num, max_tokens=max_tokens))
 
     def _check_ids(self, field: str, token_ids: Sequence[int]) -> None:
         check_ids(field, token_ids, self._ready().info.vocab_size)

@@ -9,6 +9,8 @@ import uuid
 from collections.abc import Sequence, Set
 from typing import Final
 
+import msgspec
+
 from aserve.core.config import ModelInfo
 from aserve.core.errors import ContextLengthError, InvalidRequestError
 from aserve.core.ids import RequestId
@@ -18,9 +20,6 @@ from aserve.text.tokenizer import Tokenizer
 
 MAX_BAD_WORD_TOKENS: Final = 4096
 """Of a request's bad words together, which travel to the device with each of its steps."""
-NOT_YET: Final = ("n", "best_of", "beam")
-"""Fields of SamplingParams that are checked and do not work yet."""
-_PLAIN: Final = SamplingParams()
 
 
 def new_request(
@@ -39,7 +38,6 @@ def new_request(
     Raises `InvalidRequestError` naming the field that is out of bounds, and `ContextLengthError` for a prompt that
     leaves no room to answer.
     """
-    _refuse_unsupported(params)
     if not prompt_token_ids:
         raise InvalidRequestError("the prompt is empty: it has no tokens", "prompt")
     room = info.max_model_len - len(prompt_token_ids)
@@ -70,6 +68,32 @@ def new_request(
         priority=priority,
         bad_word_ids=bad_word_ids,
     )
+
+
+def new_branch(
+    info: ModelInfo,
+    tokenizer: Tokenizer,
+    origin: Request,
+    history: tuple[int, ...],
+    params: SamplingParams,
+    *,
+    arrival_s: float,
+) -> Request:
+    """A Request that continues a choice of `origin`, whose prompt and answer so far are `history`.
+
+    Raises as `new_request`.
+    """
+    branch = new_request(
+        info,
+        tokenizer,
+        history,
+        params,
+        request_id=None,
+        cache_salt="",
+        priority=origin.priority,
+        arrival_s=arrival_s,
+    )
+    return msgspec.structs.replace(branch, cache_salt=origin.cache_salt)
 
 
 def check_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
@@ -104,9 +128,3 @@ def _check_choice_left(params: SamplingParams, stop_ids: Set[int], bad_word_ids:
     banned = {word[0] for word in bad_word_ids if len(word) == 1} | (stop_ids if params.min_tokens else set())
     if banned.issuperset(params.allowed_token_ids):
         raise InvalidRequestError("allowed_token_ids: every one of them is banned", "allowed_token_ids")
-
-
-def _refuse_unsupported(params: SamplingParams) -> None:
-    for field in NOT_YET:
-        if getattr(params, field) != getattr(_PLAIN, field):
-            raise InvalidRequestError(f"{field} is not supported yet", field)

@@ -43,6 +43,8 @@ class LLM:
     ) -> list[Completion]:
         """Complete prompts (texts or lists of token ids), in their order. One `params` for all, or one each.
 
+        A prompt with n choices has n completions, one after the other by `index`: choice k of prompt p is at p * n + k.
+
         Raises what `AsyncEngine.open` raises for the first prompt that cannot be answered, then none is;
         `UnavailableError` after `close`; ValueError when there are not as many params as prompts.
         """
@@ -56,7 +58,7 @@ class LLM:
         *,
         use_tqdm: bool = True,
     ) -> list[Completion]:
-        """Answer one conversation (a list of {"role", "content"}) or several, in their order. Raises as `generate`."""
+        """Answer one conversation (a list of {"role", "content"}) or several. Order and errors as `generate`."""
         self._check_usable()
         first = conversations[0] if conversations else ()
         several = [conversations] if isinstance(first, Mapping) else conversations
@@ -104,21 +106,21 @@ class LLM:
         num_tokens = 0
         with tqdm(total=len(prompts), desc="Prompts", disable=not use_tqdm) as bar:
 
-            async def complete(prompt: Prompt, one: SamplingParams | None) -> Completion:
+            async def complete(prompt: Prompt, one: SamplingParams | None) -> tuple[Completion, ...]:
                 nonlocal num_tokens
-                completion = await self._engine.complete(prompt, one)
-                num_tokens += len(completion.token_ids)
+                choices = await self._engine.complete_n(prompt, one)
+                num_tokens += sum(len(choice.token_ids) for choice in choices)
                 bar.update()
                 elapsed_s = bar.format_dict["elapsed"] or 1e-9
                 bar.set_postfix_str(f"{num_tokens / elapsed_s:.0f} output tokens/s")
-                return completion
+                return choices
 
             try:
                 async with asyncio.TaskGroup() as group:
                     tasks = [group.create_task(complete(p, one)) for p, one in zip(prompts, each, strict=True)]
             except ExceptionGroup as failures:
                 raise failures.exceptions[0] from None  # one cause is enough, and easier to catch
-        return [task.result() for task in tasks]
+        return [choice for task in tasks for choice in task.result()]
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:

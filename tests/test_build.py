@@ -12,8 +12,10 @@ import pytest
 
 import aserve
 from aserve.build import AsyncEngine, default_sampling, load, make_options, startup_lines
-from aserve.core.errors import CheckpointError, ConfigError, UnavailableError
+from aserve.core.errors import CheckpointError, ConfigError, OverloadedError, UnavailableError
+from aserve.core.ids import RequestId
 from aserve.core.params import SamplingParams
+from aserve.core.request import Request
 from aserve.engine import EngineParts, Progress
 from tests.checkpoints import EOS_ID, VOCAB_SIZE, checkpoints
 
@@ -101,6 +103,33 @@ def test_generation_config_sets_sampling_defaults_unless_told_not_to(folder):
 def test_sampling_defaults_that_no_request_may_have_are_refused(fields):
     with pytest.raises(CheckpointError, match=r"generation_config\.json: .*--generation-config none"):
         default_sampling(fields)
+
+
+async def test_memory_pressure_is_met_as_wished(folder):
+    short = {"kv_cache_memory_bytes": 13 * 8 * 256, "block_size": 8, "max_model_len": 96, "device": "cpu"}
+    params = SamplingParams(max_tokens=40, temperature=1.0, seed=1, ignore_eos=True, n=4)
+    counts, answers = {}, {}
+    for mode in ("recompute", "swap"):
+        async with AsyncEngine(folder, **short, swap_space=0.001, preemption_mode=mode) as engine:
+            async with engine.open("hello", params) as mailbox:
+                deltas = [delta async for delta in mailbox]
+            answers[mode] = [[t for d in deltas if d.index == k for t in d.token_ids] for k in range(4)]
+            counts[mode] = engine.statistics()
+    assert counts["recompute"].num_preemptions > counts["recompute"].num_swap_outs == 0
+    assert counts["swap"].num_preemptions == counts["swap"].num_swap_outs > 0
+    assert answers["swap"] == answers["recompute"]
+
+
+async def test_the_queue_and_its_order_are_as_wished(folder):
+    parts = parts_of(folder, scheduling_policy="priority", max_num_queued_reqs=2, long_prefill_token_threshold=3)
+    asked = {"prompt_token_ids": tuple(range(1, 9)), "params": SamplingParams(), "max_tokens": 1, "seed": 0}
+    for name, priority in (("late", 1), ("early", 0)):
+        parts.scheduler.add(Request(id=RequestId(name), priority=priority, arrival_s=0.0, **asked))
+    with pytest.raises(OverloadedError, match="2 requests are waiting"):
+        parts.scheduler.add(Request(id=RequestId("refused"), arrival_s=0.0, **asked))
+    plan = parts.scheduler.plan(0.0)
+    assert [piece.num_tokens for piece in plan.slices] == [3, 3]
+    assert [int(piece.seq_id) for piece in plan.slices] == [1, 0]
 
 
 def test_the_plan_is_printed(folder):

@@ -1,5 +1,8 @@
 """The command line: precedence, reading of values, and complaints of one line that name the flag."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from aserve import cli
@@ -47,12 +50,26 @@ def test_lists_and_switches():
     assert parse(ASERVE_API_KEY="a,b")[2].api_key == ("a", "b")
 
 
+def test_what_happens_when_memory_is_short():
+    _, options, _ = parse(
+        *("--swap-space", "4", "--preemption-mode", "swap", "--scheduling-policy", "priority"),
+        *("--long-prefill-token-threshold", "1k", "--scheduler-delay-factor", "0.5", "--max-num-queued-reqs", "64"),
+    )
+    assert (options.swap_space, options.preemption_mode, options.scheduling_policy) == (4.0, "swap", "priority")
+    assert (options.long_prefill_token_threshold, options.scheduler_delay_factor) == (1000, 0.5)
+    assert options.max_num_queued_reqs == 64
+    assert parse()[1].max_num_queued_reqs is None
+
+
 @pytest.mark.parametrize(
     ("argv", "complaint"),
     [
         (["--modle", "x"], "did you mean --model"),
         (["--max-num-seqs", "many"], "--max-num-seqs.*whole number.*'many'"),
         (["--max-num-seqs", "0"], "max_num_seqs must be at least 1, got 0"),
+        (["--preemption-mode", "swap"], "preemption_mode swap needs .* swap_space"),
+        (["--scheduling-policy", "lifo"], "--scheduling-policy.*one of fcfs, priority"),
+        (["--scheduler-delay-factor", "-1"], "scheduler_delay_factor must be in"),
         (["--dtype", "int3"], "--dtype.*one of auto, float32"),
         (["--port", "70000"], "--port must be in"),
         (["--seed", "x"], "--seed.*whole number"),
@@ -89,3 +106,10 @@ def test_a_wrong_word_in_the_environment_names_where_it_came_from():
 def test_every_option_of_the_engine_is_a_flag():
     assert {flag.name for flag in cli.ENGINE_FLAGS} == set(cli.Options.__struct_fields__)
     assert {flag.name for flag in cli.SERVER_FLAGS} == set(cli.ServerOptions.__struct_fields__)
+
+
+def test_the_flags_of_the_operations_page_exist():
+    page = (Path(__file__).parent.parent / "docs" / "operations.md").read_text()
+    options = re.findall(r"^\| `--([a-z-]+)", page, flags=re.MULTILINE)
+    assert len(options) >= 10
+    assert {option.removeprefix("no-").replace("-", "_") for option in options} <= set(cli.FLAGS)

@@ -45,6 +45,20 @@ def test_params_are_one_for_all_or_one_for_each(llm):
         generate(llm, ["a", "b", "c"], each)
 
 
+def test_choice_k_of_prompt_p_is_at_p_n_plus_k(llm):
+    three = SamplingParams(temperature=1.0, seed=4, max_tokens=6, n=3)
+    answers = generate(llm, ["One day", "Once upon a time"], three)
+    assert [answer.index for answer in answers] == [0, 1, 2, 0, 1, 2]
+    assert answers[0].prompt_token_ids == answers[2].prompt_token_ids != answers[3].prompt_token_ids
+    alone = [SamplingParams(temperature=1.0, seed=4 + k, max_tokens=6) for k in range(3)]
+    solo = generate(llm, ["One day"] * 3 + ["Once upon a time"] * 3, alone * 2)
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in solo]
+    hello = [{"role": "user", "content": "Hello!"}]
+    assert [answer.index for answer in llm.chat([hello, hello], three, use_tqdm=False)] == [0, 1, 2, 0, 1, 2]
+    mixed = generate(llm, ["One day", "Once upon a time"], [alone[0], three])
+    assert [answer.token_ids for answer in mixed] == [answer.token_ids for answer in (answers[0], *answers[3:])]
+
+
 def test_without_params_the_checkpoint_decides(llm):
     (answer,) = llm.chat([{"role": "user", "content": "What is 2 + 2?"}], use_tqdm=False)
     assert answer.text

@@ -5,7 +5,7 @@ a line in `EngineConfig.notes`, which start-up prints.
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 
@@ -16,6 +16,16 @@ DEVICES: Final = ("auto", "cpu", "cuda")
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS: Final = ("auto", "safetensors", "dummy")
 GENERATION_CONFIGS: Final = ("auto", "none")
+PreemptionMode = Literal["auto", "recompute", "swap"]
+SchedulingPolicy = Literal["fcfs", "priority"]
+PREEMPTION_MODES: Final = get_args(PreemptionMode)
+SCHEDULING_POLICIES: Final = get_args(SchedulingPolicy)
+MAX_DELAY_FACTOR: Final = 1000.0
+COUNTS: Final = (
+    *("max_model_len", "kv_cache_memory_bytes", "max_num_seqs", "max_num_batched_tokens"),
+    "max_num_queued_reqs",
+)
+"""Options that are None or at least 1."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,13 +52,20 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int | None = None
     watermark: float = 0.01
     enable_prefix_caching: bool = True
+    preemption_mode: PreemptionMode = "auto"
+    scheduling_policy: SchedulingPolicy = "fcfs"
+    long_prefill_token_threshold: int = 0
+    scheduler_delay_factor: float = 0.0
+    max_num_queued_reqs: int | None = None
 
     def __post_init__(self) -> None:
         _one_of("load_format", self.load_format, LOAD_FORMATS)
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("device", self.device, DEVICES)
         _one_of("generation_config", self.generation_config, GENERATION_CONFIGS)
-        for field in ("max_model_len", "kv_cache_memory_bytes", "max_num_seqs", "max_num_batched_tokens"):
+        _one_of("preemption_mode", self.preemption_mode, PREEMPTION_MODES)
+        _one_of("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
+        for field in COUNTS:
             value = getattr(self, field)
             if value is not None and value < 1:
                 raise ConfigError(f"{field} must be at least 1, got {value}")
@@ -60,6 +77,19 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}")
         if not 0.0 <= self.watermark < 0.5:
             raise ConfigError(f"watermark must be in [0, 0.5), got {self.watermark}")
+        self._check_scheduling()
+
+    def _check_scheduling(self) -> None:
+        if self.preemption_mode == "swap" and self.swap_space == 0.0:
+            raise ConfigError("preemption_mode swap needs room in host memory: set swap_space")
+        if self.long_prefill_token_threshold < 0:
+            raise ConfigError(
+                f"long_prefill_token_threshold must be at least 0, got {self.long_prefill_token_threshold}"
+            )
+        if not 0.0 <= self.scheduler_delay_factor <= MAX_DELAY_FACTOR:
+            raise ConfigError(
+                f"scheduler_delay_factor must be in [0, {MAX_DELAY_FACTOR:g}], got {self.scheduler_delay_factor}"
+            )
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +105,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The decided numbers. num_blocks counts the null block too; notes are lines for the start-up print.
 
     num_host_blocks: blocks that fit the swap space in host memory.
+    The last five before the notes are the options of those names.
     """
 
     block_size: int
@@ -85,6 +116,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     watermark: float
     enable_prefix_caching: bool
     num_host_blocks: int = 0
+    preemption_mode: PreemptionMode = "auto"
+    scheduling_policy: SchedulingPolicy = "fcfs"
+    long_prefill_token_threshold: int = 0
+    scheduler_delay_factor: float = 0.0
+    max_num_queued_reqs: int | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -151,6 +187,9 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
             )
         notes.append(f"max_model_len: {fits} instead of the model's {max_model_len}, all that the KV cache holds")
         max_model_len = fits
+    num_host_blocks = int(options.swap_space * GiB) // bytes_per_block
+    if options.swap_space > 0.0 and num_host_blocks == 0:
+        raise ConfigError(f"swap_space {options.swap_space} GiB does not hold one block of {bytes_per_block} bytes")
     return EngineConfig(
         block_size=options.block_size,
         num_blocks=num_blocks,
@@ -159,7 +198,12 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         max_num_batched_tokens=budget,
         watermark=options.watermark,
         enable_prefix_caching=options.enable_prefix_caching,
-        num_host_blocks=int(options.swap_space * GiB) // bytes_per_block,
+        num_host_blocks=num_host_blocks,
+        preemption_mode=options.preemption_mode,
+        scheduling_policy=options.scheduling_policy,
+        long_prefill_token_threshold=options.long_prefill_token_threshold,
+        scheduler_delay_factor=options.scheduler_delay_factor,
+        max_num_queued_reqs=options.max_num_queued_reqs,
         notes=tuple(notes),
     )
 

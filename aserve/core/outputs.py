@@ -1,6 +1,7 @@
 """What comes out: tokens from the scheduler (SeqDelta), then text for a reader (TextDelta), then a whole Completion."""
 
 import enum
+from collections.abc import Sequence
 
 import msgspec
 
@@ -78,7 +79,7 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
 class Completion(msgspec.Struct, frozen=True):
     """A whole answer. completion tokens are len(token_ids), the end-of-sequence token included.
 
-    scores, prompt_scores, cumulative_logprob: as in SeqDelta, of the whole.
+    index: which choice of the request. scores, prompt_scores, cumulative_logprob: as in SeqDelta, of the whole.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -90,3 +91,25 @@ class Completion(msgspec.Struct, frozen=True):
     scores: tuple[TokenScores, ...] = ()
     prompt_scores: tuple[TokenScores, ...] = ()
     cumulative_logprob: float | None = None
+    index: int = 0
+
+    @classmethod
+    def of(
+        cls, prompt_token_ids: tuple[int, ...], deltas: Sequence[TextDelta], prompt_scores: tuple[TokenScores, ...]
+    ) -> "Completion":
+        """All deltas of one choice together. prompt_scores: the prompt's, which its first choice brings."""
+        assert deltas, "I19: a choice ends with a terminal delta"
+        last = deltas[-1]
+        assert last.finish_reason is not None, "I19: a choice ends with a terminal delta"
+        return cls(
+            prompt_token_ids=prompt_token_ids,
+            text="".join(delta.text for delta in deltas),
+            token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
+            finish_reason=last.finish_reason,
+            stop_reason=last.stop_reason,
+            num_cached_tokens=last.num_cached_tokens,
+            scores=tuple(score for delta in deltas for score in delta.scores),
+            prompt_scores=prompt_scores,
+            cumulative_logprob=last.cumulative_logprob,
+            index=last.index,
+        )

@@ -16,6 +16,8 @@ MAX_LOGPROBS: Final = 20
 MAX_BIASED_TOKENS: Final = 1024
 MAX_BAD_WORDS: Final = 128
 MAX_BAD_WORD_CHARS: Final = 256
+NOT_WITH_BEAMS: Final = ("logprobs", "prompt_logprobs", "best_of", "logit_bias", "allowed_token_ids", "bad_words")
+"""Fields that cannot be given together with `beam`."""
 GREEDY_TEMPERATURE: Final = 1e-5
 """Below this a temperature means greedy (vLLM's rule): dividing logits by it would overflow."""
 
@@ -55,7 +57,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: score each token, with as many of the likeliest beside it; prompt_logprobs: the prompt's tokens too.
     include_stop_str_in_output: a stop string, or stop token, stays at the end of the text.
     skip_special_tokens: special tokens are not shown in the text.
-    beam: beam search; sampling parameters do not apply then.
+    beam: beam search; temperature, top_p, top_k, min_p and penalties do not apply then.
+
+    Ranked answers (best_of > n, beam) come when all have ended. A stop string cuts their text only then, and plays no
+    part in the ranking.
     """
 
     max_tokens: int | None = None
@@ -104,8 +109,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         _within("n", self.n, 1, MAX_CHOICES)
         if self.best_of is not None:
             _within("best_of", self.best_of, self.n, MAX_CHOICES)
-        if self.beam is not None and self.n > self.beam.width:
-            raise InvalidRequestError(f"n must be at most the beam width ({self.beam.width}), got {self.n}", "n")
+        if self.beam is not None:
+            self._check_beam(self.beam)
+
+    def _check_beam(self, beam: BeamParams) -> None:
+        if self.n > beam.width:
+            raise InvalidRequestError(f"n must be at most the beam width ({beam.width}), got {self.n}", "n")
+        for field in NOT_WITH_BEAMS:
+            if getattr(self, field) not in (None, ()):
+                raise InvalidRequestError(f"{field} does not work with beam search", field)
 
     def _check_logits(self) -> None:
         _within("presence_penalty", self.presence_penalty, -2.0, 2.0)

@@ -12,7 +12,7 @@ from aserve.http.json_response import JsonResponse
 
 
 def ops_routes(engine: AsyncEngine) -> list[Route]:
-    """/health, /ping, /ready, /version and /metrics."""
+    """/health, /ping, /ready, /version, /metrics and /reset_prefix_cache."""
 
     async def health(_request: Request) -> Response:
         """200 unless only a restart can help."""
@@ -32,12 +32,17 @@ def ops_routes(engine: AsyncEngine) -> list[Route]:
     async def metrics(_request: Request) -> Response:
         return Response(generate_latest(engine.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
+    async def reset_prefix_cache(_request: Request) -> Response:
+        """Those who run keep what they have; the answer says how many blocks nobody will find any more."""
+        return JsonResponse({"num_blocks": engine.reset_prefix_cache()})
+
     return [
         Route("/health", health),
         Route("/ping", health, methods=["GET", "POST"]),
         Route("/ready", ready),
         Route("/version", version),
         Route("/metrics", metrics),
+        Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"]),
     ]
 
 

@@ -36,6 +36,7 @@ class SchedulerCounts(Protocol):
     """What is read of the scheduler's statistics: gauges of this moment, and counters since the start.
 
     num_blocks: all that sequences can hold. num_used_blocks: those that they do hold.
+    num_swapped: sequences whose blocks are on the host. num_swap_outs: preemptions that moved them there.
     num_cache_queries, num_cache_hits: in tokens. queue_time_s: summed over the num_admitted sequences.
     """
 
@@ -44,11 +45,19 @@ class SchedulerCounts(Protocol):
     @property
     def num_waiting(self) -> int: ...  # noqa: D102  the class says what each is
     @property
+    def num_swapped(self) -> int: ...  # noqa: D102  the class says what each is
+    @property
     def num_blocks(self) -> int: ...  # noqa: D102  the class says what each is
     @property
     def num_used_blocks(self) -> int: ...  # noqa: D102  the class says what each is
     @property
     def num_preemptions(self) -> int: ...  # noqa: D102  the class says what each is
+    @property
+    def num_swap_outs(self) -> int: ...  # noqa: D102  the class says what each is
+    @property
+    def num_copied_blocks(self) -> int: ...  # noqa: D102  the class says what each is
+    @property
+    def num_swapped_blocks(self) -> int: ...  # noqa: D102  the class says what each is
     @property
     def num_admitted(self) -> int: ...  # noqa: D102  the class says what each is
     @property
@@ -104,8 +113,12 @@ class EngineMetrics(Collector):
         usage = counts.num_used_blocks / counts.num_blocks
         yield self._gauge("num_requests_running", "Requests that take part in steps.", counts.num_running)
         yield self._gauge("num_requests_waiting", "Requests that wait to be admitted.", counts.num_waiting)
+        yield self._gauge("num_requests_swapped", "Sequences whose blocks are in host memory.", counts.num_swapped)
         yield self._gauge("kv_cache_usage_ratio", "Share of the KV cache's blocks that sequences hold.", usage)
         yield self._counter("num_preemptions", "Times a running request gave its blocks back.", counts.num_preemptions)
+        yield self._counter("num_swap_outs", "Preemptions that moved blocks to the host.", counts.num_swap_outs)
+        yield self._counter("swapped_blocks", "Blocks moved to the host or back.", counts.num_swapped_blocks)
+        yield self._counter("copied_blocks", "Blocks copied on write.", counts.num_copied_blocks)
         yield self._counter("prefix_cache_queries", "Tokens looked up at admission.", counts.num_cache_queries)
         yield self._counter("prefix_cache_hits", "Tokens found at admission.", counts.num_cache_hits)
         yield self._counter("prefix_cache_evictions", "Cached blocks given to others.", counts.num_cache_evictions)

@@ -68,11 +68,13 @@ class Ranking:
         self._deltas: list[SeqDelta | None] = [None] * num_run
         self._logprobs = [0.0] * num_run
         self._num_open = num_run
+        self._prompt_scores: tuple[TokenScores, ...] = ()
 
     def add(self, delta: SeqDelta, score: TokenScores) -> list[SeqDelta]:
         """Take a delta of one token in. Returns the chosen ones, best first, once the last has ended."""
         index = delta.index
         self._logprobs[index] += score.logprob
+        self._prompt_scores += delta.prompt_scores
         earlier = self._deltas[index]
         self._deltas[index] = delta if earlier is None else _joined(earlier, delta)
         self._num_open -= delta.finish_reason is not None
@@ -93,7 +95,7 @@ class Ranking:
             place,
             delta.num_cached_tokens,
             delta.scores if self._shows_scores else (),
-            delta.prompt_scores,
+            self._prompt_scores if place == 0 else (),
             self._logprobs[index],
         )
 

@@ -375,12 +375,13 @@ class Scheduler:
     # Ends.
 
     def _end(self, sequence: Sequence) -> None:
-        """Forget a sequence, but for its tokens, and take back all that it holds (I11)."""
+        """Forget a sequence, but for the tokens of a choice that can be forked, and take back all it holds (I11)."""
         self._residents.remove(sequence)
         del self._sequences[sequence.id]
         members = self._requests[sequence.request_id]
         members.remove(sequence)
-        self._histories.setdefault(sequence.request_id, {})[sequence.index] = sequence.token_ids
+        if sequence.group is None or not sequence.group.is_held_back:
+            self._histories.setdefault(sequence.request_id, {})[sequence.index] = sequence.token_ids
         if not members:
             del self._requests[sequence.request_id]
 

@@ -78,11 +78,6 @@ def question_and_answer(rng: Random) -> tuple[str, str]:
     return frame.format(a=total.a, b=total.b), f"{total}."
 
 
-def table(rng: Random) -> str:
-    """A line of sums, one after another."""
-    return " ".join(f"{draw(rng)}." for _ in range(16))
-
-
 def _too_hard(rng: Random) -> str:
     """A sum outside the tables: a division, or an operand that is too large."""
     if rng.random() < 0.2:

@@ -34,11 +34,11 @@ def documents(seed: int, held_out: frozenset[str] = frozenset()) -> Iterator[Doc
 
 def _document(rng: Random) -> Document:
     kind = rng.random()
-    if kind < 0.12:
+    if kind < 0.08:
         return Document(text=_raw(rng))
     system = wording.system_prompt(rng)
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
-    if kind < 0.18:
+    if kind < 0.14:
         called, tools = dialogues.tool_use(rng)
         return Document((*messages, *called), tuple(tools))
     num_exchanges = rng.choice((1, 1, 1, 1, 1, 1, 2, 2, 3, 4))
@@ -86,14 +86,12 @@ def _small_talk(rng: Random) -> list[Message]:
 
 def _raw(rng: Random) -> str:
     kind = rng.random()
-    if kind < 0.45:
-        return arithmetic.table(rng)
-    if kind < 0.75:
+    if kind < 0.6:
         return stories.story(rng, rng.choice(list(stories.HEROES)))
-    if kind < 0.85:
+    if kind < 0.75:
         country, city = rng.choice(list(CAPITALS.items()))
         return f"The capital of {country} is {city}."
-    if kind < 0.92:
+    if kind < 0.85:
         name, city = rng.choice(dialogues.NAMES), rng.choice(dialogues.CITIES)
         return f"Hello, my name is {name} and I live in {city}. I like to read about language models."
     topic = rng.choice(TOPICS)

@@ -64,6 +64,14 @@ def test_a_cache_without_room_for_a_block_is_refused():
         {"gpu_memory_utilization": 0.0},
         {"gpu_memory_utilization": 1.5},
         {"watermark": 0.5},
+        {"preemption_mode": "never"},
+        {"preemption_mode": "swap"},
+        {"scheduling_policy": "lifo"},
+        {"long_prefill_token_threshold": -1},
+        {"scheduler_delay_factor": -0.5},
+        {"scheduler_delay_factor": float("nan")},
+        {"scheduler_delay_factor": float("inf")},
+        {"max_num_queued_reqs": 0},
     ],
 )
 def test_a_bad_option_is_named(fields):
@@ -78,3 +86,17 @@ def test_swap_space_is_counted_in_blocks():
     assert resolve(Options(), facts).num_host_blocks == 0
     with pytest.raises(ConfigError, match="swap_space"):
         Options(swap_space=-1)
+    with pytest.raises(ConfigError, match="swap_space 1e-06 GiB does not hold one block of 16384 bytes"):
+        resolve(Options(swap_space=1e-6), facts)
+
+
+def test_scheduling_is_as_wished():
+    wished = {
+        "preemption_mode": "swap",
+        "scheduling_policy": "priority",
+        "long_prefill_token_threshold": 64,
+        "scheduler_delay_factor": 0.5,
+        "max_num_queued_reqs": 9,
+    }
+    config = resolve(Options(swap_space=1.0, **wished), FACTS)
+    assert {name: getattr(config, name) for name in wished} == wished

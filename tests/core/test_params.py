@@ -3,7 +3,7 @@
 import pytest
 
 from aserve.core.errors import InvalidRequestError
-from aserve.core.params import SamplingParams
+from aserve.core.params import NOT_WITH_BEAMS, BeamParams, SamplingParams
 
 
 @pytest.mark.parametrize(
@@ -64,3 +64,36 @@ def test_more_min_tokens_than_max_tokens_is_refused_with_both_numbers():
 def test_a_tiny_temperature_is_greedy():
     assert SamplingParams(temperature=9e-6).is_greedy
     assert not SamplingParams(temperature=1e-5).is_greedy
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"width": 0}, "beam_width"),
+        ({"width": 129}, "beam_width"),
+        ({"width": 2, "length_penalty": 10.5}, "length_penalty"),
+        ({"width": 2, "length_penalty": float("nan")}, "length_penalty"),
+    ],
+)
+def test_bounds_of_a_beam_search(fields, param):
+    with pytest.raises(InvalidRequestError) as caught:
+        BeamParams(**fields)
+    assert caught.value.param == param
+
+
+def test_what_does_not_go_with_beams():
+    values = {
+        "logprobs": 0,
+        "prompt_logprobs": 0,
+        "best_of": 2,
+        "logit_bias": ((5, 1.0),),
+        "allowed_token_ids": (5,),
+        "bad_words": ("no",),
+    }
+    assert set(values) == set(NOT_WITH_BEAMS)
+    for field, value in values.items():
+        with pytest.raises(InvalidRequestError, match=f"{field} does not work with beam search") as caught:
+            SamplingParams(beam=BeamParams(width=2), **{field: value})
+        assert caught.value.param == field
+    with pytest.raises(InvalidRequestError, match=r"n must be at most the beam width \(2\), got 3"):
+        SamplingParams(beam=BeamParams(width=2), n=3)

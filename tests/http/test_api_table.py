@@ -58,6 +58,11 @@ BOTH_WORK = {
     "request_id": "mine",
     "return_token_ids": True,
     "return_tokens_as_token_ids": (True, {"logprobs": True}),
+    "n": 2,
+    "best_of": 2,
+    "use_beam_search": (True, {"n": 2}),
+    "length_penalty": (0.5, {"n": 2, "use_beam_search": True}),
+    "early_stopping": ("never", {"n": 2, "use_beam_search": True}),
 }
 CHAT_WORKS = {
     "messages": BODIES[CHAT]["messages"],
@@ -68,13 +73,6 @@ CHAT_WORKS = {
     "chat_template_kwargs": {"enable_thinking": True},
 }
 TEXT_WORKS = {"prompt": [104, 105], "logprobs": 2}
-GROUPS = {
-    "n": 2,
-    "best_of": 2,
-    "use_beam_search": (True, {"n": 2}),
-    "length_penalty": (0.5, {"n": 2, "use_beam_search": True}),
-    "early_stopping": ("never", {"n": 2, "use_beam_search": True}),
-}
 REFUSED = {
     "logprob_token_ids": [5],
     "spaces_between_special_tokens": False,
@@ -202,11 +200,11 @@ async def test_what_has_no_effect_is_taken(client, url, name, fields):
 def test_the_table_and_the_lists_name_the_same_fields():
     works = {*BOTH_WORK, *CHAT_WORKS, *TEXT_WORKS}
     declared = {*ChatFields.__struct_fields__, *CompletionFields.__struct_fields__}
-    assert works | set(GROUPS) == declared
-    assert set(BOTH_WORK) | set(GROUPS) == set(GenerationFields.__struct_fields__)
+    assert works == declared
+    assert set(BOTH_WORK) == set(GenerationFields.__struct_fields__)
     assert set(REFUSED) <= set(NEUTRAL) | set(UNSUPPORTED)
     assert set(WITHOUT) <= WITHOUT_EFFECT
-    kinds = {"implemented": works, "groups and beams": GROUPS, "refused by name": REFUSED, "without effect": WITHOUT}
+    kinds = {"implemented": works, "refused by name": REFUSED, "without effect": WITHOUT}
     counts = Counter({kind: len(names) for kind, names in kinds.items()})
     print("\nfields of api.md:", ", ".join(f"{count} {kind}" for kind, count in counts.items()), f"= {counts.total()}")
-    assert counts.total() == len(works | set(GROUPS) | set(REFUSED) | set(WITHOUT)), "no field is of two kinds"
+    assert counts.total() == len(works | set(REFUSED) | set(WITHOUT)), "no field is of two kinds"

@@ -13,7 +13,10 @@ from tests.http.peer import Peer, until
 CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "ignore_eos": True})
 TEXT = ("/v1/completions", {"prompt": "hi", "max_tokens": 100, "ignore_eos": True})
 LIST = ("/v1/completions", {"prompt": ["a", "b", "c"], "max_tokens": 100, "ignore_eos": True})
-EVERY_ROUTE = pytest.mark.parametrize(("path", "body"), [CHAT, TEXT, LIST], ids=["chat", "text", "list"])
+GROUP = ("/v1/completions", {**TEXT[1], "n": 4})
+EVERY_ROUTE = pytest.mark.parametrize(
+    ("path", "body"), [CHAT, TEXT, LIST, GROUP], ids=["chat", "text", "list", "group"]
+)
 BOTH_WAYS = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 
 
@@ -129,7 +132,7 @@ async def test_a_stalled_reader_gets_the_rest_in_fewer_pieces(engine):
 
 async def test_sixty_four_clients_who_leave_at_random_moments(engine):
     app = create_app(engine)
-    peers = [Peer(app, *[CHAT, TEXT, LIST][i % 3]) for i in range(64)]
+    peers = [Peer(app, *[CHAT, TEXT, LIST, GROUP][i % 4]) for i in range(64)]
     tasks = [peer.start() for peer in peers]
     for turn in range(64):
         peers[(turn * 37) % 64].leave()

@@ -129,3 +129,32 @@ async def test_logprobs_seeds_and_stops_through_its_types():
         streamed = [token for chunk in chunks[1:-1] for token in chunk.choices[0].logprobs.content]
         assert [token.logprob for token in streamed] == [token.logprob for token in content]
         assert chunks[-1].usage.completion_tokens == 6
+
+
+async def test_several_choices_through_its_types():
+    runner = ScriptedRunner(model=FakeKV(8, range(97, 123), seeded=True))
+    async with clients(runner=runner) as make:
+        chats, completions = make().chat.completions, make().completions
+        ask = {"model": "scripted", "messages": HI, "max_tokens": 6, "temperature": 1.0}
+        alone = [await chats.create(**ask, seed=5 + k) for k in range(3)]
+        texts = [answer.choices[0].message.content for answer in alone]
+        whole = await chats.create(**ask, seed=5, n=3, logprobs=True, top_logprobs=1)
+        assert [(choice.index, choice.message.content) for choice in whole.choices] == list(enumerate(texts))
+        for choice in whole.choices:
+            assert "".join(token.token for token in choice.logprobs.content) == choice.message.content
+        assert whole.usage.completion_tokens == 18
+        assert whole.usage.prompt_tokens == alone[0].usage.prompt_tokens
+        streamed, reasons = ["", "", ""], []
+        async for chunk in await chats.create(**ask, seed=5, n=3, stream=True):
+            (choice,) = chunk.choices
+            streamed[choice.index] += choice.delta.content
+            reasons += [choice.finish_reason] * bool(choice.finish_reason)
+        assert (streamed, reasons) == (texts, ["length"] * 3)
+        best = await completions.create(model="scripted", prompt=["a", "b"], n=2, best_of=4, seed=5, logprobs=0)
+        assert [choice.index for choice in best.choices] == [0, 1, 2, 3]
+        sums = [sum(choice.logprobs.token_logprobs) for choice in best.choices]
+        assert sums[0] >= sums[1]
+        assert sums[2] >= sums[3]
+        beams = {"use_beam_search": True, "length_penalty": 0.5}
+        searched = await completions.create(model="scripted", prompt="a", n=2, max_tokens=6, extra_body=beams)
+        assert len({choice.text for choice in searched.choices}) == 2

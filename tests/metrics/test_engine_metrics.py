@@ -13,16 +13,20 @@ from aserve.scheduler.statistics import Statistics
 COUNTS = Statistics(
     num_running=3,
     num_waiting=2,
+    num_swapped=1,
     num_in_flight=1,
     num_blocks=40,
     num_used_blocks=10,
     num_free_blocks=30,
     num_preemptions=4,
+    num_swap_outs=3,
     num_admitted=9,
     queue_time_s=1.5,
     num_cache_queries=100,
     num_cache_hits=64,
     num_cache_evictions=7,
+    num_copied_blocks=11,
+    num_swapped_blocks=13,
 )
 
 
@@ -62,6 +66,10 @@ def test_gauges_are_read_at_each_scrape(registry, metrics):
     assert read("num_requests_waiting") == 2
     assert read("kv_cache_usage_ratio") == 0.25
     assert read("num_preemptions_total") == 4
+    assert read("num_requests_swapped") == 1
+    assert read("num_swap_outs_total") == 3
+    assert read("swapped_blocks_total") == 13
+    assert read("copied_blocks_total") == 11
     assert read("prefix_cache_queries_total") == 100
     assert read("prefix_cache_hits_total") == 64
     assert read("prefix_cache_evictions_total") == 7

@@ -168,11 +168,14 @@ def test_a_finished_generation_can_be_continued_until_its_reader_leaves():
         loop.fork("a", 0, [request("c", (), 3)])
 
 
-@pytest.mark.parametrize("params", [{"best_of": 3}, BEAMS])
-def test_what_is_held_back_cannot_be_forked(params):
+@pytest.mark.parametrize("params", [{"best_of": 3, "temperature": 1.0}, BEAMS])
+def test_what_is_ranked_cannot_be_forked_not_even_when_it_has_ended(params):
     loop = SyncLoop(num_blocks=20)
-    loop.add(request("a", PROMPT, **params))
+    loop.add(request("a", PROMPT, max_tokens=3, **params))
     with pytest.raises(InvalidRequestError, match="cannot be forked"):
+        loop.fork("a", 0, [request("b", (), 3)])
+    drained(loop)
+    with pytest.raises(InvalidRequestError, match="'a' has no choice 0"):
         loop.fork("a", 0, [request("b", (), 3)])
 
 
@@ -191,4 +194,12 @@ def test_scores_come_with_their_tokens_and_the_prompts_once():
     loop.add(request("a", PROMPT, max_tokens=4, n=2, logprobs=2, prompt_logprobs=1, **SAMPLED))
     drained(loop)
     assert loop.answers["a"].last.num_cached_tokens == 0  # cached blocks yield no scores
+    assert [len(choice.prompt_scores) for choice in loop.answers["a"].choices] == [4, 0]
+
+
+@pytest.mark.parametrize("seed", range(1, 9))
+def test_a_prompts_scores_come_with_the_best_choice_whichever_that_is(seed):
+    loop = SyncLoop(max_num_batched_tokens=2, num_blocks=20)
+    loop.add(request("a", PROMPT, max_tokens=4, n=2, best_of=4, prompt_logprobs=1, temperature=1.0, seed=seed))
+    drained(loop)
     assert [len(choice.prompt_scores) for choice in loop.answers["a"].choices] == [4, 0]

@@ -17,6 +17,7 @@ from aserve.http.openai.schema import (
     DEFAULT_COMPLETION_TOKENS,
     CompletionFields,
     check_model,
+    check_num_sequences,
     parse,
     prompts_of,
     sampling_params,
@@ -42,6 +43,7 @@ def completions(engine: AsyncEngine, limits: StreamLimits) -> Handler:
             num_prompt_logprobs=fields.logprobs if fields.echo else fields.prompt_logprobs,
         )
         given = prompts_of(fields.prompt)
+        check_num_sequences(len(given), params)
         whole = [await text_prompt(engine, fields, prompt) for prompt in given]
         prompts = [truncated(engine, fields, params, prompt) for prompt in whole]
         texts = None

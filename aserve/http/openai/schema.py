@@ -13,13 +13,15 @@ from msgspec import Meta
 
 from aserve.core.config import ModelInfo
 from aserve.core.errors import InvalidRequestError, ModelNotFoundError
-from aserve.core.params import MAX_LOGPROBS, BeamParams, SamplingParams
+from aserve.core.params import MAX_CHOICES, MAX_LOGPROBS, BeamParams, SamplingParams
 from aserve.engine import AsyncEngine
 from aserve.http.errors import echo
 from aserve.http.openai.fields import check_names
 from aserve.http.request_id import REQUEST_ID
 
 MAX_PROMPTS: Final = 1024
+MAX_SEQUENCES: Final = 8192
+"""Of all prompts of a request together: they are queued at one stroke, and nobody else is served meanwhile."""
 MAX_LOGIT_BIAS: Final = 100.0
 _TOKEN_ID: Final = re.compile(r"[0-9]{1,10}")
 _PROMPT_KINDS: Final[Mapping[type, Any]] = {str: list[str], list: list[list[int]]}
@@ -255,8 +257,11 @@ def _beam_params(fields: GenerationFields) -> BeamParams | None:
             if getattr(fields, name) not in (None, neutral):
                 raise InvalidRequestError(f"{name} is for beam search: set use_beam_search to true", name)
         return None
+    if fields.best_of is not None and not 1 <= fields.best_of <= MAX_CHOICES:
+        raise InvalidRequestError(f"best_of must be in [1, {MAX_CHOICES}], got {fields.best_of}", "best_of")
+    n = 1 if fields.n is None else fields.n
     return BeamParams(
-        width=fields.best_of or fields.n or 1,
+        width=fields.best_of or min(max(n, 1), MAX_CHOICES),  # an n out of bounds is refused under its own name
         length_penalty=1.0 if fields.length_penalty is None else fields.length_penalty,
         early_stopping=fields.early_stopping or False,
     )
@@ -284,6 +289,15 @@ def prompts_of(prompt: Any) -> Sequence[str | list[int]]:
         return msgspec.convert(prompt, kind) if kind else [msgspec.convert(prompt, list[int])]
     except msgspec.ValidationError:
         raise InvalidRequestError(_PROMPT_SHAPES, "prompt") from None
+
+
+def check_num_sequences(num_prompts: int, params: SamplingParams) -> None:
+    """Raise `InvalidRequestError` where every prompt may be answered alone, but not so many with so many choices."""
+    num_each = params.num_sequences if params.beam is None else params.beam.width
+    if num_prompts * num_each > MAX_SEQUENCES:
+        raise InvalidRequestError(
+            f"prompts times choices must be at most {MAX_SEQUENCES}, got {num_prompts} times {num_each}", "n"
+        )
 
 
 _MISSING: Final = re.compile(r"Object missing required field `(?P<field>\w+)`")

@@ -18,10 +18,7 @@ class Tally:
     """
 
     __slots__ = (
-        "_last",
-        "_scores",
-        "_texts",
-        "_token_ids",
+        "_deltas",
         "has_begun",
         "num_cached_tokens",
         "num_tokens",
@@ -35,10 +32,7 @@ class Tally:
         self.num_cached_tokens = 0
         self.prompt_scores: tuple[TokenScores, ...] = ()
         self.has_begun = False
-        self._last: TextDelta | None = None
-        self._texts: list[str] = []
-        self._token_ids: list[int] = []
-        self._scores: list[TokenScores] = []
+        self._deltas: list[TextDelta] = []
 
     def count(self, delta: TextDelta) -> None:
         """Take in a delta that is sent on at once."""
@@ -46,30 +40,15 @@ class Tally:
         self.num_cached_tokens = delta.num_cached_tokens
         self.prompt_scores += delta.prompt_scores
         self.has_begun |= bool(delta.token_ids) or delta.finish_reason is not None
-        self._last = delta
 
     def add(self, delta: TextDelta) -> None:
-        """Count a delta and keep what it brought."""
+        """Count a delta and keep it."""
         self.count(delta)
-        self._texts.append(delta.text)
-        self._token_ids += delta.token_ids
-        self._scores += delta.scores
+        self._deltas.append(delta)
 
     def completion(self, prompt_scores: tuple[TokenScores, ...]) -> Completion:
         """All that was added, after the last delta. prompt_scores: the prompt's, which its first choice brings."""
-        assert self._last is not None, "I19: an answer ends with a terminal delta"
-        assert self._last.finish_reason is not None, "I19: an answer ends with a terminal delta"
-        return Completion(
-            prompt_token_ids=self.prompt_token_ids,
-            text="".join(self._texts),
-            token_ids=tuple(self._token_ids),
-            finish_reason=self._last.finish_reason,
-            stop_reason=self._last.stop_reason,
-            num_cached_tokens=self.num_cached_tokens,
-            scores=tuple(self._scores),
-            prompt_scores=prompt_scores,
-            cumulative_logprob=self._last.cumulative_logprob,
-        )
+        return Completion.of(self.prompt_token_ids, self._deltas, prompt_scores)
 
 
 def usage_of(tallies: Sequence[Tally], n: int) -> dict[str, Any]:

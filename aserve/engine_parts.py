@@ -1,0 +1,51 @@
+"""What an engine is made of and what it reports of itself: the seam between it and whoever loads a model.
+
+Knows no model, no loop and no lifetime.
+"""
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from aserve.core.config import EngineConfig, ModelInfo
+from aserve.core.ports import Runner
+from aserve.scheduler.scheduler import Scheduler
+from aserve.text.chat_template import ChatTemplate
+from aserve.text.tokenizer import Tokenizer
+
+
+class EngineState(enum.Enum):
+    """NEW -> LOADING -> READY -> DRAINING -> CLOSED; DEAD when the loop ended by itself (a bug of ours)."""
+
+    NEW = "new"
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    CLOSED = "closed"
+    DEAD = "dead"
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far loading is: a stage by name, and `done` of `total` in it (0 of 0 where it has no parts)."""
+
+    stage: str
+    done: int = 0
+    total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """What a loader makes: everything that an engine is built of."""
+
+    info: ModelInfo
+    config: EngineConfig
+    scheduler: Scheduler
+    runner: Runner
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate
+
+
+Loader = Callable[[Callable[[Progress], None]], EngineParts]
+"""Makes the parts, in a worker thread, reporting progress. Raises ConfigError or CheckpointError."""
