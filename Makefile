@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup serve test check fmt lint type bench bench-step clean
+.PHONY: setup serve test test-thorough check fmt lint type bench bench-step clean
 
 setup: $(STAMP)
 
@@ -16,6 +16,9 @@ serve: setup
 
 test: setup check
 	$(BIN)/python -m pytest -q
+
+test-thorough: setup
+	$(BIN)/python -m pytest -q -m thorough
 
 check: setup fmt lint type
 

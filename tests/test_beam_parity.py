@@ -120,17 +120,18 @@ def _until_eos(answer: list[int], eos_ids: tuple[int, ...]) -> list[int]:
     return answer[: end + 1]
 
 
+@pytest.mark.parametrize("num_searches", [8, pytest.param(NUM_SEARCHES, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("recipe", ["llama", "qwen3"])
-def test_beams_equal_those_of_generate(recipe, checkpoints):
+def test_beams_equal_those_of_generate(recipe, num_searches, checkpoints):
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     rng = random.Random(SEED)
-    searches = [random_search(rng) for _ in range(NUM_SEARCHES)]
+    searches = [random_search(rng) for _ in range(num_searches)]
     found, scheduler = searched(checkpoints(recipe), searches)
     counts = scheduler.statistics()
-    assert counts.num_preemptions > 0
+    assert counts.num_preemptions > 0 or num_searches < NUM_SEARCHES  # a few alone need not run out of blocks
     assert counts.num_copied_blocks > 0
     assert counts.num_used_blocks == 0
 

@@ -104,7 +104,7 @@ def test_every_short_interleaving_keeps_every_invariant():
     assert explore(5, num_host_blocks=4) > 50
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_host_blocks", [0, 4])
 def test_every_interleaving_keeps_every_invariant(num_host_blocks):
     assert explore(17, num_host_blocks=num_host_blocks) > 5_000
