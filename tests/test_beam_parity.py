@@ -120,7 +120,7 @@ def _until_eos(answer: list[int], eos_ids: tuple[int, ...]) -> list[int]:
     return answer[: end + 1]
 
 
-@pytest.mark.parametrize("num_searches", [8, pytest.param(NUM_SEARCHES, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("num_searches", [20, pytest.param(NUM_SEARCHES, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("recipe", ["llama", "qwen3"])
 def test_beams_equal_those_of_generate(recipe, num_searches, checkpoints):
     from transformers import AutoModelForCausalLM
