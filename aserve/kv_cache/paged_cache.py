@@ -14,7 +14,7 @@ next step runs.
                                  table  [ 7 , 8 ]
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -167,16 +167,24 @@ class PagedCache:
         return tuple(places.items())
 
     def swap_in(
-        self, tables: Sequence[BlockTable], *, num_spare_blocks: int = 0
+        self, tables: Sequence[BlockTable], *, beside: Sequence[BlockTable] = (), num_spare_blocks: int = 0
     ) -> tuple[tuple[HostBlockId, BlockId], ...] | None:
-        """Move tables that went together back. None, nothing changed, if fewer than that many would be left free.
+        """Move tables back. None, nothing changed, if fewer than `num_spare_blocks` would be left free.
 
+        beside: tables of the same group that hold blocks. What they or the prefix cache have is shared, not copied.
         They are sealed anew when a step has landed on them: before, nobody knows that the move went well (I6).
         """
-        host_ids = dict.fromkeys(host_id for table in tables for host_id in table.host_ids)
-        if len(host_ids) + num_spare_blocks > self._pool.num_free:
+        places: dict[HostBlockId, BlockId] = {}
+        for table in tables:
+            places.update(self._on_device(table, beside))
+        hits = tuple(places.values())
+        missing = [h for h in dict.fromkeys(h for table in tables for h in table.host_ids) if h not in places]
+        num_idle_hits = sum(self._pool.refs(block_id) == 0 for block_id in set(hits))
+        if len(missing) + num_spare_blocks > self._pool.num_free - num_idle_hits:
             return None
-        places = dict(zip(host_ids, self._pool.allocate(len(host_ids)), strict=True))
+        self._pool.pin(hits)
+        moved = tuple(zip(missing, self._pool.allocate(len(missing)), strict=True))
+        places.update(moved)
         unshared = set(places)
         for table in tables:
             table.block_ids.extend(places[host_id] for host_id in table.host_ids)
@@ -185,7 +193,19 @@ class PagedCache:
             table.capacity = len(table.block_ids) * self.block_size
             self._set_sealed(table, 0)
             self.free_host(table)
-        return tuple(places.items())
+        return moved
+
+    def _on_device(self, table: BlockTable, beside: Sequence[BlockTable]) -> Iterator[tuple[HostBlockId, BlockId]]:
+        """Of a table on the host, the blocks that somebody on the device has, or the prefix cache."""
+        others = [(other, max(other.num_sealed, other.num_shared)) for other in beside]
+        for index in range(min(table.num_shared, len(table.hashes) - 1)):
+            block_hash = table.hashes[index + 1]
+            block_id = self._pool.lookup(block_hash)
+            for other, num_full in others:
+                if block_id is None and index < num_full and other.hashes[index + 1] == block_hash:
+                    block_id = other.block_ids[index]
+            if block_id is not None:
+                yield table.host_ids[index], block_id
 
     def is_held_on_host(self, host_id: HostBlockId) -> bool:
         """Whether a table on the host holds the block."""

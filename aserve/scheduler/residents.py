@@ -61,30 +61,40 @@ class Residents:
         return True
 
     def bring_back(self, oldest_flying: int | None) -> list[Sequence]:
-        """Swap in the first of those who are swapped out, and all who went with it, with room for a token each.
+        """Swap in the first of those who are swapped out, and as many who went with it as fit, each with a free token.
 
-        Nobody, if they do not fit yet. If they do not fit with the device to themselves, they will be recomputed.
+        Nobody, if it does not fit yet. If it does not fit with the device to itself, it will be recomputed.
         """
         first = self.swapped.first
         unit = [sequence for sequence in self.swapped if sequence.swap_id == first.swap_id]
-        if len(unit) > len(self._free_rows) or any(is_flying(sequence, oldest_flying) for sequence in unit):
+        if any(is_flying(sequence, oldest_flying) for sequence in unit):
             return []
-        num_more = sum(s.num_computed >= len(s.table.host_ids) * self._cache.block_size for s in unit)
+        for num_members in range(min(len(unit), len(self._free_rows)), 0, -1):
+            if self._swap_in(unit[:num_members]):
+                return unit[:num_members]
+        if not len(self.running):
+            self._forget_swapped(unit)
+        return []
+
+    def _swap_in(self, sequences: list[Sequence]) -> bool:
+        """Give sequences that are swapped out their blocks and rows back, if there is room for another token each."""
+        num_more = sum(s.num_computed >= len(s.table.host_ids) * self._cache.block_size for s in sequences)
         num_spare_blocks = num_more + (self._admission.num_spare_blocks if len(self.running) else 0)
-        swap_ins = self._cache.swap_in([sequence.table for sequence in unit], num_spare_blocks=num_spare_blocks)
+        group = sequences[0].group
+        beside = [] if group is None else [sequence.table for sequence in group.running()]
+        tables = [sequence.table for sequence in sequences]
+        swap_ins = self._cache.swap_in(tables, beside=beside, num_spare_blocks=num_spare_blocks)
         if swap_ins is None:
-            if not len(self.running):
-                self._forget_swapped(unit)
-            return []
+            return False
         self._swap_ins.extend(swap_ins)
         self.num_swapped_blocks += len(swap_ins)
-        for sequence in unit:
+        for sequence in sequences:
             self.swapped.remove(sequence)
             sequence.num_prefill = len(sequence.token_ids)
             self._cache.reserve(sequence.table, sequence.num_computed + 1)
             sequence.num_bound = len(sequence.table.block_ids)
             self._settle_in(sequence)
-        return unit
+        return True
 
     def _forget_swapped(self, sequences: Iterable[Sequence]) -> None:
         for sequence in sequences:

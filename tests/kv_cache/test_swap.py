@@ -47,12 +47,42 @@ def test_a_table_goes_to_the_host_and_back():
     cache.check([], [table])
     assert (table.block_ids, table.host_ids, table.capacity, table.seal_at) == ([], [0, 1], 0, NEVER)
     assert cache.statistics().num_host_used == 2
+    cache.free(table_of(cache, [9] * 8))  # takes every block, the cached one too
     blocker = table_of(cache, [9])
-    assert cache.swap_in([table]) == ((0, 3), (1, 4))
+    assert [host_id for host_id, _ in cache.swap_in([table])] == [0, 1]
     cache.check([table, blocker])
     assert (table.num_sealed, table.seal_at, table.host_ids) == (0, 2, [])
-    cache.seal(table, [1, 2, 3], 3)  # its first block is in the cache already, where it was
+    cache.seal(table, [1, 2, 3], 3)
     assert table.num_sealed == 1
+
+
+def test_what_the_prefix_cache_still_has_is_not_moved_back():
+    cache = cache_of(4, 4)
+    table = table_of(cache, [1, 2, 3])
+    cache.seal(table, [1, 2, 3], 3)
+    (cached, _), (_, host_id) = cache.swap_out([table])
+    blocker = table_of(cache, [9] * 5)
+    assert cache.statistics().num_free == 1
+    assert cache.swap_in([table]) is None  # a hit takes a free block as well
+    cache.free(blocker)
+    ((moved, _),) = cache.swap_in([table])
+    assert moved == host_id
+    assert table.block_ids[0] == cached
+    cache.check([table])
+
+
+def test_who_returns_later_shares_with_those_of_the_group_who_are_back():
+    cache = cache_of(8, 8)
+    one = table_of(cache, [1, 2, 3, 4, 5])
+    cache.seal(one, [1, 2, 3, 4, 5], 5)
+    other = cache.new_table(b"")
+    cache.fork(one, other, 4, 5)
+    cache.swap_out([one, other])
+    cache.reset()
+    assert len(cache.swap_in([one])) == 3  # not sealed yet, so that only its sibling may share it
+    assert len(cache.swap_in([other], beside=[one])) == 1
+    assert one.block_ids[:2] == other.block_ids[:2]
+    cache.check([one, other])
 
 
 def test_a_block_that_two_share_is_moved_once():
