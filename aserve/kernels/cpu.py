@@ -2,17 +2,47 @@
 
 It knows that a small step costs more in calls (about 2 microseconds each) than in arithmetic, that torch's attention
 reads strided keys without a copy, and that fresh megabytes cost page faults, so that gathered context goes to a buffer
-that is kept. It does not know what the operations mean beyond `ReferenceOps`, its twin. One instance serves one thread.
+that is kept. It does not know what the operations mean beyond `ReferenceOps`, its twin. One instance serves one thread,
+and tensors that describe a step are not changed while it runs: what one layer worked out of them serves the next.
 """
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aserve.kernels.cpu_attention import ContextGather, attend_decodes, attend_prefill
+from aserve.kernels.cpu_attention import ContextGather, Layer, Read, attend_all, plan_reads
 from aserve.kernels.cpu_sampling import control_logits, sample
 from aserve.kernels.ops import AttentionBatch, LogitControls, SamplingBatch, Scores
 from aserve.kernels.top_tokens import with_top_tokens
+
+_MAX_LAYER_KINDS = 16
+"""Layer groups times windows, so many of which are remembered for the layers of a step."""
+
+
+@lru_cache
+def _square_root(x: float) -> Tensor:
+    return torch.tensor(math.sqrt(x))
+
+
+class Turns:
+    """The rotary embedding's factors at a step's positions, which its layers ask for one after the other."""
+
+    def __init__(self) -> None:
+        self._asked: tuple[Tensor, Tensor] | None = None
+        self._factors = torch.empty(0), torch.empty(0)
+
+    def at(self, positions_T: Tensor, cos_sin_LD: Tensor) -> tuple[Tensor, Tensor]:
+        """(cos, cos) and (-sin, sin), [T, 1, D] each. The same two tensors, unchanged, are answered from memory."""
+        if self._asked is None or positions_T is not self._asked[0] or cos_sin_LD is not self._asked[1]:
+            cos_T1d, sin_T1d = cos_sin_LD.index_select(0, positions_T).unsqueeze(1).chunk(2, dim=-1)
+            self._factors = torch.cat((cos_T1d, cos_T1d), -1), torch.cat((-sin_T1d, sin_T1d), -1)
+            self._asked = positions_T, cos_sin_LD
+        return self._factors
 
 
 class CpuOps:
@@ -20,15 +50,19 @@ class CpuOps:
 
     def __init__(self) -> None:
         self._gather = ContextGather()
+        self._turns = Turns()
+        self._planned: deque[tuple[AttentionBatch, int | None, Sequence[Read]]] = deque(maxlen=_MAX_LAYER_KINDS)
 
     def rms_norm(self, x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
-        """torch's own norm computes in float32."""
-        return F.rms_norm(x_TE, weight_E.shape, weight_E, eps)
+        """x / hypot(|x| / sqrt(E), sqrt(eps)) * weight, in float32: the same number in half as many passes."""
+        size = weight_E.shape[0]
+        rms_T1 = torch.linalg.vector_norm(x_TE, dim=-1, keepdim=True, dtype=torch.float32).mul_(size**-0.5)
+        return (x_TE / rms_T1.hypot_(_square_root(eps))).mul_(weight_E).to(x_TE.dtype)
 
     def add_rms_norm(self, x_TE: Tensor, residual_TE: Tensor, weight_E: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """Two calls."""
+        """The sum first, in the model's type."""
         total_TE = x_TE + residual_TE
-        return F.rms_norm(total_TE, weight_E.shape, weight_E, eps), total_TE
+        return self.rms_norm(total_TE, weight_E, eps), total_TE
 
     def silu_and_mul(self, gate_up_TF2: Tensor) -> Tensor:
         """In half precision silu(gate) is rounded before the product, which the twin does not do."""
@@ -51,18 +85,13 @@ class CpuOps:
         v_cache_BPKD: Tensor,
         slots_T: Tensor,
     ) -> Tensor:
-        """q and k are turned as one tensor: one set of calls instead of two."""
-        num_tokens, num_heads, head_dim = q_THD.shape
-        cos_sin_T12d = cos_sin_LD.index_select(0, positions_T).view(num_tokens, 1, 2, head_dim // 2)
-        sin_T1d = cos_sin_T12d[:, :, 1]
-        x_TN2d = torch.cat((q_THD, k_TKD), dim=1).float().view(num_tokens, -1, 2, head_dim // 2)
-        first_TNd, second_TNd = x_TN2d.unbind(2)
-        turned_TN2d = x_TN2d * cos_sin_T12d[:, :, :1]
-        turned_TN2d[:, :, 0].addcmul_(second_TNd, sin_T1d, value=-1)
-        turned_TN2d[:, :, 1].addcmul_(first_TNd, sin_T1d)
-        turned_TND = turned_TN2d.view(num_tokens, -1, head_dim).to(q_THD.dtype)
-        self.write_kv(turned_TND[:, num_heads:], v_TKD, k_cache_BPKD, v_cache_BPKD, slots_T)
-        return turned_TND[:, :num_heads]
+        """q and k are turned as one tensor: x cos + (x's halves exchanged) (-sin, sin)."""
+        cos_T1D, sin_T1D = self._turns.at(positions_T, cos_sin_LD)
+        x_TND = torch.cat((q_THD, k_TKD), dim=1).float()
+        turned_TND = x_TND.roll(x_TND.shape[-1] // 2, -1).mul_(sin_T1D).addcmul_(x_TND, cos_T1D).to(q_THD.dtype)
+        q_THD, k_TKD = turned_TND.split_with_sizes((q_THD.shape[1], k_TKD.shape[1]), 1)
+        self.write_kv(k_TKD, v_TKD, k_cache_BPKD, v_cache_BPKD, slots_T)
+        return q_THD
 
     def write_kv(
         self, k_TKD: Tensor, v_TKD: Tensor, k_cache_BPKD: Tensor, v_cache_BPKD: Tensor, slots_T: Tensor
@@ -83,20 +112,17 @@ class CpuOps:
         soft_cap: float | None = None,
     ) -> Tensor:
         """Decoding sequences together, the others one by one."""
-        context = self._gather.over(k_cache_BPKD, v_cache_BPKD, batch.block_table_SM)
-        limits = (scale, sliding_window, soft_cap)
-        seq_lens = batch.seq_lens_S.tolist()
-        num_decodes = batch.num_decodes
-        if num_decodes == len(seq_lens):
-            return attend_decodes(q_THD, context, seq_lens, *limits)
-        out_THD = torch.empty_like(q_THD)
-        if num_decodes:
-            out_THD[:num_decodes] = attend_decodes(q_THD[:num_decodes], context, seq_lens[:num_decodes], *limits)
-        starts = batch.query_starts_S1.tolist()
-        for s in range(num_decodes, len(seq_lens)):
-            tokens = slice(starts[s], starts[s + 1])
-            attend_prefill(q_THD[tokens], out_THD[tokens], context, s, seq_lens[s], *limits)
-        return out_THD
+        reads = self._reads(batch, k_cache_BPKD.shape[1], sliding_window)
+        return attend_all(reads, q_THD, Layer(k_cache_BPKD, v_cache_BPKD, self._gather), scale, soft_cap)
+
+    def _reads(self, batch: AttentionBatch, block_size: int, sliding_window: int | None) -> Sequence[Read]:
+        """As the layers of this step before, if one had the same batch and window."""
+        for known, window, reads in self._planned:
+            if known is batch and window == sliding_window:
+                return reads
+        reads = plan_reads(batch, block_size, sliding_window)
+        self._planned.append((batch, sliding_window, reads))
+        return reads
 
     def sample(self, logits_SV: Tensor, batch: SamplingBatch) -> Tensor:
         """One token id a row."""

@@ -4,17 +4,22 @@
              so that grouped-query attention copies no key:   q [N, K, G, D]   k, v [N, K, C, D]
     prefill  one sequence at a time, queries in chunks that read only the keys they can see
 
+Which blocks are read, and which query sees what of them, is the same in every layer: it is worked out once a step, as
+`Read`s. What a sliding window has left behind is not read, for it may be somebody else's by now.
 Soft-capped scores take plain matrix products: torch's fused attention has no place for them.
 Shape letters: ops.py, and  N sequences in a group   G query heads a key head   C context positions   Q queries.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from aserve.kernels.ops import AttentionBatch
 
 _QUERY_CHUNK = 256
 """Queries of a prefill that are attended together: the longer, the more keys are computed only to be masked."""
@@ -23,23 +28,17 @@ _MIN_BUCKET = 128
 
 
 @dataclass(frozen=True, slots=True)
-class PagedContext:
-    """One layer's cache and the step's block table, with the buffers that gathered blocks go to."""
+class Layer:
+    """One layer's cache, and the buffers that gathered blocks go to."""
 
     k_cache_BPKD: Tensor
     v_cache_BPKD: Tensor
-    block_table_SM: Tensor
     gather: "ContextGather"
 
-    def read(self, blocks_NM: Tensor) -> tuple[Tensor, Tensor]:
+    def read(self, num_seqs: int, blocks_X: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of the blocks of N sequences, [N, K, C, D] each, valid until the next read."""
-        k_NKCD = self.gather.read(0, self.k_cache_BPKD, blocks_NM)
-        return k_NKCD, self.gather.read(1, self.v_cache_BPKD, blocks_NM)
-
-    @property
-    def block_size(self) -> int:
-        """Positions in a block."""
-        return self.k_cache_BPKD.shape[1]
+        k_NKCD = self.gather.read(0, self.k_cache_BPKD, num_seqs, blocks_X)
+        return k_NKCD, self.gather.read(1, self.v_cache_BPKD, num_seqs, blocks_X)
 
 
 class ContextGather:
@@ -48,49 +47,97 @@ class ContextGather:
     def __init__(self) -> None:
         self._buffers = [torch.empty(0), torch.empty(0)]
 
-    def over(self, k_cache_BPKD: Tensor, v_cache_BPKD: Tensor, block_table_SM: Tensor) -> PagedContext:
-        """The context of one layer and step."""
-        return PagedContext(k_cache_BPKD, v_cache_BPKD, block_table_SM, self)
-
-    def read(self, which: int, cache_BPKD: Tensor, blocks_NM: Tensor) -> Tensor:
-        """Copy blocks to buffer `which` and view them as [N, K, M * P, D]; float16 returns as float32.
+    def read(self, which: int, cache_BPKD: Tensor, num_seqs: int, blocks_X: Tensor) -> Tensor:
+        """Copy blocks to buffer `which` and view them as [N, K, C, D]; float16 returns as float32.
 
         torch's float16 products on a CPU are 3 to 15 times slower than to convert first.
         """
-        _, block_size, num_kv_heads, head_dim = cache_BPKD.shape
-        num_seqs, num_blocks = blocks_NM.shape
-        rows_BX = cache_BPKD.flatten(1)
-        num_rows = num_seqs * num_blocks
+        num_numbers = len(blocks_X) * cache_BPKD[0].numel()
         buffer = self._buffers[which]
-        if buffer.dtype != cache_BPKD.dtype or buffer.numel() < num_rows * rows_BX.shape[1]:
-            buffer = self._buffers[which] = cache_BPKD.new_empty(num_rows * rows_BX.shape[1])
-        gathered = buffer[: num_rows * rows_BX.shape[1]].view(num_rows, -1)
-        torch.index_select(rows_BX, 0, blocks_NM.reshape(-1), out=gathered)
+        if buffer.dtype != cache_BPKD.dtype or buffer.numel() < num_numbers:
+            buffer = self._buffers[which] = cache_BPKD.new_empty(num_numbers)
+        gathered = buffer[:num_numbers].view(len(blocks_X), -1)
+        torch.index_select(cache_BPKD.flatten(1), 0, blocks_X, out=gathered)
         if gathered.dtype == torch.float16:
             gathered = gathered.float()
-        return gathered.view(num_seqs, num_blocks * block_size, num_kv_heads, head_dim).transpose(1, 2)
+        return gathered.view(num_seqs, -1, *cache_BPKD.shape[2:]).transpose(1, 2)
 
 
-def attend_decodes(
-    q_NHD: Tensor,
-    context: PagedContext,
-    seq_lens: Sequence[int],
-    scale: float,
-    sliding_window: int | None,
-    soft_cap: float | None,
-) -> Tensor:
-    """One query a sequence, for the first N sequences of the table: [N, H, D]."""
-    limits = (scale, sliding_window, soft_cap)
+class Read(Protocol):
+    """Some of a step's tokens, and how they attend in any of the layers that read the same blocks.
+
+    tokens: which of the T.
+    """
+
+    tokens: slice | Tensor
+
+    def attend(self, q_QHD: Tensor, layer: Layer, scale: float, soft_cap: float | None) -> Tensor:
+        """The outputs of these tokens, [Q, H, D], from their queries."""
+        ...
+
+
+def plan_reads(batch: AttentionBatch, block_size: int, sliding_window: int | None) -> list[Read]:
+    """What a step's layers with this window read, decoding sequences first."""
+    seq_lens, starts = batch.seq_lens_S.tolist(), batch.query_starts_S1.tolist()
+    table_SM, num_decodes = batch.block_table_SM, batch.num_decodes
+    reads: list[Read] = list(_decodes(table_SM, seq_lens[:num_decodes], block_size, sliding_window))
+    for s in range(num_decodes, len(seq_lens)):
+        tokens = slice(starts[s], starts[s + 1])
+        reads.append(PrefillRead(tokens, table_SM[s], seq_lens[s], block_size, sliding_window))
+    return reads
+
+
+def attend_all(reads: Sequence[Read], q_THD: Tensor, layer: Layer, scale: float, soft_cap: float | None) -> Tensor:
+    """[T, H, D]. The reads cover every token."""
+    if len(reads) == 1:
+        return reads[0].attend(q_THD, layer, scale, soft_cap)
+    out_THD = torch.empty_like(q_THD)
+    for read in reads:
+        out_THD[read.tokens] = read.attend(q_THD[read.tokens], layer, scale, soft_cap)
+    return out_THD
+
+
+# ---- decode
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRead:
+    """One query each of N sequences, padded to the longest context. visible_N11C: None where nothing is hidden."""
+
+    tokens: slice | Tensor
+    num_seqs: int
+    blocks_X: Tensor
+    num_keys: int
+    visible_N11C: Tensor | None
+
+    def attend(self, q_NHD: Tensor, layer: Layer, scale: float, soft_cap: float | None) -> Tensor:
+        """[N, H, D]."""
+        k_NKCD, v_NKCD = (x_NKCD[:, :, : self.num_keys] for x_NKCD in layer.read(self.num_seqs, self.blocks_X))
+        q_NKGD = q_NHD.unflatten(1, (k_NKCD.shape[1], -1))
+        out_NKGD = _attention(q_NKGD, k_NKCD, v_NKCD, self.visible_N11C, scale, soft_cap)
+        return out_NKGD.flatten(1, 2).to(q_NHD.dtype)
+
+
+def _decodes(
+    table_SM: Tensor, seq_lens: Sequence[int], block_size: int, sliding_window: int | None
+) -> Iterator[DecodeRead]:
+    """The first sequences of the table, in groups of like lengths."""
     groups = _length_groups(seq_lens)
-    if len(groups) == 1:
-        return _attend_group(q_NHD, context, context.block_table_SM[: len(seq_lens)], seq_lens, *limits)
-    out_NHD = torch.empty_like(q_NHD)
     for members in groups:
-        rows = torch.tensor(members)
-        lens = [seq_lens[s] for s in members]
-        table_NM = context.block_table_SM.index_select(0, rows)
-        out_NHD.index_copy_(0, rows, _attend_group(q_NHD.index_select(0, rows), context, table_NM, lens, *limits))
-    return out_NHD
+        is_all = len(groups) == 1
+        tokens = slice(0, len(members)) if is_all else torch.tensor(members)
+        lens_N1 = torch.tensor([seq_lens[s] for s in members]).unsqueeze(1)
+        longest, shortest = max(seq_lens[s] for s in members), min(seq_lens[s] for s in members)
+        slides = sliding_window is not None and longest > sliding_window
+        if slides:
+            assert sliding_window is not None
+            blocks_NM, keys_NC = _visible_blocks(table_SM[tokens], lens_N1, sliding_window, block_size)
+        else:
+            blocks_NM, keys_NC = table_SM[tokens, : -(-longest // block_size)], torch.arange(longest).unsqueeze(0)
+        visible_N11C = None
+        if slides or shortest != longest:
+            visible_N11C = _visible(keys_NC, lens_N1 - 1, sliding_window)[:, None, None]
+        yield DecodeRead(tokens, len(members), blocks_NM.flatten(), keys_NC.shape[1], visible_N11C)
 
 
 def _length_groups(seq_lens: Sequence[int]) -> list[list[int]]:
@@ -101,63 +148,60 @@ def _length_groups(seq_lens: Sequence[int]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _attend_group(
-    q_NHD: Tensor,
-    context: PagedContext,
-    table_NM: Tensor,
-    seq_lens: Sequence[int],
-    scale: float,
-    sliding_window: int | None,
-    soft_cap: float | None,
-) -> Tensor:
-    """One query a sequence, padded to the longest of the group."""
-    num_seqs, num_heads, head_dim = q_NHD.shape
-    block_size = context.block_size
-    longest = max(seq_lens)
-    first_block = 0
-    if sliding_window is not None:
-        first_block = max(0, min(seq_lens) - sliding_window) // block_size
-    begin = first_block * block_size
-    k_NKCD, v_NKCD = context.read(table_NM[:, first_block : -(-longest // block_size)])
-    k_NKCD, v_NKCD = k_NKCD[:, :, : longest - begin], v_NKCD[:, :, : longest - begin]
-    mask_N11C = None
-    if sliding_window is not None or min(seq_lens) != longest:
-        lens_N1 = torch.tensor(seq_lens).unsqueeze(1)
-        mask_N11C = _visible(torch.arange(begin, longest), lens_N1 - 1, sliding_window)[:, None, None]
-    q_NKGD = q_NHD.view(num_seqs, k_NKCD.shape[1], -1, head_dim)
-    out_NKGD = _attention(q_NKGD, k_NKCD, v_NKCD, mask_N11C, scale, soft_cap)
-    return out_NKGD.reshape(num_seqs, num_heads, head_dim).to(q_NHD.dtype)
+def _visible_blocks(table_NM: Tensor, lens_N1: Tensor, window: int, block_size: int) -> tuple[Tensor, Tensor]:
+    """The blocks that each sequence's last position sees, which may be all that are left of it, and their positions.
+
+    As many of each as of the one that has most; the null block stands for those behind a sequence's end.
+    """
+    first_N1 = (lens_N1 - window).clamp_(min=0) // block_size
+    last_N1 = (lens_N1 - 1) // block_size
+    num_blocks = int((last_N1 - first_N1).max()) + 1
+    columns_NM = first_N1 + torch.arange(num_blocks)
+    blocks_NM = table_NM.gather(1, columns_NM.clamp(max=table_NM.shape[1] - 1)).masked_fill_(columns_NM > last_N1, 0)
+    return blocks_NM, first_N1 * block_size + torch.arange(num_blocks * block_size)
 
 
-def attend_prefill(
-    q_QHD: Tensor,
-    out_QHD: Tensor,
-    context: PagedContext,
-    s: int,
-    context_len: int,
-    scale: float,
-    sliding_window: int | None,
-    soft_cap: float | None,
-) -> None:
-    """Attend the last Q positions of sequence s's context; written to out."""
-    num_queries, _, head_dim = q_QHD.shape
-    num_blocks = -(-context_len // context.block_size)
-    k_1KCD, v_1KCD = context.read(context.block_table_SM[s : s + 1, :num_blocks])
-    num_kv_heads = k_1KCD.shape[1]
-    for begin in range(0, num_queries, _QUERY_CHUNK):
-        end = min(begin + _QUERY_CHUNK, num_queries)
-        last_key = context_len - num_queries + end
-        queries = torch.arange(last_key - (end - begin), last_key)
-        first_key = 0 if sliding_window is None else max(0, int(queries[0]) - sliding_window + 1)
-        keys = torch.arange(first_key, last_key)
-        visible_QC = _visible(keys, queries[:, None], sliding_window)
+# ---- prefill
+
+
+class PrefillRead:
+    """The last Q positions of one sequence's context, in chunks of queries, each with keys of its own."""
+
+    def __init__(
+        self, tokens: slice, table_M: Tensor, context_len: int, block_size: int, sliding_window: int | None
+    ) -> None:
+        self.tokens: slice | Tensor = tokens
+        num_queries = tokens.stop - tokens.start
+        first_query = context_len - num_queries
+        first_seen = 0 if sliding_window is None else max(0, first_query - sliding_window + 1)
+        first_block = first_seen // block_size
+        first_read = first_block * block_size
+        self._blocks_X = table_M[first_block : -(-context_len // block_size)]
+        self._chunks: list[tuple[slice, slice, Tensor]] = []
+        for begin in range(0, num_queries, _QUERY_CHUNK):
+            end = min(begin + _QUERY_CHUNK, num_queries)
+            queries = torch.arange(first_query + begin, first_query + end)
+            first_key = 0 if sliding_window is None else max(0, first_query + begin - sliding_window + 1)
+            keys = torch.arange(first_key, first_query + end)
+            visible_QC = _visible(keys, queries[:, None], sliding_window)
+            read_keys = slice(first_key - first_read, first_query + end - first_read)
+            self._chunks.append((slice(begin, end), read_keys, visible_QC))
+
+    def attend(self, q_QHD: Tensor, layer: Layer, scale: float, soft_cap: float | None) -> Tensor:
+        """[Q, H, D]."""
+        k_KCD, v_KCD = (x_1KCD[0] for x_1KCD in layer.read(1, self._blocks_X))
         # [Q, H, D] -> [K, G, Q, D]; each key head is broadcast over its group without a copy.
-        q_KGQD = q_QHD[begin:end].unflatten(1, (num_kv_heads, -1)).permute(1, 2, 0, 3)
-        k_KGCD, v_KGCD = (
-            x[0, :, None, first_key:last_key].expand(-1, q_KGQD.shape[1], -1, -1) for x in (k_1KCD, v_1KCD)
-        )
-        out_KGQD = _attention(q_KGQD, k_KGCD, v_KGCD, visible_QC, scale, soft_cap)
-        out_QHD[begin:end].view(end - begin, num_kv_heads, -1, head_dim).copy_(out_KGQD.permute(2, 0, 1, 3))
+        q_KGQD = q_QHD.unflatten(1, (len(k_KCD), -1)).permute(1, 2, 0, 3)
+        out_QHD = torch.empty_like(q_QHD)
+        out_QKGD = out_QHD.view(len(q_QHD), *q_KGQD.shape[:2], -1)
+        for queries, keys, visible_QC in self._chunks:
+            k_KGCD, v_KGCD = (x_KCD[:, None, keys].expand(-1, q_KGQD.shape[1], -1, -1) for x_KCD in (k_KCD, v_KCD))
+            out_KGQD = _attention(q_KGQD[:, :, queries], k_KGCD, v_KGCD, visible_QC, scale, soft_cap)
+            out_QKGD[queries] = out_KGQD.permute(2, 0, 1, 3)
+        return out_QHD
+
+
+# ---- both
 
 
 def _visible(keys_C: Tensor, queries_Q1: Tensor, sliding_window: int | None) -> Tensor:

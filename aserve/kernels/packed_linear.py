@@ -8,8 +8,7 @@ emits. They are private, hence `can_pack`, and the plain layer wherever that say
 import torch
 from torch import Tensor
 
-_MIN_FLOAT32_SIZE = 1 << 20
-"""Elements. In float32 a smaller weight is in the cache as it is, and a packed product costs 10 us more to call."""
+_MAX_BOTH_ELEMENTS = 1 << 21
 
 
 def can_pack(weight_OI: Tensor) -> bool:
@@ -20,7 +19,16 @@ def can_pack(weight_OI: Tensor) -> bool:
         return False
     if weight_OI.dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return weight_OI.dtype == torch.float32 and weight_OI.numel() >= _MIN_FLOAT32_SIZE
+    return weight_OI.dtype == torch.float32
+
+
+def pays_unpacked_too(weight_OI: Tensor) -> bool:
+    """Whether to keep a plain copy for single rows as well.
+
+    In float32 a small weight is in the processor's cache as it is, and a packed product takes 7 us more to call: worth
+    a copy of a few megabytes at most, where for two rows and more packing already wins.
+    """
+    return weight_OI.dtype == torch.float32 and weight_OI.numel() <= _MAX_BOTH_ELEMENTS
 
 
 def pack(weight_OI: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aserve.kernels.ops import Ops
-from aserve.kernels.packed_linear import can_pack, pack, packed_linear
+from aserve.kernels.packed_linear import can_pack, pack, packed_linear, pays_unpacked_too
 from aserve.models.spec import ModelSpec
 from aserve.models.weights import Weights
 
@@ -78,6 +78,23 @@ class PackedLinear:
         return packed_linear(x_TI, self._packed_OI, self._bias_O)
 
 
+class SmallLinear:
+    """A packed weight for several rows, a plain one for a single row, by columns, as vector units read it best."""
+
+    __slots__ = ("_bias_O", "_packed_OI", "_weight_OI")
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> None:
+        self._weight_OI = weight_OI.t().contiguous().t()
+        self._packed_OI = pack(weight_OI)
+        self._bias_O = bias_O
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        """[T, I] to [T, O]."""
+        if x_TI.shape[0] == 1:
+            return F.linear(x_TI, self._weight_OI, self._bias_O)
+        return packed_linear(x_TI, self._packed_OI, self._bias_O)
+
+
 class DenseMethod:
     """Linear layers as the checkpoint has them, in the model's type."""
 
@@ -99,7 +116,9 @@ class PackingMethod:
 
     def wrap(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
         """A packed copy of the weight, or the weight itself."""
-        return PackedLinear(weight_OI, bias_O) if can_pack(weight_OI) else DenseLinear(weight_OI, bias_O)
+        if not can_pack(weight_OI):
+            return DenseLinear(weight_OI, bias_O)
+        return (SmallLinear if pays_unpacked_too(weight_OI) else PackedLinear)(weight_OI, bias_O)
 
 
 def load_fused(weights: Weights, shape: LinearShape) -> tuple[Tensor, Tensor | None]:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from aserve.kernels.packed_linear import can_pack
-from aserve.models.layers import DenseLinear, DenseMethod, LinearShape, PackedLinear, PackingMethod
+from aserve.models.layers import DenseLinear, DenseMethod, LinearShape, PackedLinear, PackingMethod, SmallLinear
 from aserve.models.weights import RandomWeights
 
 pytestmark = pytest.mark.torch
@@ -21,13 +21,17 @@ def test_packed_and_dense_agree(dtype, tolerance, num_rows, bias):
     bias_O = torch.randn(1032, dtype=dtype) if bias else None
     x_TI = torch.randn(num_rows, 1024, dtype=dtype)
     with torch.inference_mode():
-        dense, packed = DenseLinear(weight_OI, bias_O)(x_TI), PackedLinear(weight_OI, bias_O)(x_TI)
-    torch.testing.assert_close(packed, dense, rtol=tolerance or 1.6e-2, atol=tolerance or 1e-2)
+        dense = DenseLinear(weight_OI, bias_O)(x_TI)
+        for kind in (PackedLinear, SmallLinear):
+            packed = kind(weight_OI, bias_O)(x_TI)
+            torch.testing.assert_close(packed, dense, rtol=tolerance or 1.6e-2, atol=tolerance or 1e-2)
 
 
-def test_small_float32_weights_and_float16_stay_as_they_are():
-    assert not can_pack(torch.zeros(512, 512))
-    assert not can_pack(torch.zeros(2048, 2048, dtype=torch.float16))
+def test_float16_stays_as_it_is_and_only_small_float32_weights_are_kept_twice():
+    method = PackingMethod()
+    assert isinstance(method.wrap(torch.zeros(64, 64, dtype=torch.float16)), DenseLinear)
+    assert isinstance(method.wrap(torch.zeros(64, 64)), SmallLinear)
+    assert isinstance(method.wrap(torch.zeros(2048, 2048)), PackedLinear)
 
 
 def test_both_methods_load_the_same_rows():
