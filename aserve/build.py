@@ -29,8 +29,10 @@ from aserve.core.config import (
     resolve,
 )
 from aserve.core.errors import CheckpointError, ConfigError, InvalidRequestError
+from aserve.core.layout import KVLayout, lay_out
 from aserve.core.params import SamplingParams
 from aserve.engine import EngineParts, Loader, Progress
+from aserve.kv_cache.host_memory import copying_pays
 from aserve.scheduler.preemption import PreemptionRule
 from aserve.scheduler.queue import Policy, first_come_first_served, priority_with_ageing
 from aserve.scheduler.scheduler import Scheduler
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from aserve.kernels.ops import Ops
     from aserve.models.checkpoint import Checkpoint
     from aserve.models.interface import CausalLM
+    from aserve.runner.graphs import GraphDevice
     from aserve.runner.runner import ModelRunner
 
 DEMO_MODEL: Final = "demo"
@@ -124,6 +127,7 @@ def _load(options: Options, report: Report) -> EngineParts:
     from aserve.kernels.dispatch import select_ops
     from aserve.models.checkpoint import resolve_checkpoint
     from aserve.models.loader import read_dtype
+    from aserve.runner.graphs import graph_device
 
     report(Progress("finding the model"))
     folder = str(DEMO_FOLDER) if options.model == DEMO_MODEL else options.model
@@ -139,16 +143,19 @@ def _load(options: Options, report: Report) -> EngineParts:
     chat_template = ChatTemplate.load(tokenizer_folder, options.chat_template)
 
     report(Progress("memory"))
-    facts = measure(options, model, ops, dtype, device)
+    layout = lay_out(model.spec.windows, options.max_model_len or model.spec.context_len)
+    facts = measure(options, model, layout, ops, dtype, device)
     config = resolve(options, facts)
     info = _model_info(options, config, model, checkpoint, tokenizer)
     weights = f"{_describe_weights(options, checkpoint)} as {str(dtype).removeprefix('torch.')} on {device}"
+    graphs = None if options.enforce_eager else graph_device(device)
+    runner, config = _runner(config, layout, model, ops, dtype, device, graphs, report)
     notes = (*_plan_lines(info, config, facts, weights), *config.notes)
     return EngineParts(
         info=info,
         config=msgspec.structs.replace(config, notes=notes),
         scheduler=make_scheduler(config),
-        runner=_runner(config, model, ops, dtype, device, report),
+        runner=runner,
         tokenizer=tokenizer,
         chat_template=chat_template,
     )
@@ -169,7 +176,9 @@ def choose_device(wish: str) -> "torch.device":
     return torch.device("cuda", torch.cuda.current_device()) if available and wish != "cpu" else torch.device("cpu")
 
 
-def measure(options: Options, model: "CausalLM", ops: "Ops", dtype: "torch.dtype", device: "torch.device") -> Facts:
+def measure(
+    options: Options, model: "CausalLM", layout: KVLayout, ops: "Ops", dtype: "torch.dtype", device: "torch.device"
+) -> Facts:
     """What `resolve` needs to know of the model and the memory; on CUDA runs the largest step, if it must."""
     from aserve.runner.profile import cpu_kv_budget, cuda_kv_budget, largest_step
 
@@ -196,8 +205,9 @@ def measure(options: Options, model: "CausalLM", ops: "Ops", dtype: "torch.dtype
     return Facts(
         device=device.type,
         context_len=model.spec.context_len,
-        kv_bytes_per_token=model.spec.kv_bytes_per_token(dtype.itemsize),
+        kv_bytes_per_token=layout.layers_per_group * model.spec.kv_bytes_per_layer(dtype.itemsize),
         kv_budget_bytes=budget_bytes,
+        kv_windows=layout.windows,
     )
 
 
@@ -266,12 +276,27 @@ def _model_info(
 
 
 def _runner(
-    config: EngineConfig, model: "CausalLM", ops: "Ops", dtype: "torch.dtype", device: "torch.device", report: Report
-) -> "ModelRunner":
+    config: EngineConfig,
+    layout: KVLayout,
+    model: "CausalLM",
+    ops: "Ops",
+    dtype: "torch.dtype",
+    device: "torch.device",
+    graphs: "GraphDevice | None",
+    report: Report,
+) -> "tuple[ModelRunner, EngineConfig]":
+    """The runner, warm, and the configuration with what it measured."""
     from aserve.runner.kv_store import allocate_kv
     from aserve.runner.runner import ModelRunner
 
-    kv = allocate_kv(model.spec, num_blocks=config.num_blocks, block_size=config.block_size, dtype=dtype, device=device)
+    kv = allocate_kv(
+        model.spec,
+        num_blocks=config.num_blocks,
+        block_size=config.block_size,
+        dtype=dtype,
+        device=device,
+        layout=layout,
+    )
     runner = ModelRunner(
         model,
         ops,
@@ -279,13 +304,17 @@ def _runner(
         max_num_seqs=config.max_num_seqs,
         max_model_len=config.max_model_len,
         num_host_blocks=config.num_host_blocks,
+        graph_device=graphs,
     )
     report(Progress("warming up"))
     with ExitStack() as on_failure:
         on_failure.callback(runner.close)
         runner.warm_up()
+        if config.num_host_blocks:
+            costs = runner.measure_costs()
+            config = msgspec.structs.replace(config, recompute_cost_s=costs.recompute_s, swap_cost_s=costs.swap_s)
         on_failure.pop_all()
-    return runner
+    return runner, config
 
 
 def make_scheduler(config: EngineConfig) -> Scheduler:
@@ -303,24 +332,40 @@ def make_scheduler(config: EngineConfig) -> Scheduler:
         watermark=config.watermark,
         enable_prefix_caching=config.enable_prefix_caching,
         num_host_blocks=config.num_host_blocks,
-        preemption=PreemptionRule(config.preemption_mode),
+        preemption=PreemptionRule(
+            config.preemption_mode, recompute_cost_s=config.recompute_cost_s, swap_cost_s=config.swap_cost_s
+        ),
         policy=policies[config.scheduling_policy],
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         scheduler_delay_factor=config.scheduler_delay_factor,
         max_num_queued_reqs=config.max_num_queued_reqs,
+        windows=config.kv_windows,
+        keeps_evicted=has_host_tier(config),
+    )
+
+
+def has_host_tier(config: EngineConfig) -> bool:
+    """Whether prefix blocks live on in the swap space when others get theirs: where copying beats computing again."""
+    return config.num_host_blocks > 0 and copying_pays(
+        recompute_cost_s=config.recompute_cost_s,
+        swap_cost_s=config.swap_cost_s,
+        block_size=config.block_size,
+        num_groups=len(config.kv_windows),
     )
 
 
 def _plan_lines(info: ModelInfo, config: EngineConfig, facts: Facts, weights: str) -> tuple[str, ...]:
     kv_bytes = config.num_blocks * config.block_size * facts.kv_bytes_per_token
-    num_full = min(config.max_num_seqs, config.num_kv_tokens // config.max_model_len)
     sampling = ", ".join(f"{name} {value}" for name, value in info.default_sampling.items())
+    tenants = "preempted sequences and evicted prefixes" if has_host_tier(config) else "preempted sequences"
+    swap_space = (f"swap space: {config.num_host_blocks} blocks for {tenants}",) if config.num_host_blocks else ()
     return (
         f"model: {info.names[0]}, {weights}",
         f"KV cache: {config.num_blocks - 1} blocks x {config.block_size} = {config.num_kv_tokens} tokens, "
         f"{_size(kv_bytes)}",
-        f"concurrency: {num_full} sequences at the full length of {config.max_model_len} tokens, "
+        f"concurrency: {config.num_full_len} sequences at the full length of {config.max_model_len} tokens, "
         f"{config.max_num_seqs} at most",
+        *swap_space,
         f"generation_config.json: {sampling or 'no sampling defaults'}",
     )
 

@@ -6,6 +6,7 @@ Every flag is one row of FLAGS; the names are vLLM's where it has the same thing
 
 import argparse
 import difflib
+import gc
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -136,6 +137,7 @@ ENGINE_FLAGS: Final = (
     Flag("max_num_batched_tokens", read_count, "N", "tokens that a step computes at most"),
     Flag("watermark", read_number, "X", "share of the blocks kept free when a new sequence is admitted"),
     Flag("enable_prefix_caching", read_bool, "", "reuse the blocks of equal prompt beginnings"),
+    Flag("enforce_eager", read_bool, "", "capture no CUDA graphs: launch every step kernel by kernel"),
     Flag(
         "preemption_mode",
         _choice(PREEMPTION_MODES),
@@ -316,6 +318,8 @@ def serve(options: Options, server_options: ServerOptions) -> int:
     engine = AsyncEngine.from_options(options, on_progress=printer.report)
 
     def ready(url: str) -> None:
+        gc.collect()
+        gc.freeze()  # else the collector goes through all that was loaded again and again, 0.1 s a time
         printer.close()
         print("\n".join(engine.startup_lines()), file=sys.stderr)
         print(f"Ready. Try:\n  {curl_line(url, server_options.api_key)}", file=sys.stderr, flush=True)

@@ -14,6 +14,7 @@ from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, Self
 
+import msgspec
 from prometheus_client import CollectorRegistry
 
 from aserve.core.config import EngineConfig, ModelInfo
@@ -21,16 +22,19 @@ from aserve.core.errors import AserveError, InvalidRequestError, UnavailableErro
 from aserve.core.outputs import Completion, TextDelta
 from aserve.core.params import BeamParams, SamplingParams
 from aserve.core.ports import Clock
+from aserve.core.request import Request
 from aserve.engine_loop import EngineLoop
 from aserve.engine_parts import EngineParts, EngineState, Loader, Progress
 from aserve.intake import check_ids, new_branch, new_request
 from aserve.mailbox import Mailbox
 from aserve.metrics.engine_metrics import EngineMetrics
-from aserve.scheduler.scheduler import Statistics
+from aserve.scheduler.scheduler import Scheduler, Statistics
 from aserve.text.stream import TextStream
 
 OFF_LOOP_CHARS: Final = 2048
 """Texts longer than this are tokenized in a thread; below it the hop costs more than the work."""
+OFF_LOOP_TOKENS: Final = 2048
+"""Prompts longer than this are checked and hashed in a thread."""
 
 Prompt = str | Sequence[int]
 
@@ -57,9 +61,13 @@ class AsyncEngine:
         self._parts: EngineParts | None = None
         self._loop: EngineLoop | None = None
         self._task: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
         self.registry = CollectorRegistry()
         """Prometheus metrics of this engine alone."""
+        self.died = asyncio.Event()
+        """Set when the engine ends by itself, which is a bug of ours; then `failure` says what happened."""
+        self.failure: BaseException | None = None
 
     # Lifetime
 
@@ -96,6 +104,7 @@ class AsyncEngine:
         self._loop = EngineLoop(parts.scheduler, parts.runner, metrics, self._clock)
         self._task = asyncio.create_task(self._loop.run(), name="aserve engine loop")
         self._task.add_done_callback(self._loop_ended)
+        self._watch = asyncio.create_task(self._loop.watch(), name="aserve event loop lag")
         self._state = EngineState.READY
         return self
 
@@ -126,13 +135,15 @@ class AsyncEngine:
         Raises what ended the loop, if a bug of ours did.
         """
         task, self._task = self._task, None
+        watch, self._watch = self._watch, None
         parts, self._parts = self._parts, None
         if self._state is not EngineState.DEAD:
             self._state = EngineState.CLOSED
         try:
-            if task is not None:
+            if task is not None and watch is not None:
                 task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+                watch.cancel()
+                await asyncio.gather(task, watch, return_exceptions=True)
                 if not task.cancelled() and (error := task.exception()) is not None:
                     raise error
         finally:
@@ -169,6 +180,8 @@ class AsyncEngine:
     def _loop_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
             self._state = EngineState.DEAD
+            self.failure = task.exception()
+            self.died.set()
 
     def _ready(self) -> EngineParts:
         if self._parts is None:
@@ -211,8 +224,12 @@ class AsyncEngine:
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """The text of token ids. Raises `InvalidRequestError` for an id that is outside the vocabulary."""
         parts = self._ready()
-        self._check_ids("tokens", token_ids)
-        return await asyncio.to_thread(parts.tokenizer.decode, token_ids, skip_special_tokens=skip_special_tokens)
+
+        def check_and_decode() -> str:
+            check_ids("tokens", token_ids, parts.info.vocab_size)
+            return parts.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+        return await asyncio.to_thread(check_and_decode)
 
     def token_strings(self, token_ids: Sequence[int]) -> tuple[str, ...]:
         """Each token as the vocabulary spells it. Raises `UnavailableError` before the model is loaded."""
@@ -253,11 +270,12 @@ class AsyncEngine:
         Raises `InvalidRequestError` (a token id or parameter out of bounds, an empty prompt, an id that is in use),
         `ContextLengthError` (it can never fit) or `UnavailableError` (loading, draining, closed).
         """
-        parts = self._ready()
-        if self._loop is None or self._state is not EngineState.READY:
+        parts, loop = self._ready(), self._loop
+        if loop is None or self._state is not EngineState.READY:
             raise UnavailableError(f"the engine is {self._state.value}")
         prompt_token_ids = await self.encode(prompt) if isinstance(prompt, str) else tuple(prompt)
-        request = new_request(
+        make_request = partial(
+            new_request,
             parts.info,
             parts.tokenizer,
             prompt_token_ids,
@@ -267,9 +285,13 @@ class AsyncEngine:
             priority=priority,
             arrival_s=self._clock(),
         )
+        if len(prompt_token_ids) > OFF_LOOP_TOKENS:
+            request = await asyncio.to_thread(_hashed, parts.scheduler, make_request)
+        else:
+            request = make_request()
         try:
             new_stream = partial(TextStream, parts.tokenizer, request.params, keep_leading_space=not starts_text)
-            async with self._loop.open(request, new_stream) as mailbox:
+            async with loop.open(request, new_stream) as mailbox:
                 yield mailbox
         finally:
             self._idle.set()
@@ -328,9 +350,15 @@ class AsyncEngine:
         """All n choices at once, by index; ranked ones (best_of, beam search) are best first. Errors as in `open`."""
         prompt_token_ids = await self.encode(prompt) if isinstance(prompt, str) else tuple(prompt)
         choices: defaultdict[int, list[TextDelta]] = defaultdict(list)
+
+        def keep(delta: TextDelta) -> bool:
+            choices[delta.index].append(delta)
+            return True
+
         async with self.open(prompt_token_ids, params) as mailbox:
+            mailbox.shortcut(keep)
             async for delta in mailbox:
-                choices[delta.index].append(delta)
+                keep(delta)
         scores = tuple(score for delta in choices[0] for score in delta.prompt_scores)
         return tuple(Completion.of(prompt_token_ids, choices[index], scores) for index in sorted(choices))
 
@@ -345,8 +373,11 @@ class AsyncEngine:
         num = beam.width if n is None else n
         return await self.complete_n(prompt, SamplingParams(beam=beam, n=num, max_tokens=max_tokens))
 
-    def _check_ids(self, field: str, token_ids: Sequence[int]) -> None:
-        check_ids(field, token_ids, self._ready().info.vocab_size)
+
+def _hashed(scheduler: Scheduler, make_request: Callable[[], Request]) -> Request:
+    """A request with the hashes of its prompt, which the scheduler would otherwise compute in its plan."""
+    request = make_request()
+    return msgspec.structs.replace(request, prompt_hashes=scheduler.prompt_hashes(request))
 
 
 def _close_unwanted(loading: asyncio.Future[EngineParts]) -> None:

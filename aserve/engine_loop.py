@@ -11,6 +11,7 @@ Does not know what a block, a tensor, a prompt's text or HTTP is.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Final
 
 from aserve.core.errors import AserveError, InvalidRequestError, StepFailedError, UnavailableError
 from aserve.core.ids import RequestId
@@ -22,6 +23,9 @@ from aserve.mailbox import Mailbox
 from aserve.metrics.engine_metrics import EngineMetrics, RequestTimes
 from aserve.scheduler.scheduler import Scheduler, Statistics
 from aserve.text.stream import TextStream
+
+WATCH_S: Final = 0.1
+"""Between two looks at how late the event loop is."""
 
 StreamMaker = Callable[[], TextStream]
 """Makes the stream of one more choice."""
@@ -122,6 +126,13 @@ class EngineLoop:
         finally:
             self._ended = UnavailableError("the engine has stopped")
             self._fail(list(self._readers), self._ended)
+
+    async def watch(self) -> None:
+        """Measure, until cancelled, how late the event loop comes to what is due: all tasks of the process share it."""
+        while True:
+            due_s = self._clock() + WATCH_S
+            await asyncio.sleep(WATCH_S)
+            self._metrics.loop_lags_s.append(max(0.0, self._clock() - due_s))
 
     async def _step_forever(self) -> None:
         flying: tuple[StepPlan, Flight] | None = None

@@ -2,7 +2,8 @@
 
 Rows are prefilled with random tokens to --context, then decode --steps tokens each. One JSON line a batch size.
 `roofline_share`: the time in which memory of --bandwidth (bytes per second) delivers the weights of the linear layers
-and the KV cache of the batch, both in 16 bits, divided by the measured time.
+and the KV cache of the batch, both in 16 bits, divided by the measured time. On CUDA some more steps run under torch's
+profiler: `busy_share` of their time a kernel ran, and the longest wait for one took `gap_us` (the median of the steps).
 
     python scripts/bench_decode.py --model scripts/shapes/qwen3-8b --load-format dummy --bandwidth 4.8e12
 """
@@ -76,6 +77,39 @@ async def time_steps(runner: Runner, plans: list[StepPlan]) -> list[float]:
     return times
 
 
+def busy_figures(spans_us: list[tuple[float, float]], num_steps: int) -> dict[str, float]:
+    """busy_share and gap_us of the kernels that ran from begin to end, in microseconds; nothing of no kernel.
+
+    gap_us: of the waits between kernels the num_steps longest are those between steps.
+    """
+    if not spans_us:
+        return {}
+    spans_us = sorted(spans_us)
+    covered = spans_us[0][0]
+    gaps_us = []
+    for begin, end in spans_us:
+        if begin > covered:
+            gaps_us.append(begin - covered)
+        covered = max(covered, end)
+    total_us = covered - spans_us[0][0]
+    longest = sorted(gaps_us)[-num_steps:] or [0.0]
+    return {"busy_share": 1 - sum(gaps_us) / total_us, "gap_us": statistics.median(longest)}
+
+
+async def profile_steps(runner: Runner, plans: list[StepPlan]) -> dict[str, float]:
+    """How busy these steps keep the device, by torch's profiler."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+        await time_steps(runner, plans)
+    spans_us = [
+        (event.time_range.start, event.time_range.end)
+        for event in profiled.events()
+        if event.device_type.name == "CUDA"
+    ]
+    return busy_figures(spans_us, len(plans))
+
+
 def linear_bytes(spec: ModelSpec) -> int:
     """Bytes of the weights that every step reads: all linear layers and the language-model head, in 16 bits."""
     hidden, heads, kv_heads = spec.hidden_size, spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
@@ -85,14 +119,15 @@ def linear_bytes(spec: ModelSpec) -> int:
 
 async def bench(parts: EngineParts, batch: int, args: argparse.Namespace) -> dict[str, float]:
     """The figures of one batch size."""
-    rows = Rows(batch, args.context, parts.config.block_size, parts.info.vocab_size, args.steps)
+    rows = Rows(batch, args.context, parts.config.block_size, parts.info.vocab_size, args.steps + args.profiled_steps)
     await time_steps(parts.runner, rows.prefill(parts.config.max_num_batched_tokens))
     step_s = statistics.median(await time_steps(parts.runner, [rows.decode(step) for step in range(args.steps)]))
     figures = {"step_ms": 1e3 * step_s, "tokens_per_s": batch / step_s}
     if args.bandwidth:
         num_bytes = linear_bytes(args.spec) + batch * args.context * args.spec.kv_bytes_per_token(2)
         figures["roofline_share"] = num_bytes / args.bandwidth / step_s
-    return figures
+    profiled = [rows.decode(args.steps + step) for step in range(args.profiled_steps)]
+    return figures | await profile_steps(parts.runner, profiled)
 
 
 def main() -> None:
@@ -103,18 +138,21 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 32, 256])
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--profiled-steps", type=int, default=20)
+    parser.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs")
     parser.add_argument("--bandwidth", type=float, help="of the device's memory, in bytes per second")
     parser.add_argument("--dry-run", action="store_true", help="tiny sizes, to prove the script")
     args = parser.parse_args()
     if args.dry_run:
-        args.batch, args.context, args.steps = [1, 2], 16, 4
+        args.batch, args.context, args.steps, args.profiled_steps = [1, 2], 16, 4, 2
     options = build.make_options(
         model=args.model,
         load_format=args.load_format,
         device=args.device,
         tokenizer="demo" if args.load_format == "dummy" else None,
         max_num_seqs=max(args.batch),
-        max_model_len=args.context + args.steps,
+        max_model_len=args.context + args.steps + args.profiled_steps,
+        enforce_eager=args.enforce_eager,
     )
     if args.bandwidth:
         args.spec = read_spec(json.loads((Path(args.model) / "config.json").read_text()))

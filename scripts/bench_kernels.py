@@ -19,7 +19,7 @@ from report import emit
 from torch import Tensor
 
 from aserve.kernels.dispatch import select_ops
-from aserve.kernels.ops import AttentionBatch, Ops, SamplingBatch
+from aserve.kernels.ops import AttentionBatch, HeadNormOps, Ops, SamplingBatch
 
 BLOCK_SIZE = 16
 LARGEST_COPIES = 32
@@ -65,8 +65,12 @@ LLAMA_8B = Sizes(
     intermediate=14336,
     vocab=151936,
     tokens=(1, 256, 8192),
-    decodes=((1, 1024), (1, 16384), (2, 4096), (8, 4096), (12, 4096), (32, 1024), (32, 4096), (128, 1024), (256, 1024)),
-    prefills=((1, 512, 512), (1, 2048, 2048), (1, 8192, 8192), (8, 1024, 1024), (1, 1024, 8192)),
+    decodes=(
+        *((batch, 4096) for batch in (1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 33, 48, 49, 50, 64)),
+        *((batch, 1024) for batch in (1, 32, 64, 99, 100, 128, 256)),
+        (1, 16384),
+    ),
+    prefills=((1, 512, 512), (1, 2048, 2048), (1, 4096, 4096), (1, 8192, 8192), (8, 1024, 1024), (1, 1024, 8192)),
     rows=(1, 32, 256),
     copy_elements=2**29,
     matmul_size=8192,
@@ -159,8 +163,12 @@ class Bench:
         num_heads, num_kv_heads, head_dim = self._sizes.heads
         moved = 2 * num_tokens * (num_heads + 2 * num_kv_heads) * head_dim
         yield Case("rope_and_write_kv", config, lambda: self._rope(num_tokens), self._bytes(moved))
+        if isinstance(self._ops, HeadNormOps):
+            fused = self._ops.norm_rope_and_write_kv
+            yield Case("norm_rope_and_write_kv", config, lambda: self._rope(num_tokens, fused), self._bytes(moved))
 
-    def _rope(self, num_tokens: int) -> Call:
+    def _rope(self, num_tokens: int, fused: Callable[..., Tensor] | None = None) -> Call:
+        """fused: with norms of heads before it."""
         num_heads, num_kv_heads, head_dim = self._sizes.heads
         qkv = self._randn(num_tokens, num_heads + 2 * num_kv_heads, head_dim)
         q, k, v = torch.split(qkv, [num_heads, num_kv_heads, num_kv_heads], dim=1)
@@ -168,6 +176,9 @@ class Bench:
         cos_sin = torch.randn(num_tokens, head_dim, device=self._device)
         positions = torch.arange(num_tokens, device=self._device)
         slots = torch.randperm(num_tokens, device=self._device)
+        if fused is not None:
+            norms = self._randn(head_dim), self._randn(head_dim), 1e-6
+            return lambda: fused(q, k, v, *norms, cos_sin, positions, k_cache, v_cache, slots)
         return lambda: self._ops.rope_and_write_kv(q, k, v, cos_sin, positions, k_cache, v_cache, slots)
 
     def _cache(self, num_blocks: int) -> Tensor:

@@ -1,193 +1,166 @@
-"""Closed-loop load on any OpenAI-compatible server: time to first token, inter-token latency, tokens per second.
+"""Load on any OpenAI-compatible server: time to first token, inter-token latency, tokens per second, goodput.
 
-At each concurrency c, c clients send streamed /v1/completions requests one after another. Prompts are random token ids
-(or random words with --text, for servers that refuse ids), fresh in every request, so that no prefix cache helps.
-A token's time is when its bytes were read; events are parsed after the run, to keep the client cheap. One JSON line a
-concurrency: the medians of --rounds rounds.
+Closed loop, the default: at each concurrency c, c clients send requests one after another. Open loop: requests come at
+times of their own, Poisson with --rate, or as recorded with --trace (Azure's and Mooncake's LLM traces), --trace-speed
+times as fast and --length-scale times as long. Times count from when a request was due.
 
-    python scripts/bench_serving.py --url http://127.0.0.1:8000 --concurrency 1 8 32
+Prompts are random token ids, fresh in every request, so that no prefix cache helps but where a trace shares prefixes;
+with --text they are words that --tokenizer turns back into as many ids. One JSON line a load: medians of --rounds
+rounds. Exit status 1 where a request failed.
+
+    python scripts/bench_serving.py --url http://127.0.0.1:8000 --concurrency 1 8 32 128
+    python scripts/bench_serving.py --rate 4 --requests 100 --slo-ttft-ms 500 --slo-itl-ms 50
+    python scripts/bench_serving.py --trace azure.csv.gz --trace-seconds 600 --trace-speed 10 --length-scale 0.1
 """
 
 import argparse
-import asyncio
 import json
 import random
-import statistics
-import time
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Sequence
+from math import inf
+from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-import h11
-from report import emit, percentile
-
-
-@dataclass
-class Answer:
-    """What one request brought: when it was sent, and (time, body bytes) of every read."""
-
-    sent_s: float
-    reads: list[tuple[float, bytes]] = field(default_factory=list)
-    first_token_s: float = float("nan")
-    last_token_s: float = float("nan")
-    gaps_s: list[float] = field(default_factory=list)
-    num_tokens: int = 0
-
-    def parse(self) -> None:
-        """Turn the recorded bytes into token times; the usage chunk, where there is one, gives the token count."""
-        num_events = 0
-        for now, line in self._lines():
-            if not line.startswith(b"data:") or line == b"data: [DONE]":
-                continue
-            event = json.loads(line[5:])
-            if "error" in event:
-                raise SystemExit(f"the server answered an error in the stream: {event['error']}")
-            if usage := event.get("usage"):
-                self.num_tokens = usage["completion_tokens"]
-            if not event.get("choices") or (num_events and not event["choices"][0].get("text")):
-                continue
-            if num_events == 0:
-                self.first_token_s = now
-            else:
-                self.gaps_s.append(now - self.last_token_s)
-            self.last_token_s = now
-            num_events += 1
-        self.num_tokens = self.num_tokens or num_events
-
-    def _lines(self) -> list[tuple[float, bytes]]:
-        lines, rest = [], b""
-        for now, data in self.reads:
-            *whole, rest = (rest + data).split(b"\n")
-            lines += [(now, line.rstrip(b"\r")) for line in whole if line.strip()]
-        return lines
+from load.arrivals import Arrival, poisson, read_trace, scale, window
+from load.drive import Round, Target, closed_loop, open_loop, run
+from load.figures import Limits, medians, of_round
+from load.prompts import Prompts
+from report import emit
 
 
-class Connection:
-    """A kept-alive HTTP/1.1 connection that reads bodies as they come."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self._host, self._port = host, port
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        self._h11 = h11.Connection(h11.CLIENT)
-
-    async def post(self, path: str, body: bytes, headers: list[tuple[str, str]]) -> Answer:
-        """Send one request and read its whole answer. Ends the program on any status but 200."""
-        if self._streams is None:
-            self._streams = await asyncio.open_connection(self._host, self._port)
-            self._h11 = h11.Connection(h11.CLIENT)
-        reader, writer = self._streams
-        all_headers = [("Host", self._host), ("Content-Length", str(len(body))), *headers]
-        answer = Answer(time.perf_counter())
-        for sent in (h11.Request(method="POST", target=path, headers=all_headers), h11.Data(body), h11.EndOfMessage()):
-            writer.write(self._h11.send(sent) or b"")
-        status = 0
-        while True:
-            event = self._h11.next_event()
-            if event is h11.NEED_DATA:
-                self._h11.receive_data(await reader.read(65536))
-            elif isinstance(event, h11.Response):
-                status = event.status_code
-            elif isinstance(event, h11.Data):
-                answer.reads.append((time.perf_counter(), bytes(event.data)))
-            elif isinstance(event, h11.EndOfMessage):
-                break
-            else:
-                raise SystemExit(f"the server ended the connection: {event}")
-        if status != 200:
-            raise SystemExit(f"status {status}: {b''.join(data for _, data in answer.reads)[:300]!r}")
-        if self._h11.our_state is h11.MUST_CLOSE or self._h11.their_state is h11.MUST_CLOSE:
-            self.close()
-        else:
-            self._h11.start_next_cycle()
-        return answer
-
-    def close(self) -> None:
-        """Close; the next post opens anew."""
-        if self._streams is not None:
-            self._streams[1].close()
-            self._streams = None
-
-
-def make_body(args: argparse.Namespace, rng: random.Random) -> bytes:
-    """One request as JSON."""
-    prompt: Any = [rng.randrange(*args.token_range) for _ in range(args.input_len)]
-    if args.text:
-        prompt = " ".join(rng.choice(("the", "a", "one", "two", "red", "sun", "sea", "old")) for _ in prompt)
-    body = {
-        "model": args.model,
-        "prompt": prompt,
-        "max_tokens": args.output_len,
-        "temperature": 0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        **args.extra_body,
-    }
-    return json.dumps({name: value for name, value in body.items() if value is not None}).encode()
-
-
-async def run_round(args: argparse.Namespace, concurrency: int, rng: random.Random) -> dict[str, float]:
-    """Answer all requests of one round with `concurrency` clients; the figures of the round."""
-    url = urlsplit(args.url)
-    path = url.path.rstrip("/") + "/v1/completions"
-    headers = [("Content-Type", "application/json")]
-    if args.api_key:
-        headers.append(("Authorization", f"Bearer {args.api_key}"))
-    num_requests = max(args.min_requests, concurrency * args.waves)
-    bodies = iter([make_body(args, rng) for _ in range(num_requests)])
-    answers: list[Answer] = []
-
-    async def client() -> None:
-        connection = Connection(url.hostname or "127.0.0.1", url.port or 80)
-        for body in bodies:
-            answers.append(await connection.post(path, body, headers))  # noqa: PERF401  several clients share it
-        connection.close()
-
-    start_s = time.perf_counter()
-    async with asyncio.TaskGroup() as group:
-        for _ in range(concurrency):
-            group.create_task(client())
-    wall_s = time.perf_counter() - start_s
-    for answer in answers:
-        answer.parse()
-    first_ms = [1e3 * (a.first_token_s - a.sent_s) for a in answers]
-    gaps_ms = [1e3 * gap for a in answers for gap in a.gaps_s]
-    num_tokens = sum(a.num_tokens for a in answers)
-    return {
-        "requests": float(num_requests),
-        "output_tokens_per_s": num_tokens / wall_s,
-        "ttft_p50_ms": percentile(first_ms, 50),
-        "ttft_p99_ms": percentile(first_ms, 99),
-        "itl_p50_ms": percentile(gaps_ms, 50),
-        "itl_p99_ms": percentile(gaps_ms, 99),
-        "tokens_per_event": num_tokens / (len(gaps_ms) + len(answers)),
-    }
-
-
-async def main() -> None:
+def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--model", help="the name to ask for; the server's own when omitted")
-    parser.add_argument("--api-key")
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
+    add_target(parser)
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32], help="clients of the closed loop")
     parser.add_argument("--input-len", type=int, default=128)
     parser.add_argument("--output-len", type=int, default=64)
     parser.add_argument("--waves", type=int, default=2, help="requests per client in a round")
-    parser.add_argument("--min-requests", type=int, default=8)
+    parser.add_argument("--min-requests", type=int, default=8, help="of a round of the closed loop")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--text", action="store_true", help="send words instead of token ids")
+    parser.add_argument("--no-stream", action="store_true", help="whole answers; the first token is then the last")
+    parser.add_argument("--rate", type=float, help="open loop: requests per second, Poisson")
+    parser.add_argument("--requests", type=int, default=32, help="of a round with --rate")
+    parser.add_argument("--slo-ttft-ms", type=float, default=inf, help="goodput: the first token within this time")
+    parser.add_argument("--slo-itl-ms", type=float, default=inf, help="goodput: mean time of the tokens after it")
+    add_trace(parser)
+    return parser.parse_args(words)
+
+
+def add_target(parser: argparse.ArgumentParser) -> None:
+    """Options that say how a server wants to be asked; `target_of` reads them, and url and model."""
+    parser.add_argument("--api-key")
+    parser.add_argument("--text", action="store_true", help="send text instead of token ids; needs --tokenizer")
+    parser.add_argument("--tokenizer", type=Path, help="tokenizer.json or its folder: prompts are of its words")
     parser.add_argument("--token-range", type=int, nargs=2, default=(300, 1000), help="ids are drawn from [low, high)")
-    parser.add_argument("--extra-body", type=json.loads, default={"ignore_eos": True}, help="JSON merged into requests")
-    args = parser.parse_args()
-    rng = random.Random(args.seed)
-    warm_up = argparse.Namespace(**{**vars(args), "waves": 1, "min_requests": 2})
-    await run_round(warm_up, 1, rng)
+    parser.add_argument(
+        "--extra-body", type=json.loads, default={"ignore_eos": True}, help="JSON merged into requests; {} for none"
+    )
+    parser.add_argument("--no-usage", action="store_true", help="do not ask for token counts; events are counted")
+    parser.add_argument("--no-keepalive", action="store_true", help="a new connection for every request")
+    parser.add_argument("--timeout", type=float, default=600, help="seconds for one request")
+    parser.add_argument("--seed", type=int, default=0)
+
+
+def add_trace(parser: argparse.ArgumentParser) -> None:
+    """Options that say which stretch of a recorded trace is replayed; `arrivals_of` reads them."""
+    parser.add_argument("--trace", type=Path, help="open loop: a recorded trace, .csv or .jsonl, perhaps with .gz")
+    parser.add_argument("--trace-start", type=float, default=0, help="seconds into the recording")
+    parser.add_argument("--trace-seconds", type=float, default=60, help="seconds of the recording")
+    parser.add_argument("--trace-speed", type=float, default=1, help="times as fast as recorded")
+    parser.add_argument("--length-scale", type=float, default=1, help="times as many tokens as recorded")
+    parser.add_argument("--max-input-len", type=int, default=1024, help="longer prompts of the trace are cut to this")
+    parser.add_argument("--max-output-len", type=int, default=512, help="longer answers of the trace are cut to this")
+
+
+def target_of(args: argparse.Namespace) -> Target:
+    """Whom the command line names."""
+    if args.text and args.tokenizer is None:
+        raise SystemExit("--text needs --tokenizer: prompts as text have an exact length only by its words")
+    prompts = (
+        Prompts.of_tokenizer(args.tokenizer, as_text=args.text) if args.tokenizer else Prompts(range(*args.token_range))
+    )
+    return Target(
+        args.url,
+        prompts,
+        model=args.model,
+        extra_body=args.extra_body,
+        stream=not getattr(args, "no_stream", False),
+        usage=not args.no_usage,
+        keep_alive=not args.no_keepalive,
+        api_key=args.api_key,
+        timeout_s=args.timeout,
+    )
+
+
+def arrivals_of(args: argparse.Namespace, rng: random.Random) -> list[Arrival]:
+    """The open loop of the command line, for one round."""
+    if args.trace is None:
+        return poisson([Arrival(0.0, args.input_len, args.output_len)] * args.requests, args.rate, rng)
+    recorded = window(read_trace(args.trace), args.trace_start, args.trace_seconds)
+    if not recorded:
+        raise SystemExit(f"{args.trace}: nothing in {args.trace_seconds:g} s from {args.trace_start:g} s on")
+    return scale(
+        recorded,
+        speed=args.trace_speed,
+        length=args.length_scale,
+        max_in=args.max_input_len,
+        max_out=args.max_output_len,
+    )
+
+
+def report_load(args: argparse.Namespace, config: dict[str, Any], rounds: Sequence[Round]) -> bool:
+    """Print the line of one load; whether all requests were answered."""
+    limits = (
+        None if args.slo_ttft_ms == args.slo_itl_ms == inf else Limits(args.slo_ttft_ms / 1e3, args.slo_itl_ms / 1e3)
+    )
+    figures = medians([of_round(done, limits) for done in rounds])
+    failures = [failure for done in rounds for failure in done.failures]
+    if failures:
+        config |= {"first_error": failures[0]}
+    if limits is not None:
+        config |= {"slo_ttft_ms": args.slo_ttft_ms, "slo_itl_ms": args.slo_itl_ms}
+    config |= {"url": args.url, "stream": not args.no_stream, "text": args.text, "rounds": args.rounds}
+    emit("serving", config | {"extra_body": args.extra_body}, figures)
+    return not failures
+
+
+async def measure(args: argparse.Namespace) -> bool:
+    """All loads of the command line, one after the other; whether all requests were answered."""
+    target, rng = target_of(args), random.Random(args.seed)
+    request = Arrival(0.0, args.input_len, args.output_len)
+    await closed_loop(target, [request] * 2, 1, rng)  # the first requests are slower
+    if args.trace is not None or args.rate is not None:
+        loads = [arrivals_of(args, rng) for _ in range(args.rounds)]
+        rounds = [await open_loop(target, arrivals, rng, salt) for salt, arrivals in enumerate(loads)]
+        return report_load(args, open_config(args), rounds)
+    answered = True
     for concurrency in args.concurrency:
-        rounds = [await run_round(args, concurrency, rng) for _ in range(args.rounds)]
-        figures = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
-        config = {"concurrency": concurrency, "input_len": args.input_len, "output_len": args.output_len}
-        emit("serving", {**config, "rounds": args.rounds, "extra_body": args.extra_body}, figures)
+        requests = [request] * max(args.min_requests, concurrency * args.waves)
+        rounds = [await closed_loop(target, requests, concurrency, rng) for _ in range(args.rounds)]
+        config = {
+            "load": "closed",
+            "concurrency": concurrency,
+            "input_len": args.input_len,
+            "output_len": args.output_len,
+        }
+        answered &= report_load(args, config, rounds)
+    return answered
+
+
+def open_config(args: argparse.Namespace) -> dict[str, Any]:
+    """What identifies an open loop in its line."""
+    if args.trace is None:
+        return {"load": "poisson", **{name: getattr(args, name) for name in ("rate", "input_len", "output_len")}}
+    names = ("trace_start", "trace_seconds", "trace_speed", "length_scale", "max_input_len", "max_output_len")
+    return {"load": args.trace.name, **{name: getattr(args, name) for name in names}}
+
+
+def main() -> None:
+    sys.exit(0 if run(measure(parse_arguments())) else 1)
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    main()

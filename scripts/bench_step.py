@@ -1,21 +1,35 @@
-"""What a step costs the host: microseconds of `Scheduler.plan` + `Scheduler.commit` in steady decode.
+"""What a step costs the host, by stage: medians of microseconds, at several numbers of running sequences.
 
-No model and no device: the results are scripted, so that the scheduler and the block bookkeeping are all that is
-timed. Prints one JSON line for each number of running sequences.
+    plan     the scheduler decides who computes what
+    build    the plan becomes the tensors of a batch (--runner real)
+    launch   the step is handed to the runner
+    land     the event loop waits for it: with --runner real this is the model; else what the event loop itself takes
+    commit   the scheduler takes the tokens in
+    publish  tokens become text, events, HTTP chunks and bytes handed to each request's transport, and tasks run for it
+
+`total` is all of them but land. Every request is a stream over the whole HTTP path (step_stages.py). With --runner
+scripted, the default, no model is computed; --runner real serves --model. `plan_commit` is plan and commit on their
+own, with nothing else in the processor's caches, as scheduler benchmarks have it. One JSON line a size.
 
     python scripts/bench_step.py --sizes 1,64,256,1024 --steps 500
+    python scripts/bench_step.py --sizes 1,64 --steps 200 --runner real --model demo
 """
 
 import argparse
+import asyncio
 import gc
+import sys
 import time
 
 from report import emit, percentile
+from step_stages import NUM_PROMPT_TOKENS, NUM_SPARE_TOKENS, Stages, Stopwatch, measure, scripted_loader, timed
 
+from aserve.build import loader, make_options
 from aserve.core.ids import RequestId
 from aserve.core.params import SamplingParams
 from aserve.core.plan import StepPlan, StepResult
 from aserve.core.request import Request
+from aserve.engine import Loader
 from aserve.scheduler.scheduler import Scheduler
 
 BLOCK_SIZE = 16
@@ -73,18 +87,87 @@ def step_times_us(num_seqs: int, num_steps: int) -> list[float]:
     return times_us[NUM_WARMUP_STEPS:]
 
 
+def build_times_us(num_seqs: int, num_steps: int) -> list[float]:
+    """Microseconds of the batch building of each step, on the CPU, in steady decode."""
+    import torch
+
+    from aserve.runner.batch import BatchBuilder
+    from aserve.runner.controls import ControlTable
+    from aserve.runner.device import step_device
+    from aserve.runner.rows import RowTable
+
+    scheduler = decoding_scheduler(num_seqs, num_steps + NUM_WARMUP_STEPS)
+    cpu = torch.device("cpu")
+    device = step_device(cpu)
+    num_spans = (MIN_PROMPT_TOKENS + num_steps + NUM_WARMUP_STEPS) // BLOCK_SIZE + 3
+    rows = RowTable(num_seqs, num_spans, cpu)
+    builder = BatchBuilder(rows, ControlTable(num_seqs, 1000, cpu, device), device, BLOCK_SIZE)
+    times_us = []
+    with torch.inference_mode():
+        for _ in range(num_steps + NUM_WARMUP_STEPS):
+            plan = scheduler.plan(0.0)
+            assert plan is not None, "every sequence has room for every step"
+            start = time.perf_counter_ns()
+            builder.build(plan)
+            times_us.append((time.perf_counter_ns() - start) / 1000)
+            scheduler.commit(sampled(plan))
+    return times_us[NUM_WARMUP_STEPS:]
+
+
+def stage_times_us(load: Loader, num_seqs: int, num_steps: int, *, scripted: bool) -> Stages:
+    """Microseconds by stage, of steps in a serving process."""
+
+    async def run() -> Stages:
+        watch = Stopwatch()
+        return await measure(timed(load, watch, waits=scripted), watch, num_seqs, num_steps, NUM_WARMUP_STEPS)
+
+    with asyncio.Runner(loop_factory=_event_loop) as runner:
+        return runner.run(run())
+
+
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """The server's own choice."""
+    if sys.platform == "win32":
+        return asyncio.new_event_loop()
+    import uvloop
+
+    return uvloop.new_event_loop()
+
+
+def figures(num_seqs: int, num_steps: int, model: str | None) -> dict[str, float]:
+    """The medians of one size. model: None computes none."""
+    max_model_len = NUM_PROMPT_TOKENS + NUM_WARMUP_STEPS + num_steps + NUM_SPARE_TOKENS + 1
+    if model is None:
+        load = scripted_loader(num_seqs, max_model_len)
+    else:
+        load = loader(make_options(model=model, max_num_seqs=num_seqs))
+    stages = stage_times_us(load, num_seqs, num_steps, scripted=model is None)
+    medians = {name: percentile(stages[name], 50) for name in ("plan", "launch", "land", "commit")}
+    medians["publish"] = percentile(stages["publish"], 50)
+    if model is None:  # else tasks run while the model computes, and nobody waits for them
+        medians["publish"] += percentile(stages["deliver"], 50)
+    medians["total"] = sum(medians.values()) - medians["land"]
+    if model is not None:
+        medians["build"] = percentile(build_times_us(num_seqs, num_steps), 50)
+    return {f"{name}_us": value for name, value in medians.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default="1,64,256,1024", help="numbers of running sequences")
     parser.add_argument("--steps", type=int, default=500, help="steps timed for each size")
+    parser.add_argument("--runner", choices=("scripted", "real"), default="scripted")
+    parser.add_argument("--model", default="demo", help="for --runner real")
     arguments = parser.parse_args()
     for num_seqs in map(int, arguments.sizes.split(",")):
         gc.collect()
         gc.freeze()  # as the server does after warm-up
         times_us = step_times_us(num_seqs, arguments.steps)
+        stages_us = figures(num_seqs, arguments.steps, arguments.model if arguments.runner == "real" else None)
         gc.unfreeze()
-        figures = {"plan_commit_us_p50": percentile(times_us, 50), "plan_commit_us_p99": percentile(times_us, 99)}
-        emit("step", {"num_running": num_seqs, "num_steps": arguments.steps}, figures)
+        config = {"num_running": num_seqs, "num_steps": arguments.steps, "runner": arguments.runner}
+        plan_commit = {"plan_commit_us_p50": percentile(times_us, 50), "plan_commit_us_p99": percentile(times_us, 99)}
+        emit("step", config, {**plan_commit, **stages_us})
 
 
 if __name__ == "__main__":

@@ -1,14 +1,17 @@
 """One benchmark result as one JSON line: what was measured, on which machine, from which commit."""
 
+import importlib.metadata
 import json
+import math
 import os
 import platform
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+VERSIONS_OF: Final = ("torch", "triton", "transformers")
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -29,9 +32,19 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": names[0] if names else platform.processor(),
         "cores": os.cpu_count(),
+        "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),  # None leaves the number of threads to each engine
         "python": platform.python_version(),
+        **{name: version(name) for name in VERSIONS_OF},
         **_gpu(),
     }
+
+
+def version(package: str) -> str | None:
+    """The installed version of a package, which is not imported for this; None where there is none."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def commit() -> str:
@@ -44,9 +57,16 @@ def commit() -> str:
 
 
 def emit(bench: str, config: dict[str, Any], figures: dict[str, Any]) -> None:
-    """Print the result line. Floats are rounded to four significant digits."""
-    rounded = {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in figures.items()}
-    print(json.dumps({"bench": bench, **config, **rounded, "commit": commit(), "machine": machine()}), flush=True)
+    """Print the result line. Floats are rounded to four significant digits; one that is no number is null."""
+    tidy = {name: rounded(value) for name, value in figures.items()}
+    print(json.dumps({"bench": bench, **config, **tidy, "commit": commit(), "machine": machine()}), flush=True)
+
+
+def rounded(value: Any) -> Any:
+    """As it is written: a float with four significant digits, or None where it is no number; all else as it is."""
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
 def _git(*arguments: str) -> str:
@@ -57,7 +77,7 @@ def _gpu() -> dict[str, Any]:
     torch = sys.modules.get("torch")  # not loaded for this: a client's benchmark does without
     if torch is None or not torch.cuda.is_available():
         return {}
-    return {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda}
+    return {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
 
 
 def _cpuinfo() -> list[str]:

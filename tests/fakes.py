@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import exp, log
 
 from aserve.core.ids import BlockId, HostBlockId, Row, SeqId
+from aserve.core.layout import Window
 from aserve.core.plan import BlockOps, RowSampling, SeqSlice, StepPlan, StepResult, TokenScores
 
 BYTE_TOKENS = range(256, 512)
@@ -28,6 +29,13 @@ def no_mark(_sampling: RowSampling) -> int:
 
 Context = Sequence[tuple[int, int, int]]
 """What a token is made from: (position, token, mark) of all before it."""
+
+
+def seen_by(context: Context, windows: Sequence[Window]) -> Context:
+    """What layers with these windows see of a context: one group after the other."""
+    if tuple(windows) == (None,):
+        return context
+    return [entry for window in windows for entry in (context if window is None else context[-window:])]
 
 
 def next_token(context: Context, vocabulary: range, banned_ids: Iterable[int] = (), seed: int = 0) -> int:
@@ -58,12 +66,14 @@ def continuation(
     stop_ids: Iterable[int] = (),
     min_tokens: int = 0,
     seed: int = 0,
+    windows: Sequence[Window] = (None,),
 ) -> list[int]:
     """The oracle: what `ScriptedRunner` must generate, from the tokens alone; an ending token is the last."""
     context = [(position, token_id, mark) for position, token_id in enumerate(prompt_token_ids)]
     generated: list[int] = []
     while len(generated) < num_tokens and not (generated and generated[-1] in stop_ids):
-        token_id = next_token(context, vocabulary, stop_ids if len(generated) < min_tokens else (), seed)
+        banned_ids = stop_ids if len(generated) < min_tokens else ()
+        token_id = next_token(seen_by(context, windows), vocabulary, banned_ids, seed)
         context.append((len(context), token_id, mark))
         generated.append(token_id)
     return generated
@@ -82,12 +92,20 @@ class FakeRow:
 class FakeKV:
     """Rows and blocks of (position, token, mark). Runs plans in order, like a device's stream.
 
-    seeded: rows that are not greedy depend on their seed, as those of a model do.
+    seeded: rows that are not greedy depend on their seed, as those of a model do. windows: of each layer group; every
+    group keeps the same, and sees what its window shows.
     """
 
     def __init__(
-        self, block_size: int, vocabulary: range = BYTE_TOKENS, mark: Mark = no_mark, *, seeded: bool = False
+        self,
+        block_size: int,
+        vocabulary: range = BYTE_TOKENS,
+        mark: Mark = no_mark,
+        *,
+        seeded: bool = False,
+        windows: Sequence[Window] = (None,),
     ) -> None:
+        self._windows = tuple(windows)
         self._block_size = block_size
         self._vocabulary = vocabulary
         self._mark = mark
@@ -105,6 +123,8 @@ class FakeKV:
         written: set[tuple[BlockId, int]] = set()
         for piece in plan.slices:
             self._write(piece, written)
+        for piece in plan.slices:
+            self._context(self._rows[piece.row], piece.start + 1)  # its first position reads too, sampled or not
         sampling = [piece for piece in plan.slices if piece.samples]
         scores = tuple(self._scores(piece, self._sample(piece)) for piece in sampling)
         return StepResult(
@@ -126,8 +146,14 @@ class FakeKV:
             row = self._rows[piece.row]
             if row.seq_id == piece.seq_id:  # else a later step took the row over, and failed with this one
                 for position in range(piece.start, piece.start + piece.num_tokens):
-                    block_id, offset = self._slot(row, position)
-                    self._blocks.setdefault(block_id, {})[offset] = (-1, -1, -1)
+                    for group in range(len(self._windows)):
+                        block_id, offset = self._slot(row, position, group)
+                        self._blocks.setdefault(block_id, {})[offset] = (-1, -1, -1)
+
+    def poison(self, block_ids: Iterable[BlockId]) -> None:
+        """Nobody may read what is in these blocks: it is gone."""
+        for block_id in block_ids:
+            self._blocks.pop(block_id, None)
 
     def _move(self, ops: BlockOps) -> None:
         for moves in (ops.swap_outs, ops.copies, ops.swap_ins):
@@ -151,11 +177,12 @@ class FakeKV:
             token_ids = (row.last_token,)
         assert len(token_ids) == piece.num_tokens > 0, "a slice brings its tokens"
         for position, token_id in enumerate(token_ids, start=piece.start):
-            slot = self._slot(row, position)
-            assert slot[0] != 0, "I5: the null block is written"
-            assert slot not in written, "I4: two sequences write one slot"
-            written.add(slot)
-            self._blocks.setdefault(slot[0], {})[slot[1]] = (position, token_id, self._mark(row.sampling))
+            for group in range(len(self._windows)):
+                slot = self._slot(row, position, group)
+                assert slot[0] != 0, "I5: the null block is written"
+                assert slot not in written, "I4: two sequences write one slot"
+                written.add(slot)
+                self._blocks.setdefault(slot[0], {})[slot[1]] = (position, token_id, self._mark(row.sampling))
 
     def _sample(self, piece: SeqSlice) -> int:
         row = self._rows[piece.row]
@@ -186,16 +213,19 @@ class FakeKV:
         )
 
     def _context(self, row: FakeRow, num_positions: int) -> list[tuple[int, int, int]]:
+        """What the last of so many positions sees."""
         context = []
-        for position in range(num_positions):
-            block_id, offset = self._slot(row, position)
-            written = self._blocks.get(block_id, {})
-            assert offset in written, f"I6: position {position} is read before it is written"
-            context.append(written[offset])
+        for group, window in enumerate(self._windows):
+            for position in range(max(0, num_positions - window) if window else 0, num_positions):
+                block_id, offset = self._slot(row, position, group)
+                written = self._blocks.get(block_id, {})
+                assert offset in written, f"I6: position {position} of group {group} is read and not written"
+                context.append(written[offset])
         return context
 
-    def _slot(self, row: FakeRow, position: int) -> tuple[BlockId, int]:
-        return row.block_ids[position // self._block_size], position % self._block_size
+    def _slot(self, row: FakeRow, position: int, group: int) -> tuple[BlockId, int]:
+        span, offset = divmod(position, self._block_size)
+        return row.block_ids[span * len(self._windows) + group], offset
 
 
 class FakeScript:

@@ -8,10 +8,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import aserve
-from aserve.build import AsyncEngine, default_sampling, load, make_options, startup_lines
+from aserve.build import AsyncEngine, default_sampling, has_host_tier, load, make_options, startup_lines
 from aserve.core.errors import CheckpointError, ConfigError, OverloadedError, UnavailableError
 from aserve.core.ids import RequestId
 from aserve.core.params import SamplingParams
@@ -103,6 +104,16 @@ def test_generation_config_sets_sampling_defaults_unless_told_not_to(folder):
 def test_sampling_defaults_that_no_request_may_have_are_refused(fields):
     with pytest.raises(CheckpointError, match=r"generation_config\.json: .*--generation-config none"):
         default_sampling(fields)
+
+
+def test_evicted_prefixes_live_on_in_the_swap_space_where_that_is_measured_to_pay(folder):
+    parts = parts_of(folder, swap_space=0.001)
+    config = msgspec.structs.replace(parts.config, recompute_cost_s=1e-3, swap_cost_s=1e-4)
+    assert has_host_tier(config)
+    assert not has_host_tier(msgspec.structs.replace(config, swap_cost_s=1.0))
+    assert not has_host_tier(msgspec.structs.replace(config, num_host_blocks=0))
+    (line,) = (line for line in parts.config.notes if line.startswith("swap space: "))
+    assert ("evicted prefixes" in line) == has_host_tier(parts.config)
 
 
 async def test_memory_pressure_is_met_as_wished(folder):

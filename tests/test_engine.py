@@ -23,8 +23,8 @@ from aserve.core.errors import (
 from aserve.core.outputs import FinishReason
 from aserve.core.params import SamplingParams
 from aserve.core.plan import StepResult
+from aserve.engine import OFF_LOOP_TOKENS, EngineState, Progress
 from aserve.engine import AsyncEngine as BareEngine
-from aserve.engine import EngineState, Progress
 from tests.engines import scripted_engine, scripted_loader
 from tests.fakes import FakeScript, ScriptedRunner
 from tests.http.peer import until
@@ -362,7 +362,9 @@ def test_no_thread_file_process_task_or_signal_handler_is_left(new_loop):
 def tensor_bytes():
     """What the tensors that Python can reach hold, those in cycles that nobody has collected included."""
     tensors = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
-    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+    packed = [t for t in tensors if t.is_mkldnn]  # opaque: it says its size, and shares it with nobody
+    storages = {s.data_ptr(): s for s in (t.untyped_storage() for t in tensors if not t.is_mkldnn)}
+    return sum(t.numel() * t.element_size() for t in packed) + sum(s.nbytes() for s in storages.values())
 
 
 def rss_bytes():
@@ -389,3 +391,25 @@ async def test_five_engines_in_a_row_do_not_grow():
             await engine.complete("One", greedy())
         sizes.append(rss_bytes())
     assert max(sizes[2:]) - sizes[1] < 2**25, sizes
+
+
+async def test_a_long_prompt_is_hashed_before_it_is_opened_and_finds_what_a_short_one_left():
+    prompt = [index % 250 for index in range(OFF_LOOP_TOKENS + 100)]
+    async with scripted_engine(max_model_len=4096, num_blocks=1200) as engine:
+        await engine.complete(prompt[: OFF_LOOP_TOKENS - 100])
+        answer = await engine.complete(prompt)
+        assert answer.num_cached_tokens == OFF_LOOP_TOKENS - 104  # of 8 tokens each, the block with the last one is not
+        assert (await engine.complete(prompt)).num_cached_tokens == OFF_LOOP_TOKENS + 96
+
+
+async def test_a_long_prompt_of_wrong_ids_is_refused_as_a_short_one_is():
+    async with scripted_engine(max_model_len=4096, num_blocks=1200) as engine:
+        for num_tokens in (3, OFF_LOOP_TOKENS + 1):
+            with pytest.raises(InvalidRequestError, match="token id 9999 is not in"):
+                await engine.complete([1] * num_tokens + [9999])
+
+
+async def test_an_engine_says_how_late_its_event_loop_is():
+    labels = {"model_name": "scripted"}
+    async with scripted_engine() as engine:
+        await until(lambda: engine.registry.get_sample_value("aserve_event_loop_lag_seconds", labels) > 0)

@@ -89,3 +89,107 @@ def test_any_interleaving_of_writing_and_reading_gives_the_same_text(script):
         return read
 
     assert asyncio.run(run()) == "".join(step for step in script if step is not None)
+
+
+class Taker:
+    """A shortcut that takes deltas while it is told to."""
+
+    def __init__(self):
+        self.taken = []
+        self.willing = True
+
+    def __call__(self, delta):
+        if self.willing:
+            self.taken.append(delta.text)
+        return self.willing
+
+
+async def waiting(mailbox):
+    """A reader who waits for the next delta."""
+    reader = asyncio.create_task(anext(mailbox))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    return reader
+
+
+async def test_a_shortcut_takes_deltas_while_the_reader_waits_and_leaves_the_last_to_him():
+    mailbox, take = Mailbox(), Taker()
+    mailbox.shortcut(take)
+    mailbox.put(delta("a"))  # nobody waits yet
+    assert (await anext(mailbox)).text == "a"
+    reader = await waiting(mailbox)
+    mailbox.put(delta("b"))
+    mailbox.put(delta("c"))
+    assert take.taken == ["b", "c"]
+    mailbox.put(delta("d", finish=FinishReason.STOP))
+    assert await reader == delta("d", finish=FinishReason.STOP)
+
+
+async def test_what_a_shortcut_leaves_comes_to_the_reader_in_order_and_later_deltas_after_it():
+    mailbox, take = Mailbox(), Taker()
+    mailbox.shortcut(take)
+    reader = await waiting(mailbox)
+    mailbox.put(delta("a"))
+    take.willing = False
+    mailbox.put(delta("b"))
+    take.willing = True
+    mailbox.put(delta("c"))  # the reader has been woken, and has not run: it comes after b, by the same way
+    assert take.taken == ["a"]
+    assert (await reader).text == "bc"
+
+
+async def test_what_a_shortcut_raises_is_raised_in_the_reader_and_not_in_the_writer():
+    def take(_delta):
+        raise ZeroDivisionError
+
+    mailbox = Mailbox()
+    mailbox.shortcut(take)
+    reader = await waiting(mailbox)
+    mailbox.put(delta("a"))
+    mailbox.put(delta("b"))
+    assert (await reader).text == "b"
+    with pytest.raises(ZeroDivisionError):
+        await anext(mailbox)
+
+
+async def test_a_reader_who_gave_up_waiting_is_not_offered_anything():
+    mailbox, take = Mailbox(), Taker()
+    mailbox.shortcut(take)
+    reader = await waiting(mailbox)
+    reader.cancel()
+    mailbox.put(delta("a"))
+    await asyncio.wait({reader})
+    mailbox.put(delta("b"))
+    assert take.taken == []
+    assert (await anext(mailbox)).text == "ab"
+
+
+@given(st.lists(st.sampled_from(["put", "read", "take", "turn"]), max_size=40))
+def test_with_a_shortcut_and_without_a_reader_gets_the_same_text(script):
+    """The twin of the shortcut is the mailbox without one. "read" and "take" change whether the one or other does."""
+
+    async def run(*, with_shortcut):
+        mailbox, take, read, reads = Mailbox(), Taker(), [], asyncio.Event()
+        if with_shortcut:
+            mailbox.shortcut(lambda each: take(each) and read.append(each.text) is None)
+
+        async def reader():
+            async for each in mailbox:
+                read.append(each.text)
+                await reads.wait()
+
+        task = asyncio.create_task(reader())
+        for number, step in enumerate(script):
+            if step == "put":
+                mailbox.put(delta(f"{number} "))
+            elif step == "read":
+                (reads.clear if reads.is_set() else reads.set)()
+            elif step == "take":
+                take.willing = not take.willing
+            elif step == "turn":
+                await asyncio.sleep(0)
+        reads.set()
+        mailbox.put(delta("end", finish=FinishReason.STOP))
+        await task
+        return "".join(read)
+
+    assert asyncio.run(run(with_shortcut=True)) == asyncio.run(run(with_shortcut=False))

@@ -146,6 +146,7 @@ async def run_trace(runner: Runner, seed: int) -> tuple[Drive, dict[str, Request
         preemption=PreemptionRule(rng.choice(("auto", "swap", "recompute", "swap")), swap_cost_s=20e-6),
         policy=rng.choice((first_come_first_served, priority_with_ageing(3.0))),
         long_prefill_token_threshold=rng.choice((0, 0, 8)),
+        keeps_evicted=rng.random() < 0.75,
     )
     requests: dict[str, Request] = {}
     aborted: set[str] = set()
@@ -211,6 +212,7 @@ async def compare_trace(runner: Runner, seed: int) -> Counter[str]:
         copied_blocks=counts.num_copied_blocks,
         cache_hit_tokens=counts.num_cache_hits,
         evictions=counts.num_cache_evictions,
+        host_hit_blocks=counts.num_host_hit_blocks,
         traces_with_preemption=int(counts.num_preemptions > 0),
         traces_with_swap=int(counts.num_swap_outs > 0),
     )
@@ -230,6 +232,7 @@ async def test_every_answer_of_a_trace_equals_its_solo_run(checkpoints):
     finally:
         runner.close()
     assert counts["copied_blocks"] > NUM_TRACES, counts
+    assert counts["host_hit_blocks"] > NUM_TRACES / 2, counts
     assert counts["cache_hit_tokens"] > NUM_TRACES, counts
     assert counts["traces_with_preemption"] > NUM_TRACES / 2, counts
     assert counts["traces_with_swap"] > NUM_TRACES / 2, counts

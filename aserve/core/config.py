@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, get_args
 import msgspec
 
 from aserve.core.errors import ConfigError
+from aserve.core.layout import Footprint, Window
 
 GiB: Final = 1024**3
 DEVICES: Final = ("auto", "cpu", "cuda")
@@ -21,6 +22,10 @@ SchedulingPolicy = Literal["fcfs", "priority"]
 PREEMPTION_MODES: Final = get_args(PreemptionMode)
 SCHEDULING_POLICIES: Final = get_args(SchedulingPolicy)
 MAX_DELAY_FACTOR: Final = 1000.0
+RECOMPUTE_COST_S: Final = 20e-6
+"""Of a token in a step of 8 billion parameters on a large GPU, where it is not measured."""
+SWAP_COST_S: Final = 80e-6
+"""Of a block of 2 MiB that crosses PCIe 4.0, where it is not measured."""
 COUNTS: Final = (
     *("max_model_len", "kv_cache_memory_bytes", "max_num_seqs", "max_num_batched_tokens"),
     "max_num_queued_reqs",
@@ -52,6 +57,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int | None = None
     watermark: float = 0.01
     enable_prefix_caching: bool = True
+    enforce_eager: bool = False
     preemption_mode: PreemptionMode = "auto"
     scheduling_policy: SchedulingPolicy = "fcfs"
     long_prefill_token_threshold: int = 0
@@ -93,18 +99,25 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured. kv_bytes_per_token is over all layers; kv_budget_bytes is what the device can give to KV."""
+    """What was measured.
+
+    kv_bytes_per_token: of a position in a block, which is over all layers unless they are in groups (layout.py).
+    kv_budget_bytes: what the device can give to KV. kv_windows: of each layer group.
+    """
 
     device: str
     context_len: int
     kv_bytes_per_token: int
     kv_budget_bytes: int
+    kv_windows: tuple[Window, ...] = (None,)
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The decided numbers. num_blocks counts the null block too; notes are lines for the start-up print.
 
     num_host_blocks: blocks that fit the swap space in host memory.
+    kv_windows: sliding windows by layer group; a span of block_size positions takes a block of each.
+    recompute_cost_s, swap_cost_s: of a token computed anew, of a block moved one way; measured if there is swap space.
     The last five before the notes are the options of those names.
     """
 
@@ -116,6 +129,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     watermark: float
     enable_prefix_caching: bool
     num_host_blocks: int = 0
+    kv_windows: tuple[Window, ...] = (None,)
+    recompute_cost_s: float = RECOMPUTE_COST_S
+    swap_cost_s: float = SWAP_COST_S
     preemption_mode: PreemptionMode = "auto"
     scheduling_policy: SchedulingPolicy = "fcfs"
     long_prefill_token_threshold: int = 0
@@ -125,8 +141,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_kv_tokens(self) -> int:
-        """Tokens that the allocatable blocks hold."""
-        return (self.num_blocks - 1) * self.block_size
+        """Tokens that the allocatable blocks hold, all of them seen by all layers."""
+        return (self.num_blocks - 1) // len(self.kv_windows) * self.block_size
+
+    @property
+    def num_full_len(self) -> int:
+        """Sequences of max_model_len that can run at once."""
+        threshold = self.long_prefill_token_threshold or self.max_num_batched_tokens
+        chunk = min(threshold, self.max_num_batched_tokens)
+        peak = Footprint(self.kv_windows, self.block_size, chunk).peak(self.max_model_len)
+        return min(self.max_num_seqs, (self.num_blocks - 1) // peak)
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,10 +189,12 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         )
     max_model_len = options.max_model_len or facts.context_len
 
+    chunk = min(options.long_prefill_token_threshold or budget, budget)
+    footprint = Footprint(facts.kv_windows, options.block_size, chunk)
     bytes_per_block = facts.kv_bytes_per_token * options.block_size
     wanted_bytes = options.kv_cache_memory_bytes or facts.kv_budget_bytes
     num_blocks = wanted_bytes // bytes_per_block
-    blocks_per_seq = -(-max_model_len // options.block_size)
+    blocks_per_seq = footprint.peak(max_model_len)
     useful_blocks = 1 + max_num_seqs * blocks_per_seq
     if num_blocks > useful_blocks and options.kv_cache_memory_bytes is None:
         num_blocks = useful_blocks
@@ -179,7 +205,7 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
             "at least 2 are needed"
         )
     if blocks_per_seq > num_blocks - 1:
-        fits = (num_blocks - 1) * options.block_size
+        fits = footprint.longest(num_blocks - 1, max_model_len)
         if options.max_model_len is not None:
             raise ConfigError(
                 f"max_model_len {max_model_len} does not fit the KV cache of {fits} tokens; "
@@ -199,6 +225,7 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         watermark=options.watermark,
         enable_prefix_caching=options.enable_prefix_caching,
         num_host_blocks=num_host_blocks,
+        kv_windows=facts.kv_windows,
         preemption_mode=options.preemption_mode,
         scheduling_policy=options.scheduling_policy,
         long_prefill_token_threshold=options.long_prefill_token_threshold,

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from aserve.core.ids import RequestId
+from aserve.core.ids import BlockHash, RequestId
 from aserve.core.params import SamplingParams
 
 
@@ -16,6 +16,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: enters the root of the prefix hash; requests share cached blocks only under equal salts.
     priority: lower runs first, under the priority policy.
     bad_word_ids: params.bad_words as token sequences.
+    prompt_hashes: names of the prompt's first full blocks, as far as they were computed beforehand.
     arrival_s: the engine's clock when it came, in seconds; orders the queue, never compared with wall time.
     """
 
@@ -30,3 +31,4 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: bytes = b""
     priority: int = 0
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    prompt_hashes: tuple[BlockHash, ...] = ()

@@ -11,7 +11,7 @@ from aserve.core.errors import AserveError
 from aserve.engine import AsyncEngine
 from aserve.http.endpoint import Handler, JsonEndpoint
 from aserve.http.errors import handle_error
-from aserve.http.middleware import MAX_BODY_BYTES, guard
+from aserve.http.middleware import MAX_BODY_BYTES, MAX_TOTAL_BODY_BYTES, guard
 from aserve.http.openai.chat import chat_completions
 from aserve.http.openai.completions import completions
 from aserve.http.openai.models import model_routes
@@ -26,6 +26,7 @@ def create_app(
     *,
     api_keys: Sequence[str] = (),
     max_body_bytes: int = MAX_BODY_BYTES,
+    max_total_body_bytes: int = MAX_TOTAL_BODY_BYTES,
     body_timeout_s: float = 10.0,
     stream_limits: StreamLimits | None = None,
 ) -> Starlette:
@@ -33,6 +34,7 @@ def create_app(
 
     api_keys: with any, a request needs one of them as a bearer token, except for the health routes.
     max_body_bytes, body_timeout_s: how long a request's body may be, and how long the client may be silent within it.
+    max_total_body_bytes: of all that are being received; a large one beyond it is answered with 503.
     """
     limits = stream_limits or StreamLimits()
 
@@ -50,7 +52,13 @@ def create_app(
         ],
         middleware=[
             Middleware(RequestIds),
-            Middleware(guard, api_keys=api_keys, max_body_bytes=max_body_bytes, body_timeout_s=body_timeout_s),
+            Middleware(
+                guard,
+                api_keys=api_keys,
+                max_body_bytes=max_body_bytes,
+                max_total_body_bytes=max_total_body_bytes,
+                body_timeout_s=body_timeout_s,
+            ),
         ],
         exception_handlers=dict.fromkeys((AserveError, HTTPException, Exception), handle_error),
     )

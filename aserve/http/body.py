@@ -2,9 +2,14 @@
 
 Numbers are strict JSON (no NaN, no Infinity, nothing a float cannot hold); of equal keys the last wins. How long a body
 may be and how long it may take is the middleware's business.
+
+Decoding is one call that nothing interrupts, and a thread that is in it keeps the event loop waiting like any other. Of
+text it takes 1 ms for 4 MiB; but 20 ms for a million numbers, and half a second for a million arrays or objects, which
+the garbage collector goes through as they grow. So the values in a large body are counted first.
 """
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -17,9 +22,21 @@ from aserve.http.errors import HttpError
 
 OFF_LOOP_BYTES: Final = 64 * 1024
 """Longer bodies are parsed in a thread."""
+MAX_CONTAINERS: Final = 65_536
+"""Arrays and objects in a body. A message is one, or three if its content is a list of parts; and a prompt is one."""
+MAX_VALUES: Final = 2_097_152
+"""Members of all of them together, and strings. The longest contexts are a million tokens."""
 
 
-async def read_object(scope: Scope, receive: Receive) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class JsonObject:
+    """A body's fields. is_large: going through them is work for a thread."""
+
+    fields: dict[str, Any]
+    is_large: bool
+
+
+async def read_object(scope: Scope, receive: Receive) -> JsonObject:
     """The body as a JSON object.
 
     Raises `HttpError` (415) for what does not call itself JSON, `InvalidRequestError` for what is not JSON, and
@@ -27,10 +44,11 @@ async def read_object(scope: Scope, receive: Receive) -> dict[str, Any]:
     """
     _check_media_type(Headers(scope=scope))
     body = await _read(receive)
-    value = await asyncio.to_thread(_decode, body) if len(body) > OFF_LOOP_BYTES else _decode(body)
+    is_large = len(body) > OFF_LOOP_BYTES
+    value = await asyncio.to_thread(_decode_large, body) if is_large else _decode(body)
     if not isinstance(value, dict):
         raise InvalidRequestError("the body must be a JSON object")
-    return value
+    return JsonObject(value, is_large)
 
 
 def _check_media_type(headers: Headers) -> None:
@@ -51,6 +69,30 @@ async def _read(receive: Receive) -> bytes:
         chunks.append(message.get("body", b""))
         more = message.get("more_body", False)
     return b"".join(chunks)
+
+
+def _decode_large(body: bytes) -> Any:
+    might_hold_too_much = body.count(b"[") + body.count(b"{") > MAX_CONTAINERS or body.count(b",") > MAX_VALUES
+    if might_hold_too_much and holds_more_than(body, MAX_CONTAINERS, MAX_VALUES):
+        raise InvalidRequestError(f"the body has more than {MAX_CONTAINERS} arrays and objects, or {MAX_VALUES} values")
+    return _decode(body)
+
+
+def holds_more_than(body: bytes, max_containers: int, max_values: int) -> bool:
+    """Whether JSON has more arrays and objects, or more commas and strings, outside strings. Linear in its length."""
+    unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # every quote that is left begins or ends a string
+    num_containers = num_values = start = 0
+    while num_containers <= max_containers and num_values <= max_values:
+        opening = unescaped.find(b'"', start)
+        end = len(unescaped) if opening < 0 else opening
+        num_containers += unescaped.count(b"[", start, end) + unescaped.count(b"{", start, end)
+        num_values += unescaped.count(b",", start, end)
+        closing = unescaped.find(b'"', opening + 1)
+        if opening < 0 or closing < 0:
+            break
+        num_values += 1
+        start = closing + 1
+    return num_containers > max_containers or num_values > max_values
 
 
 def _decode(body: bytes) -> Any:

@@ -3,10 +3,11 @@
 The edge of a request's task: the only place under http/ besides sse.py that catches every exception.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -18,14 +19,27 @@ from aserve.http.connection import ClientGone, while_connected
 from aserve.http.errors import error_response
 from aserve.http.request_id import SCOPE_KEY, name_request
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One request as its handler sees it: the body's fields, the request's id, and how to answer (once)."""
+    """One request as its handler sees it: the body's fields, the request's id, and how to answer (once).
+
+    is_large: the fields are so many, or so long, that going through them is work for a thread.
+    """
 
     fields: dict[str, Any]
+    is_large: bool
     request_id: str
     reply: Callable[[Response], Awaitable[None]]
+
+    async def work(self, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+        """Call what goes through the fields, off the event loop where they are large."""
+        if self.is_large:
+            return await asyncio.to_thread(function, *arguments, **options)
+        return function(*arguments, **options)
 
 
 Handler = Callable[[Exchange], Awaitable[None]]
@@ -52,8 +66,8 @@ class JsonEndpoint:
 
         try:
             _ = self._engine.info  # without a model no request is worth reading
-            fields = await read_object(scope, receive)
-            name_request(scope, fields.get("request_id"))
+            body = await read_object(scope, receive)
+            name_request(scope, body.fields.get("request_id"))
         except ClientGone:
             return
         except AserveError as error:
@@ -61,7 +75,7 @@ class JsonEndpoint:
                 await reply(error_response(error))
             return
         async with while_connected(receive):
-            await self._handle(Exchange(fields, scope[SCOPE_KEY], reply))
+            await self._handle(Exchange(body.fields, body.is_large, scope[SCOPE_KEY], reply))
 
     async def _handle(self, exchange: Exchange) -> None:
         try:

@@ -23,6 +23,10 @@ from aserve.http.errors import HttpError, error_response
 
 MAX_BODY_BYTES: Final = 32 * 1024 * 1024
 """The largest request body. A context of a million tokens is about 5 MB of JSON text, or 8 MB of token ids."""
+MAX_TOTAL_BODY_BYTES: Final = 8 * MAX_BODY_BYTES
+"""Of all bodies together that have been received and not yet been read by the application."""
+SMALL_BODY_BYTES: Final = 64 * 1024
+"""Bodies up to this size are taken in any case: connections are few enough to bound them."""
 MAX_BODY_PIECES: Final = 65_536
 """The most messages that a body may come in: a piece costs far more to handle than its bytes."""
 MIN_BODY_BYTES_PER_S: Final = 1024
@@ -45,6 +49,9 @@ UNAUTHORIZED: Final = HttpError(
     {"www-authenticate": "Bearer"},
 )
 TOO_LARGE: Final = HttpError(413, "request_too_large", "the request body is too large")
+TOO_MUCH: Final = HttpError(
+    503, "server_overloaded", "too many large requests are being received", {"retry-after": "1"}
+)
 TOO_SLOW: Final = HttpError(408, "request_timeout", "the request body did not arrive in time")
 
 
@@ -53,16 +60,19 @@ def guard(
     *,
     api_keys: Sequence[str] = (),
     max_body_bytes: int = MAX_BODY_BYTES,
+    max_total_body_bytes: int = MAX_TOTAL_BODY_BYTES,
     body_timeout_s: float = 10.0,
     public_paths: Iterable[str] = PUBLIC_PATHS,
 ) -> ASGIApp:
     """Put an application behind the guard.
 
     api_keys: any of these opens every path; none means that no key is asked for.
+    max_total_body_bytes: of bodies being received, and of those that wait to be read by the application.
     body_timeout_s: how long a body may stand still, and how long it may take beyond what its size allows.
     public_paths: exact paths (below where the application is mounted) that are open without a key.
     """
-    app = WholeBody(app, max_bytes=max_body_bytes, timeout_s=body_timeout_s)
+    held = HeldBytes(max_total_body_bytes)
+    app = WholeBody(app, held, max_bytes=max_body_bytes, timeout_s=body_timeout_s)
     if api_keys:
         app = BearerAuth(app, api_keys, public_paths)
     return HeadCheck(app)
@@ -138,15 +148,66 @@ class BearerAuth:
         return known and scheme.lower() == b"bearer"
 
 
+class HeldBytes:
+    """How many bytes of bodies are in memory, of all requests together."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self.num_bytes = 0
+
+    def fits(self, num_bytes: int) -> bool:
+        """Whether there is room for a body that has come to `num_bytes`, which are counted already."""
+        return num_bytes <= SMALL_BODY_BYTES or self.num_bytes <= self._max_bytes
+
+
+class Body:
+    """One request's body on its way; counted until the application asks for what comes after it, or has ended."""
+
+    def __init__(self, held: HeldBytes, receive: Receive) -> None:
+        self._held = held
+        self._receive = receive
+        self._pieces: list[bytes] = []
+        self.num_bytes = 0
+
+    @property
+    def num_pieces(self) -> int:
+        """Messages that it came in."""
+        return len(self._pieces)
+
+    def add(self, piece: bytes) -> bool:
+        """Take a piece; whether there was room for it among the bodies of all requests."""
+        self._pieces.append(piece)
+        self.num_bytes += len(piece)
+        self._held.num_bytes += len(piece)
+        return self._held.fits(self.num_bytes)
+
+    async def replay(self) -> Message:
+        """A `receive` that gives the body once and then what the server's gives: the disconnect."""
+        if self._pieces:
+            body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+            self._pieces.clear()
+            return {"type": "http.request", "body": body, "more_body": False}
+        self.release()
+        return await self._receive()
+
+    def release(self) -> None:
+        """Count it no longer. Idempotent."""
+        self._held.num_bytes -= self.num_bytes
+        self.num_bytes = 0
+        self._pieces.clear()
+
+
 class WholeBody:
     """Reads the body in full before it calls the application, which then gets it in one message.
 
     413 when it is too large: by its Content-Length before a byte is read, else when the limit is passed.
-    408 when it stalls. A client that leaves before the end of its body never reaches the application.
+    503 when it is large and there are too many like it. 408 when it stalls. A client that leaves before the end of its
+    body never reaches the application.
     """
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int, timeout_s: float) -> None:
+    def __init__(self, app: ASGIApp, held: HeldBytes, *, max_bytes: int, timeout_s: float) -> None:
         self._app = app
+        self._held = held
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
 
@@ -159,33 +220,36 @@ class WholeBody:
         if lengths and max(lengths) > self._max_bytes:
             await refuse(TOO_LARGE, scope, receive, send)
             return
-        body = await self._read(receive)
-        if isinstance(body, HttpError):
-            await refuse(body, scope, receive, send)
-        elif body is not None:
-            await self._app(scope, _replay(body, receive), send)
+        body = Body(self._held, receive)
+        try:
+            outcome = await self._read(body, receive)
+            if isinstance(outcome, HttpError):
+                body.release()
+                await refuse(outcome, scope, receive, send)
+            elif outcome:
+                await self._app(scope, body.replay, send)
+        finally:
+            body.release()
 
-    async def _read(self, receive: Receive) -> bytes | HttpError | None:
-        """The body, why it is refused, or None if the client left."""
-        pieces: list[bytes] = []
-        num_bytes = 0
+    async def _read(self, body: Body, receive: Receive) -> bool | HttpError:
+        """Whether the body came to its end, or why it is refused; not if the client left."""
         clock = asyncio.get_running_loop().time
         start_s = clock()
-        while len(pieces) < MAX_BODY_PIECES:
-            allowed_s = start_s + self._timeout_s + num_bytes / MIN_BODY_BYTES_PER_S - clock()
+        while body.num_pieces < MAX_BODY_PIECES:
+            allowed_s = start_s + self._timeout_s + body.num_bytes / MIN_BODY_BYTES_PER_S - clock()
             try:
                 async with asyncio.timeout(min(self._timeout_s, allowed_s)):
                     message = await receive()
             except TimeoutError:
                 return TOO_SLOW
             if message["type"] == "http.disconnect":
-                return None
-            pieces.append(message.get("body", b""))
-            num_bytes += len(pieces[-1])
-            if num_bytes > self._max_bytes:
+                return False
+            if not body.add(message.get("body", b"")):
+                return TOO_MUCH
+            if body.num_bytes > self._max_bytes:
                 return TOO_LARGE
             if not message.get("more_body", False):
-                return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+                return True
         return TOO_LARGE
 
 
@@ -206,16 +270,6 @@ async def _discard(receive: Receive, timeout_s: float = 5.0) -> None:
                 pass
     except TimeoutError:
         return
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the body once and then what `receive` gives: the disconnect."""
-    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def replay() -> Message:
-        return pending.pop() if pending else await receive()
-
-    return replay
 
 
 def _route_path(scope: Scope) -> str:

@@ -2,6 +2,7 @@
 
 sse-starlette's response, with its transport replaced: one task beside the writer instead of three, no watcher of
 uvicorn's shutdown (our streams end when the engine ends them), no logging of what is sent, and no timer per event.
+Where the server offers a direct line, events may be written from outside the stream's task, while that waits for more.
 Knows nothing of what the events say, but that the last of a stream is [DONE], after an error too.
 """
 
@@ -14,6 +15,7 @@ from sse_starlette import EventSourceResponse
 from starlette.types import Receive, Scope, Send
 
 from aserve.http.connection import ClientGone
+from aserve.http.direct import DirectLine, direct_line
 from aserve.http.errors import error_body
 from aserve.http.tasks import task_group
 
@@ -51,11 +53,29 @@ class EventStream(EventSourceResponse):
         self._turn = asyncio.Lock()
         self._sending = False
         self._since_s = 0.0  # when the send in progress began, or the last one ended
+        self._line: DirectLine | None = None
+        self._time = asyncio.get_running_loop().time
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether `write_now` may be called, which is when the client has taken what was sent before."""
+        return self._line is not None and self._line.is_clear()
+
+    def write_now(self, piece: bytes) -> bool:
+        """Write a piece (b"" is none) without waiting, while nothing else is being sent. Always True: it is taken."""
+        assert self._line is not None, "the stream takes more"
+        if piece:
+            self._line.write(piece)
+            self._since_s = self._time()
+        return True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the headers, every piece, and the end of the body."""
+        if (line := direct_line(scope)) is not None:
+            line.request(self._first)
+            self._line = line
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        self._since_s = asyncio.get_running_loop().time()
+        self._since_s = self._time()
         async with task_group() as tasks:
             keeper = tasks.create_task(self._keep_alive(send), name="aserve: keep-alive")
             await self._write_all(send)
@@ -73,18 +93,16 @@ class EventStream(EventSourceResponse):
             await self._write(send, event(error_body(error)) + DONE)
 
     async def _write(self, send: Send, piece: bytes) -> None:
-        now = asyncio.get_running_loop().time
         async with self._turn:
-            self._sending, self._since_s = True, now()
+            self._sending, self._since_s = True, self._time()
             await send({"type": "http.response.body", "body": piece, "more_body": True})
-            self._sending, self._since_s = False, now()
+            self._sending, self._since_s = False, self._time()
 
     async def _keep_alive(self, send: Send) -> None:
         """Break the silence, and give up on a client that does not read."""
-        now = asyncio.get_running_loop().time
         while True:
             limit_s = self._limits.send_timeout_s if self._sending else self._limits.ping_s
-            remaining_s = self._since_s + limit_s - now()
+            remaining_s = self._since_s + limit_s - self._time()
             if remaining_s > 0:
                 await asyncio.sleep(remaining_s)
             elif self._sending:

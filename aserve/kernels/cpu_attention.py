@@ -102,17 +102,25 @@ def attend_all(reads: Sequence[Read], q_THD: Tensor, layer: Layer, scale: float,
 
 @dataclass(frozen=True, slots=True)
 class DecodeRead:
-    """One query each of N sequences, padded to the longest context. visible_N11C: None where nothing is hidden."""
+    """One query each of N sequences, padded to the longest context. visible_N11C: None where nothing is hidden.
+
+    tails_X: positions, of N * C, that blocks hold behind the sequences' ends, where that is to be cleared: it is their
+    last owners', and a weight of 0 times NaN is NaN.
+    """
 
     tokens: slice | Tensor
     num_seqs: int
     blocks_X: Tensor
     num_keys: int
     visible_N11C: Tensor | None
+    tails_X: Tensor | None = None
 
     def attend(self, q_NHD: Tensor, layer: Layer, scale: float, soft_cap: float | None) -> Tensor:
         """[N, H, D]."""
         k_NKCD, v_NKCD = (x_NKCD[:, :, : self.num_keys] for x_NKCD in layer.read(self.num_seqs, self.blocks_X))
+        if self.tails_X is not None:
+            for x_NKCD in (k_NKCD, v_NKCD):
+                x_NKCD.transpose(1, 2).flatten(0, 1).index_fill_(0, self.tails_X, 0.0)
         q_NKGD = q_NHD.unflatten(1, (k_NKCD.shape[1], -1))
         out_NKGD = _attention(q_NKGD, k_NKCD, v_NKCD, self.visible_N11C, scale, soft_cap)
         return out_NKGD.flatten(1, 2).to(q_NHD.dtype)
@@ -129,15 +137,17 @@ def _decodes(
         lens_N1 = torch.tensor([seq_lens[s] for s in members]).unsqueeze(1)
         longest, shortest = max(seq_lens[s] for s in members), min(seq_lens[s] for s in members)
         slides = sliding_window is not None and longest > sliding_window
+        tails_X = None
         if slides:
             assert sliding_window is not None
             blocks_NM, keys_NC = _visible_blocks(table_SM[tokens], lens_N1, sliding_window, block_size)
+            tails_X = _tails(keys_NC, lens_N1, block_size)
         else:
             blocks_NM, keys_NC = table_SM[tokens, : -(-longest // block_size)], torch.arange(longest).unsqueeze(0)
         visible_N11C = None
         if slides or shortest != longest:
             visible_N11C = _visible(keys_NC, lens_N1 - 1, sliding_window)[:, None, None]
-        yield DecodeRead(tokens, len(members), blocks_NM.flatten(), keys_NC.shape[1], visible_N11C)
+        yield DecodeRead(tokens, len(members), blocks_NM.flatten(), keys_NC.shape[1], visible_N11C, tails_X)
 
 
 def _length_groups(seq_lens: Sequence[int]) -> list[list[int]]:
@@ -159,6 +169,13 @@ def _visible_blocks(table_NM: Tensor, lens_N1: Tensor, window: int, block_size: 
     columns_NM = first_N1 + torch.arange(num_blocks)
     blocks_NM = table_NM.gather(1, columns_NM.clamp(max=table_NM.shape[1] - 1)).masked_fill_(columns_NM > last_N1, 0)
     return blocks_NM, first_N1 * block_size + torch.arange(num_blocks * block_size)
+
+
+def _tails(keys_NC: Tensor, lens_N1: Tensor, block_size: int) -> Tensor:
+    """Where, in N * C, the last block of each sequence lies behind its end."""
+    num_seqs, context_len = keys_NC.shape
+    tails_NP = lens_N1 - keys_NC[:, :1] + torch.arange(block_size)
+    return (tails_NP + torch.arange(num_seqs).unsqueeze(1) * context_len)[tails_NP < context_len]
 
 
 # ---- prefill

@@ -11,30 +11,33 @@ weighs together:
          -> partial [s, h, i, D], lse [s, h, i]
 
 Exponentials are base 2: the scores are scaled by log2(e) beforehand. The number of splits follows from what the host
-knows (batch, heads, longest context), never from the lengths on the device. Whatever changes from step to step
-(lengths, the table's width, where metadata starts in memory) is kept from Triton's specialisation, which would compile
-anew.
+knows (batch, heads, longest context), never from the lengths on the device; how long a split is, each program computes
+from its sequence's own length, so that a captured launch serves every length. Whatever changes from step to step
+(lengths, splits, the table's width, where metadata starts in memory) is kept from Triton's specialisation, which would
+compile anew.
 """
 
 import math
+from functools import lru_cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from aserve.kernels.attention_tiles import Capability, decode_tiles, offsets_in_tile, soft_cap_scores, tile_starts
+
 _LOG2_E = math.log2(math.e)
-_PROGRAMS_PER_SM = 4
 _MAX_SPLITS = 64
-_MIN_TILES_PER_SPLIT = 2
-
-
-@triton.jit
-def soft_cap_scores(scores, cap):
-    """cap * tanh(scores / cap), by an exponential that cannot overflow. Both are in units of ln 2."""
-    decay = tl.exp2(tl.abs(scores) / cap * -2.8853900817779268)  # e^(-2x) = 2^(-2x / ln 2)
-    tanh = (1.0 - decay) / (1.0 + decay)
-    return tl.where(scores < 0, -tanh, tanh) * cap
+_MIN_TILES_PER_SPLIT = tl.constexpr(2)
+_START_TILES = 1.0
+"""What a program costs beyond its tiles, in the time of a tile: its launch, its queries, and its first keys' way."""
+_COMBINE_TILES = 1.0
+"""What the second launch costs, in the time of a tile."""
+_ALONE = 0.15
+"""How long a program takes for a tile when nobody shares the memory bus with it, in the time that it takes on a full
+device: about 0.5 us of latency and arithmetic, against 396 tiles of 32 KiB at an H200's 4 TB/s, 3.2 us."""
+_SPLITS_AT_ONCE = 16
 
 
 @triton.jit(do_not_specialize=["table_stride", "window"], do_not_specialize_on_alignment=["table_ptr", "seq_lens_ptr"])
@@ -60,48 +63,50 @@ def _decode_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
 ):
+    """lse_ptr: None where there is one split, whose result is final."""
     seq = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
-    split = tl.program_id(2)
+    split, num_splits = tl.program_id(2), tl.num_programs(2)
     rows = tl.arange(0, BLOCK_M)
     dims = tl.arange(0, BLOCK_D)
+    in_head = dims < HEAD_DIM
     heads = kv_head * GROUP + rows
-    row_mask = (rows < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
+    row_mask = (rows < GROUP)[:, None] & in_head[None, :]
 
-    # The visible context [first, seq_len), in whole tiles from its start; this split takes an equal share of them.
+    # The visible context is [first, seq_len). Its tiles begin at multiples of BLOCK_N, the first one before `first`
+    # perhaps; this split takes an equal share of them.
     seq_len = tl.load(seq_lens_ptr + seq)
     first = tl.maximum(seq_len - window, 0)
-    split_len = tl.cdiv(tl.cdiv(seq_len - first, BLOCK_N), NUM_SPLITS) * BLOCK_N
-    begin = first + split * split_len
-    end = tl.minimum(begin + split_len, seq_len)
+    first_tile = first // BLOCK_N
+    num_tiles = tl.cdiv(seq_len, BLOCK_N) - first_tile
+    tiles_per_split = tl.maximum(tl.cdiv(num_tiles, num_splits), _MIN_TILES_PER_SPLIT)
+    begin = (first_tile + split * tiles_per_split) * BLOCK_N
+    end = tl.minimum(begin + tiles_per_split * BLOCK_N, seq_len)
 
     q_offsets = seq * q_token_stride + heads[:, None] * q_head_stride + dims[None, :]
     q = tl.load(q_ptr + q_offsets, mask=row_mask, other=0.0)
-    k_head_ptr = k_ptr + kv_head * HEAD_DIM
-    v_head_ptr = v_ptr + kv_head * HEAD_DIM
+    # Where a key lies in its block never changes: what the loop adds is where its block begins.
+    in_tile = kv_head * HEAD_DIM + offsets_in_tile(slot_stride, BLOCK_SIZE, BLOCK_N, BLOCK_D)
     seq_table_ptr = table_ptr + seq * table_stride
     acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
     row_max = tl.full([BLOCK_M], -1e30, dtype=tl.float32)
     row_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
 
     # The mask is applied to every tile: it costs nothing in a loop that waits for memory, where a tail of its own would
-    # wait once more.
+    # wait once more. It covers the loads, since a weight of 0 does not remove the NaN that a freed block may hold.
     for start in range(begin, end, BLOCK_N):
         positions = start + tl.arange(0, BLOCK_N)
-        inside = positions < end
-        kv_mask = inside[:, None] & (dims < HEAD_DIM)[None, :]
-        blocks = tl.load(seq_table_ptr + positions // BLOCK_SIZE, mask=inside, other=0)
-        slots = blocks.to(tl.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
-        offsets = slots[:, None] * slot_stride + dims[None, :]
-        k = tl.load(k_head_ptr + offsets, mask=kv_mask, other=0.0)
-        v = tl.load(v_head_ptr + offsets, mask=kv_mask, other=0.0)
+        visible = (positions >= first) & (positions < end)
+        kv_mask = visible[:, None] & in_head[None, :]
+        offsets = tile_starts(seq_table_ptr, start, positions, visible, slot_stride, BLOCK_SIZE, BLOCK_N) + in_tile
+        k = tl.load(k_ptr + offsets, mask=kv_mask, other=0.0)
+        v = tl.load(v_ptr + offsets, mask=kv_mask, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
         if HAS_SOFT_CAP:
             scores = soft_cap_scores(scores, soft_cap_log2)
-        scores = tl.where(inside[None, :], scores, float("-inf"))
+        scores = tl.where(visible[None, :], scores, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(scores, axis=1))
         weights = tl.exp2(scores - new_max[:, None])
         rescale = tl.exp2(row_max - new_max)
@@ -111,39 +116,64 @@ def _decode_kernel(
 
     # An empty split has row_sum 0: its result is 0 and its log-sum-exp very small, so that it weighs nothing.
     safe_sum = tl.where(row_sum > 0, row_sum, 1.0)
-    out_rows = (seq * NUM_HEADS + heads) * NUM_SPLITS + split
+    out_rows = (seq * NUM_HEADS + heads) * num_splits + split
     out = (acc / safe_sum[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + out_rows[:, None] * HEAD_DIM + dims[None, :], out, mask=row_mask)
-    if NUM_SPLITS > 1:
+    if lse_ptr is not None:
         tl.store(lse_ptr + out_rows, row_max + tl.log2(safe_sum), mask=rows < GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def _combine_kernel(
-    partial_ptr, lse_ptr, out_ptr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, NUM_SPLITS: tl.constexpr
+    partial_ptr,
+    lse_ptr,
+    out_ptr,
+    num_splits,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr,
 ):
-    """One head of one sequence: weigh its splits by their share of the softmax's sum."""
+    """One head of one sequence: weigh its splits by their share of the softmax's sum, some at once."""
     row = tl.program_id(0).to(tl.int64)
-    splits = row * NUM_SPLITS + tl.arange(0, NUM_SPLITS)
     dims = tl.arange(0, BLOCK_D)
-    lse = tl.load(lse_ptr + splits)
-    weights = tl.exp2(lse - tl.max(lse, axis=0))
-    weights = weights / tl.sum(weights, axis=0)
-    offsets = splits[:, None] * HEAD_DIM + dims[None, :]
-    partial = tl.load(partial_ptr + offsets, mask=(dims < HEAD_DIM)[None, :], other=0.0)
-    out = tl.sum(partial * weights[:, None], axis=0)
-    tl.store(out_ptr + row * HEAD_DIM + dims, out.to(out_ptr.dtype.element_ty), mask=dims < HEAD_DIM)
+    acc = tl.zeros([BLOCK_D], dtype=tl.float32)
+    largest = -1e30
+    total = 0.0
+    for start in range(0, num_splits, BLOCK_SPLITS):
+        splits = start + tl.arange(0, BLOCK_SPLITS)
+        inside = splits < num_splits
+        split_rows = row * num_splits + splits
+        lse = tl.load(lse_ptr + split_rows, mask=inside, other=float("-inf"))
+        offsets = split_rows[:, None] * HEAD_DIM + dims[None, :]
+        partial = tl.load(partial_ptr + offsets, mask=inside[:, None] & (dims < HEAD_DIM)[None, :], other=0.0)
+        new_largest = tl.maximum(largest, tl.max(lse, axis=0))
+        weights = tl.exp2(lse - new_largest)
+        rescale = tl.exp2(largest - new_largest)
+        total = total * rescale + tl.sum(weights, axis=0)
+        acc = acc * rescale + tl.sum(partial * weights[:, None], axis=0)
+        largest = new_largest
+    tl.store(out_ptr + row * HEAD_DIM + dims, (acc / total).to(out_ptr.dtype.element_ty), mask=dims < HEAD_DIM)
 
 
-def choose_num_splits(num_programs: int, num_tiles: int, num_sms: int) -> int:
-    """Into how many parts, a power of two, each context is split.
+def launch_cost(num_programs: int, num_tiles: int, num_splits: int, num_places: int) -> float:
+    """Predicted time of a launch, in that of one tile on a full device.
 
-    num_programs: sequences times key heads. num_tiles: of the longest visible context. As many as fill the device
-    `_PROGRAMS_PER_SM` times, but none so small that the combining costs more than it saves.
+    num_programs: sequences times key heads. num_tiles: of the longest visible context. num_places: programs that the
+    device runs side by side. Programs run in waves; one that leaves places free is faster, for what its tiles wait for
+    is their own latency and then the others' tiles.
     """
-    wanted = num_sms * _PROGRAMS_PER_SM // max(num_programs, 1)
-    allowed = min(wanted, num_tiles // _MIN_TILES_PER_SPLIT, _MAX_SPLITS)
-    return 1 << (allowed.bit_length() - 1) if allowed > 1 else 1
+    waves, rest = divmod(num_programs * num_splits, num_places)
+    last_wave = _ALONE + (1.0 - _ALONE) * rest / num_places if rest else 0.0
+    tiles = max(-(-num_tiles // num_splits), _MIN_TILES_PER_SPLIT.value) if num_splits > 1 else num_tiles
+    combine = _COMBINE_TILES if num_splits > 1 else 0.0
+    return (waves + last_wave) * (tiles + _START_TILES) + combine
+
+
+@lru_cache(maxsize=4096)
+def choose_num_splits(num_programs: int, num_tiles: int, num_places: int) -> int:
+    """Into how many parts each context is split: the least `launch_cost`, and the fewest of equals."""
+    most = max(1, min(num_tiles // _MIN_TILES_PER_SPLIT.value, _MAX_SPLITS))
+    return min(range(1, most + 1), key=lambda splits: launch_cost(num_programs, num_tiles, splits, num_places))
 
 
 def decode_attention(
@@ -159,23 +189,23 @@ def decode_attention(
     sliding_window: int | None,
     soft_cap: float | None,
     num_sms: int,
+    capability: Capability,
 ) -> None:
     """Attend one query a sequence to its whole context; written to out, contiguous. A length of 0 gives zeros.
 
     max_seq_len: an upper bound of seq_lens_S. num_sms: how many processors the device has, for the number of splits.
+    The block size is a power of two.
     """
     num_seqs, num_heads, head_dim = q_SHD.shape
     _, block_size, num_kv_heads, _ = k_cache_BPKD.shape
     assert all(x.is_contiguous() for x in (k_cache_BPKD, v_cache_BPKD, out_SHD))
+    group = num_heads // num_kv_heads
+    tiles = decode_tiles(head_dim, group, q_SHD.element_size(), capability)
     block_d = max(16, triton.next_power_of_2(head_dim))
-    block_n, num_warps, num_stages = _tile_shape(block_d, q_SHD.element_size())
     window = max_seq_len if sliding_window is None else min(sliding_window, max_seq_len)
-    num_splits = choose_num_splits(num_seqs * num_kv_heads, triton.cdiv(window, block_n), num_sms)
-    partial, lse = out_SHD, None
-    if num_splits > 1:
-        shape = (num_seqs, num_heads, num_splits, head_dim)
-        partial = torch.empty(shape, dtype=torch.float32, device=q_SHD.device)
-        lse = torch.empty(shape[:3], dtype=torch.float32, device=q_SHD.device)
+    num_tiles, num_places = triton.cdiv(window, tiles.keys), num_sms * tiles.programs_per_sm
+    num_splits = choose_num_splits(num_seqs * num_kv_heads, num_tiles, num_places)
+    partial, lse = (out_SHD, None) if num_splits == 1 else _room_for_splits(out_SHD, num_splits)
     _decode_kernel[(num_seqs, num_kv_heads, num_splits)](
         q_SHD,
         k_cache_BPKD,
@@ -191,30 +221,24 @@ def decode_attention(
         scale * _LOG2_E,
         (soft_cap or 0.0) * _LOG2_E,
         NUM_HEADS=num_heads,
-        GROUP=num_heads // num_kv_heads,
+        GROUP=group,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
-        BLOCK_M=max(16, triton.next_power_of_2(num_heads // num_kv_heads)),
-        BLOCK_N=block_n,
+        BLOCK_M=tiles.rows,
+        BLOCK_N=tiles.keys,
         BLOCK_D=block_d,
-        NUM_SPLITS=num_splits,
         HAS_SOFT_CAP=soft_cap is not None,
-        num_warps=num_warps,
-        num_stages=num_stages,
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
     )
-    if num_splits > 1:
-        _combine_kernel[(num_seqs * num_heads,)](
-            partial, lse, out_SHD, HEAD_DIM=head_dim, BLOCK_D=block_d, NUM_SPLITS=num_splits, num_warps=2
-        )
+    if lse is not None:
+        sizes = {"HEAD_DIM": head_dim, "BLOCK_D": block_d, "BLOCK_SPLITS": _SPLITS_AT_ONCE}
+        _combine_kernel[(num_seqs * num_heads,)](partial, lse, out_SHD, num_splits, **sizes, num_warps=4)
 
 
-def _tile_shape(block_d: int, element_bytes: int) -> tuple[int, int, int]:
-    """(keys a tile, warps, pipeline stages).
-
-    A load through the block table is two loads in a row, and Triton deals its stages out among them: of five, two tiles
-    are in flight; of three or four, one, and the loop waits for each. Float32 multiplies without tensor cores, in
-    registers, which a larger tile overflows.
-    """
-    if element_bytes == 4:
-        return 16, 8, 2
-    return (64 if block_d <= 128 else 32), 4, 5
+def _room_for_splits(out_SHD: Tensor, num_splits: int) -> tuple[Tensor, Tensor]:
+    """For partial results, [S, H, splits, D], and their log-sum-exps."""
+    num_seqs, num_heads, head_dim = out_SHD.shape
+    shape = (num_seqs, num_heads, num_splits)
+    partial = torch.empty((*shape, head_dim), dtype=torch.float32, device=out_SHD.device)
+    return partial, torch.empty(shape, dtype=torch.float32, device=out_SHD.device)

@@ -17,5 +17,6 @@ def select_ops(device: torch.device) -> Ops:
     if device.type == "cuda":
         from aserve.kernels.triton_ops import TritonOps
 
-        return TritonOps(torch.cuda.get_device_properties(device).multi_processor_count)
+        properties = torch.cuda.get_device_properties(device)
+        return TritonOps(properties.multi_processor_count, (properties.major, properties.minor))
     raise ConfigError(f"device must be cpu or cuda, got {device.type}")

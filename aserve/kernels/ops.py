@@ -11,7 +11,7 @@ Shape letters, here and in all of kernels/, models/ and runner/:
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -26,6 +26,7 @@ class AttentionBatch:
     seq_lens_S: int32, the length of each sequence's context, this step's tokens included.
     query_starts_S1: int32, S + 1 offsets into T.
     max_query_len, max_seq_len: host integers, upper bounds for grids and buffers.
+    groups: where layers are in groups with blocks of their own (core/layout.py), the batch of each; else empty.
     """
 
     num_decodes: int
@@ -35,6 +36,11 @@ class AttentionBatch:
     query_starts_S1: Tensor
     max_query_len: int
     max_seq_len: int
+    groups: tuple["AttentionBatch", ...] = ()
+
+    def of(self, kv: "KVLayer") -> "AttentionBatch":
+        """The batch with the slots and blocks of a layer."""
+        return self.groups[kv.group] if self.groups else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +199,35 @@ class Ops(Protocol):
         ...
 
 
+@runtime_checkable
+class HeadNormOps(Protocol):
+    """What operations may offer beyond `Ops`: norms of heads fused with what follows them, for models such as Qwen3."""
+
+    def norm_rope_and_write_kv(
+        self,
+        q_THD: Tensor,
+        k_TKD: Tensor,
+        v_TKD: Tensor,
+        q_norm_D: Tensor,
+        k_norm_D: Tensor,
+        eps: float,
+        cos_sin_LD: Tensor,
+        positions_T: Tensor,
+        k_cache_BPKD: Tensor,
+        v_cache_BPKD: Tensor,
+        slots_T: Tensor,
+    ) -> Tensor:
+        """`rms_norm` of each head of q and k by itself, then `Ops.rope_and_write_kv`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class KVLayer:
-    """One layer's cache: keys and values, [B, P, K, D] each. A slot is block * P + position."""
+    """One layer's cache: keys and values, [B, P, K, D] each. A slot is block * P + position.
+
+    group: which of its sequence's blocks are the layer's; see `AttentionBatch.groups`.
+    """
 
     k_BPKD: Tensor
     v_BPKD: Tensor
+    group: int = 0

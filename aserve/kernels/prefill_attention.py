@@ -6,8 +6,9 @@ grouped heads fill a tile too:
 
     row r of tile i   ->   query token i * (BLOCK_M // GROUP) + r // GROUP,   head r % GROUP of the group
 
-The keys that a tile can see are visited in up to three runs, of which the middle one needs no mask. Online softmax as
-in FlashAttention-2 (Dao, 2023), float32, base 2.
+The keys that a tile can see are visited in up to three runs, of which the middle one needs no mask. Tiles of keys begin
+at multiples of BLOCK_N. What no row sees is not even read: a freed block may hold NaN. Online softmax as in
+FlashAttention-2 (Dao, 2023), float32, base 2.
 
     |<- window start: masked ->|<------ every row sees every key ------>|<- diagonal: masked ->|
 """
@@ -18,12 +19,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aserve.kernels.decode_attention import soft_cap_scores
+from aserve.kernels.attention_tiles import Capability, offsets_in_tile, prefill_tiles, soft_cap_scores, tile_starts
 
 
 @triton.jit
 def _visit_tiles(
     begin,
+    first,
     end,
     q,
     query_positions,
@@ -45,26 +47,24 @@ def _visit_tiles(
     HAS_SOFT_CAP: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Keys at positions [begin, end) in tiles. Unless MASKED, whole tiles that every row sees."""
-    dims = tl.arange(0, BLOCK_D)
-    in_head = dims < HEAD_DIM
+    """Keys at positions [first, end), in tiles from begin on. Unless MASKED, whole tiles that every row sees."""
+    in_head = tl.arange(0, BLOCK_D) < HEAD_DIM
+    in_tile = offsets_in_tile(slot_stride, BLOCK_SIZE, BLOCK_N, BLOCK_D)
     for start in range(begin, end, BLOCK_N):
         positions = start + tl.arange(0, BLOCK_N)
-        inside = positions < end
         if MASKED:
-            blocks = tl.load(table_ptr + positions // BLOCK_SIZE, mask=inside, other=0)
-            kv_mask = inside[:, None] & in_head[None, :]
+            inside = (positions >= first) & (positions < end)
+            offsets = tile_starts(table_ptr, start, positions, inside, slot_stride, BLOCK_SIZE, BLOCK_N) + in_tile
+            k = tl.load(k_ptr + offsets, mask=inside[:, None] & in_head[None, :], other=0.0)
+            v = tl.load(v_ptr + offsets, mask=inside[:, None] & in_head[None, :], other=0.0)
         else:
-            blocks = tl.load(table_ptr + positions // BLOCK_SIZE)
-            kv_mask = in_head[None, :]
-        slots = blocks.to(tl.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
-        offsets = slots[:, None] * slot_stride + dims[None, :]
-        if MASKED or HEAD_DIM != BLOCK_D:
-            k = tl.load(k_ptr + offsets, mask=kv_mask, other=0.0)
-            v = tl.load(v_ptr + offsets, mask=kv_mask, other=0.0)
-        else:
-            k = tl.load(k_ptr + offsets)
-            v = tl.load(v_ptr + offsets)
+            offsets = tile_starts(table_ptr, start, positions, None, slot_stride, BLOCK_SIZE, BLOCK_N) + in_tile
+            if HEAD_DIM == BLOCK_D:
+                k = tl.load(k_ptr + offsets)
+                v = tl.load(v_ptr + offsets)
+            else:
+                k = tl.load(k_ptr + offsets, mask=in_head[None, :], other=0.0)
+                v = tl.load(v_ptr + offsets, mask=in_head[None, :], other=0.0)
 
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
         if HAS_SOFT_CAP:
@@ -135,12 +135,13 @@ def _prefill_kernel(
     query_positions = seq_len - num_queries + queries
     first_query = seq_len - num_queries + tile * TOKENS
     last_query = tl.minimum(first_query + TOKENS, seq_len) - 1
+    first = 0
     begin = 0
     full_begin = 0
     if HAS_WINDOW:
-        begin = tl.maximum(first_query - window + 1, 0)
-        full_begin = begin + tl.cdiv(tl.maximum(last_query - window + 1 - begin, 0), BLOCK_N) * BLOCK_N
-        full_begin = tl.minimum(full_begin, last_query + 1)
+        first = tl.maximum(first_query - window + 1, 0)
+        begin = first // BLOCK_N * BLOCK_N
+        full_begin = tl.cdiv(tl.maximum(last_query - window + 1, 0), BLOCK_N) * BLOCK_N
     full_end = full_begin + tl.maximum(first_query + 1 - full_begin, 0) // BLOCK_N * BLOCK_N
 
     k_head_ptr = k_ptr + kv_head * HEAD_DIM
@@ -151,18 +152,18 @@ def _prefill_kernel(
     row_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
     if HAS_WINDOW:
         acc, row_max, row_sum = _visit_tiles(
-            begin, full_begin, q, query_positions, acc, row_max, row_sum, k_head_ptr, v_head_ptr, seq_table_ptr,
-            slot_stride, window, scale_log2, soft_cap_log2, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D,
-            HAS_WINDOW, HAS_SOFT_CAP, MASKED=True,
+            begin, first, tl.minimum(full_begin, last_query + 1), q, query_positions, acc, row_max, row_sum,
+            k_head_ptr, v_head_ptr, seq_table_ptr, slot_stride, window, scale_log2, soft_cap_log2,
+            HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, HAS_WINDOW, HAS_SOFT_CAP, MASKED=True,
         )  # fmt: skip
     acc, row_max, row_sum = _visit_tiles(
-        full_begin, full_end, q, query_positions, acc, row_max, row_sum, k_head_ptr, v_head_ptr, seq_table_ptr,
+        full_begin, first, full_end, q, query_positions, acc, row_max, row_sum, k_head_ptr, v_head_ptr, seq_table_ptr,
         slot_stride, window, scale_log2, soft_cap_log2, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D,
         HAS_WINDOW, HAS_SOFT_CAP, MASKED=False,
     )  # fmt: skip
     acc, row_max, row_sum = _visit_tiles(
-        full_end, last_query + 1, q, query_positions, acc, row_max, row_sum, k_head_ptr, v_head_ptr, seq_table_ptr,
-        slot_stride, window, scale_log2, soft_cap_log2, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D,
+        full_end, first, last_query + 1, q, query_positions, acc, row_max, row_sum, k_head_ptr, v_head_ptr,
+        seq_table_ptr, slot_stride, window, scale_log2, soft_cap_log2, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D,
         HAS_WINDOW, HAS_SOFT_CAP, MASKED=True,
     )  # fmt: skip
 
@@ -185,6 +186,7 @@ def prefill_attention(
     scale: float,
     sliding_window: int | None,
     soft_cap: float | None,
+    capability: Capability,
 ) -> None:
     """Attend the queries of S sequences to their contexts; written to out, contiguous, at the queries' own rows.
 
@@ -196,9 +198,9 @@ def prefill_attention(
     assert all(x.is_contiguous() for x in (k_cache_BPKD, v_cache_BPKD, out_THD))
     group = num_heads // num_kv_heads
     block_d = max(16, triton.next_power_of_2(head_dim))
-    block_m, block_n, num_warps, num_stages = _tile_shape(max_query_len * group, group, block_d, q_THD.element_size())
+    tiles = prefill_tiles(max_query_len * group, head_dim, group, q_THD.element_size(), capability)
     log2_e = math.log2(math.e)
-    _prefill_kernel[(triton.cdiv(max_query_len, block_m // group), num_kv_heads, num_seqs)](
+    _prefill_kernel[(triton.cdiv(max_query_len, tiles.rows // group), num_kv_heads, num_seqs)](
         q_THD,
         k_cache_BPKD,
         v_cache_BPKD,
@@ -217,21 +219,11 @@ def prefill_attention(
         GROUP=group,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
-        BLOCK_M=block_m,
-        BLOCK_N=block_n,
+        BLOCK_M=tiles.rows,
+        BLOCK_N=tiles.keys,
         BLOCK_D=block_d,
         HAS_WINDOW=sliding_window is not None,
         HAS_SOFT_CAP=soft_cap is not None,
-        num_warps=num_warps,
-        num_stages=num_stages,
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
     )
-
-
-def _tile_shape(max_rows: int, group: int, block_d: int, element_bytes: int) -> tuple[int, int, int, int]:
-    """(rows, keys a tile, warps, pipeline stages): no more rows than there are. Five stages: see decode_attention."""
-    smallest = max(16, triton.next_power_of_2(group))
-    if element_bytes == 4:
-        return smallest, 16, 4, 2
-    block_m = max(16 if max_rows <= 16 else 64 if max_rows <= 64 else 128, smallest)
-    block_n, num_stages = (64, 5) if block_d <= 128 else (32, 5)
-    return block_m, block_n, 8 if block_m >= 128 else 4, num_stages

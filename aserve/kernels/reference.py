@@ -77,6 +77,24 @@ class ReferenceOps:
         self.write_kv(_rotate(k_TKD, cos_sin_TD), v_TKD, k_cache_BPKD, v_cache_BPKD, slots_T)
         return _rotate(q_THD, cos_sin_TD)
 
+    def norm_rope_and_write_kv(
+        self,
+        q_THD: Tensor,
+        k_TKD: Tensor,
+        v_TKD: Tensor,
+        q_norm_D: Tensor,
+        k_norm_D: Tensor,
+        eps: float,
+        cos_sin_LD: Tensor,
+        positions_T: Tensor,
+        k_cache_BPKD: Tensor,
+        v_cache_BPKD: Tensor,
+        slots_T: Tensor,
+    ) -> Tensor:
+        """One after the other."""
+        q_THD, k_TKD = self.rms_norm(q_THD, q_norm_D, eps), self.rms_norm(k_TKD, k_norm_D, eps)
+        return self.rope_and_write_kv(q_THD, k_TKD, v_TKD, cos_sin_LD, positions_T, k_cache_BPKD, v_cache_BPKD, slots_T)
+
     def write_kv(
         self, k_TKD: Tensor, v_TKD: Tensor, k_cache_BPKD: Tensor, v_cache_BPKD: Tensor, slots_T: Tensor
     ) -> None:
@@ -102,8 +120,11 @@ class ReferenceOps:
         starts = batch.query_starts_S1.tolist()
         for s, context_len in enumerate(batch.seq_lens_S.tolist()):
             tokens = slice(starts[s], starts[s + 1])
+            first = 0  # of the positions that any of the queries sees; blocks before it may be others' by now
+            if sliding_window is not None:
+                first = max(0, context_len - (starts[s + 1] - starts[s]) - sliding_window + 1)
             k_CKD, v_CKD = (
-                cache[batch.block_table_SM[s].long()].flatten(0, 1)[:context_len]
+                cache[batch.block_table_SM[s].long()].flatten(0, 1)[first:context_len]
                 for cache in (k_cache_BPKD, v_cache_BPKD)
             )
             out_THD[tokens] = _attend_one(q_THD[tokens], k_CKD, v_CKD, scale, sliding_window, soft_cap)

@@ -1,8 +1,8 @@
-"""Rotary embedding fused with the write of keys and values to the paged cache, in Triton.
+"""Rotary embedding fused with the write of keys and values to the paged cache, and with norms of heads before it.
 
-Twins: ReferenceOps.rope_and_write_kv and write_kv. One token is (1 + number of query tiles) programs: the first turns
-and writes its keys and writes its values, the others turn query heads. A head is read as two halves, [heads, D/2] each,
-since the pair of element i is i + D/2.
+Twins: ReferenceOps.rope_and_write_kv, norm_rope_and_write_kv and write_kv. In Triton. One token is (1 + number of query
+tiles) programs: the first turns and writes its keys and writes its values, the others turn query heads. A head is read
+as two halves, [heads, D/2] each, since the pair of element i is i + D/2.
 """
 
 import torch
@@ -21,11 +21,16 @@ def _turn_heads(
     first_head,
     num_heads,
     cos_sin_ptr,
+    norm_ptr,
+    eps,
     HALF: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
 ):
-    """Copy heads to contiguous dst, turned by the angles at cos_sin_ptr, or as they are where that is None."""
+    """Copy heads to contiguous dst, normed by the weights at norm_ptr and turned by the angles at cos_sin_ptr.
+
+    Either may be None. Numbers are rounded to their type in between, as by a kernel for each.
+    """
     heads = first_head + tl.arange(0, BLOCK_HEADS)
     dims = tl.arange(0, BLOCK_HALF)
     mask = (heads < num_heads)[:, None] & (dims < HALF)[None, :]
@@ -33,6 +38,14 @@ def _turn_heads(
     dst = dst_ptr + heads[:, None] * (2 * HALF) + dims[None, :]
     first = tl.load(src, mask=mask, other=0.0)
     second = tl.load(src + HALF, mask=mask, other=0.0)
+    if norm_ptr is not None:
+        first32, second32 = first.to(tl.float32), second.to(tl.float32)
+        squares = tl.sum(first32 * first32, axis=1) + tl.sum(second32 * second32, axis=1)
+        scale = tl.rsqrt(squares / (2 * HALF) + eps)[:, None]
+        weight1 = tl.load(norm_ptr + dims, mask=dims < HALF, other=0.0).to(tl.float32)[None, :]
+        weight2 = tl.load(norm_ptr + HALF + dims, mask=dims < HALF, other=0.0).to(tl.float32)[None, :]
+        first = (first32 * scale * weight1).to(first.dtype)
+        second = (second32 * scale * weight2).to(second.dtype)
     if cos_sin_ptr is not None:
         cos = tl.load(cos_sin_ptr + dims, mask=dims < HALF, other=0.0)[None, :]
         sin = tl.load(cos_sin_ptr + HALF + dims, mask=dims < HALF, other=0.0)[None, :]
@@ -54,6 +67,9 @@ def _rope_kernel(
     k_cache_ptr,
     v_cache_ptr,
     slots_ptr,
+    q_norm_ptr,
+    k_norm_ptr,
+    eps,
     q_token_stride,
     q_head_stride,
     k_token_stride,
@@ -77,12 +93,15 @@ def _rope_kernel(
     if tile == 0:
         slot = tl.load(slots_ptr + token) * slot_stride
         k_src, v_src = k_ptr + token * k_token_stride, v_ptr + token * v_token_stride
-        _turn_heads(k_src, k_cache_ptr + slot, k_head_stride, 0, NUM_KV_HEADS, angles, HALF, BLOCK_KV_HEADS, BLOCK_HALF)
-        _turn_heads(v_src, v_cache_ptr + slot, v_head_stride, 0, NUM_KV_HEADS, None, HALF, BLOCK_KV_HEADS, BLOCK_HALF)
+        k_dst, v_dst = k_cache_ptr + slot, v_cache_ptr + slot
+        _turn_heads(
+            k_src, k_dst, k_head_stride, 0, NUM_KV_HEADS, angles, k_norm_ptr, eps, HALF, BLOCK_KV_HEADS, BLOCK_HALF
+        )
+        _turn_heads(v_src, v_dst, v_head_stride, 0, NUM_KV_HEADS, None, None, eps, HALF, BLOCK_KV_HEADS, BLOCK_HALF)
     elif q_ptr is not None:
         q_src, dst = q_ptr + token * q_token_stride, out_ptr + token * (NUM_HEADS * HALF * 2)
-        first_head = (tile - 1) * BLOCK_HEADS
-        _turn_heads(q_src, dst, q_head_stride, first_head, NUM_HEADS, angles, HALF, BLOCK_HEADS, BLOCK_HALF)
+        head = (tile - 1) * BLOCK_HEADS
+        _turn_heads(q_src, dst, q_head_stride, head, NUM_HEADS, angles, q_norm_ptr, eps, HALF, BLOCK_HEADS, BLOCK_HALF)
 
 
 def rope_and_write_kv(
@@ -101,6 +120,26 @@ def rope_and_write_kv(
     return out_THD
 
 
+def norm_rope_and_write_kv(
+    q_THD: Tensor,
+    k_TKD: Tensor,
+    v_TKD: Tensor,
+    q_norm_D: Tensor,
+    k_norm_D: Tensor,
+    eps: float,
+    cos_sin_LD: Tensor,
+    positions_T: Tensor,
+    k_cache_BPKD: Tensor,
+    v_cache_BPKD: Tensor,
+    slots_T: Tensor,
+) -> Tensor:
+    """RMS-norm each head of q and k by itself, then as `rope_and_write_kv`: one kernel instead of three."""
+    out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
+    norms = (q_norm_D, k_norm_D, eps)
+    _launch(q_THD, out_THD, k_TKD, v_TKD, cos_sin_LD, positions_T, k_cache_BPKD, v_cache_BPKD, slots_T, norms)
+    return out_THD
+
+
 def write_kv(k_TKD: Tensor, v_TKD: Tensor, k_cache_BPKD: Tensor, v_cache_BPKD: Tensor, slots_T: Tensor) -> None:
     """Write k and v to their slots, as they are."""
     _launch(None, None, k_TKD, v_TKD, None, None, k_cache_BPKD, v_cache_BPKD, slots_T)
@@ -116,7 +155,9 @@ def _launch(
     k_cache_BPKD: Tensor,
     v_cache_BPKD: Tensor,
     slots_T: Tensor,
+    norms: tuple[Tensor | None, Tensor | None, float] = (None, None, 0.0),
 ) -> None:
+    """norms: weights for the heads of q and of k, and the epsilon."""
     num_tokens, num_kv_heads, head_dim = k_TKD.shape
     assert head_dim % 2 == 0, head_dim
     assert all(x.is_contiguous() for x in (k_cache_BPKD, v_cache_BPKD)), "a slot is a row of the flat cache"
@@ -134,6 +175,7 @@ def _launch(
         k_cache_BPKD,
         v_cache_BPKD,
         slots_T,
+        *norms,
         q_THD.stride(0) if q_THD is not None else 0,
         q_THD.stride(1) if q_THD is not None else 0,
         k_TKD.stride(0),

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from aserve.kernels import activation, block_copy, logit_controls, norm, rope, sampling, scores
+from aserve.kernels.attention_tiles import Capability
 from aserve.kernels.decode_attention import decode_attention
 from aserve.kernels.ops import AttentionBatch, LogitControls, SamplingBatch, Scores
 from aserve.kernels.prefill_attention import prefill_attention
@@ -13,10 +14,12 @@ class TritonOps:
     """`Ops` in Triton; bfloat16, float16 and float32.
 
     num_sms: how many processors the device has; decode attention splits contexts so as to fill them.
+    capability: what kind of device it is, for the shapes of attention's tiles.
     """
 
-    def __init__(self, num_sms: int) -> None:
+    def __init__(self, num_sms: int, capability: Capability = (9, 0)) -> None:
         self._num_sms = num_sms
+        self._capability = capability
 
     def rms_norm(self, x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
         """One kernel."""
@@ -47,6 +50,25 @@ class TritonOps:
     ) -> Tensor:
         """One kernel."""
         return rope.rope_and_write_kv(q_THD, k_TKD, v_TKD, cos_sin_LD, positions_T, k_cache_BPKD, v_cache_BPKD, slots_T)
+
+    def norm_rope_and_write_kv(
+        self,
+        q_THD: Tensor,
+        k_TKD: Tensor,
+        v_TKD: Tensor,
+        q_norm_D: Tensor,
+        k_norm_D: Tensor,
+        eps: float,
+        cos_sin_LD: Tensor,
+        positions_T: Tensor,
+        k_cache_BPKD: Tensor,
+        v_cache_BPKD: Tensor,
+        slots_T: Tensor,
+    ) -> Tensor:
+        """One kernel."""
+        return rope.norm_rope_and_write_kv(
+            q_THD, k_TKD, v_TKD, q_norm_D, k_norm_D, eps, cos_sin_LD, positions_T, k_cache_BPKD, v_cache_BPKD, slots_T
+        )
 
     def write_kv(
         self, k_TKD: Tensor, v_TKD: Tensor, k_cache_BPKD: Tensor, v_cache_BPKD: Tensor, slots_T: Tensor
@@ -81,6 +103,7 @@ class TritonOps:
                 sliding_window=sliding_window,
                 soft_cap=soft_cap,
                 num_sms=self._num_sms,
+                capability=self._capability,
             )
         if n < batch.seq_lens_S.shape[0]:
             prefill_attention(
@@ -95,6 +118,7 @@ class TritonOps:
                 scale=scale,
                 sliding_window=sliding_window,
                 soft_cap=soft_cap,
+                capability=self._capability,
             )
         return out_THD
 

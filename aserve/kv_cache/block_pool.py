@@ -13,7 +13,7 @@ Knows no tokens, tables or sequences: integers and hashes only.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from aserve.core.ids import BlockHash, BlockId
 
@@ -28,6 +28,8 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.num_evictions = 0
         """Cached blocks that were given to somebody else."""
+        self.on_evict: Callable[[BlockId, BlockHash], None] | None = None
+        """Called when a cached block is given to somebody else, who has not written to it yet."""
         self._refs = [0] * num_blocks
         self._hashes: list[BlockHash | None] = [None] * num_blocks
         self._free: OrderedDict[BlockId, None] = OrderedDict.fromkeys(map(BlockId, range(1, num_blocks)))
@@ -61,7 +63,9 @@ class BlockPool:
         taken = []
         for _ in range(num_blocks):
             block_id, _none = self._free.popitem(last=False)
-            self._evict(block_id)
+            block_hash = self._hashes[block_id]
+            if block_hash is not None:
+                self._evict(block_id, block_hash)
             self._refs[block_id] = 1
             taken.append(block_id)
         return tuple(taken)
@@ -116,9 +120,9 @@ class BlockPool:
         num_hashed = sum(block_hash is not None for block_hash in self._hashes)
         assert num_hashed == len(self._index), "I8: the index names a block that does not bear the hash"
 
-    def _evict(self, block_id: BlockId) -> None:
-        block_hash = self._hashes[block_id]
-        if block_hash is not None:
-            del self._index[block_hash]
-            self._hashes[block_id] = None
-            self.num_evictions += 1
+    def _evict(self, block_id: BlockId, block_hash: BlockHash) -> None:
+        del self._index[block_hash]
+        self._hashes[block_id] = None
+        self.num_evictions += 1
+        if self.on_evict is not None:
+            self.on_evict(block_id, block_hash)

@@ -36,3 +36,10 @@ def extend_chain(chain: list[BlockHash], token_ids: Sequence[int], num_blocks: i
         digest.update(new_tokens[start : start + block_size])
         parent = BlockHash(digest.digest())
         chain.append(parent)
+
+
+def prompt_hashes(salt: bytes, token_ids: Sequence[int], block_size: int) -> tuple[BlockHash, ...]:
+    """Of the full blocks that a prompt may find cached: all but the one with its last token (I9). Without the root."""
+    chain = [root_hash(salt)]
+    extend_chain(chain, token_ids, (len(token_ids) - 1) // block_size, block_size)
+    return tuple(chain[1:])

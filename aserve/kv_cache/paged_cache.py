@@ -3,59 +3,65 @@
 Four verbs: `acquire` (match a prefix, pin it, reserve the rest), `reserve` (grow), `seal` (full blocks that have landed
 become shareable), `free`. Two for sequences with a past in common: `fork` (a new table beside another) and `rebase` (a
 table takes another's past for its own). Two for memory that is short: `swap_out` and `swap_in`. All are synchronous and
-whole: nothing comes between lookup and pin (I7). What has to be copied is returned, and done by the runner before the
-next step runs.
+whole: nothing comes between lookup and pin (I7). What has to be copied is returned, or with the host's memory gathered
+until `take_host_moves`, and done by the runner before the next step runs.
 
   I2 a block's references are the tables that hold it;
   I4 whatever is neither sealed nor shared by a fork has one holder, and no hash;
-  I9 a hit is a multiple of the block size, and shorter than the prompt: the last token is computed, to be sampled from.
+  I9 a hit is a multiple of the block size, and shorter than the prompt: the last token is computed, to be sampled from;
+  I24 a block that no later position sees is given back, and one that some later position sees is not.
 
     fork at position 5, P = 4:   source [ 7 , 3 , 9 ]        block 7 is shared, 3 is copied to 8, 9 is not common
                                  table  [ 7 , 8 ]
+
+Of models with sliding windows a span of positions takes a block per layer group (core/layout.py, table.py), and the
+null block stands for those that nobody sees any more (I24). A table of theirs grows with the chunks of its prompt, not
+at once: a long prompt needs all of its blocks at no time.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
-import msgspec
-
-from aserve.core.ids import BlockId, HostBlockId
-from aserve.kv_cache.block_pool import BlockPool
-from aserve.kv_cache.hashing import extend_chain, root_hash
-from aserve.kv_cache.swap import HostPool
+from aserve.core.ids import BlockHash, BlockId, HostBlockId
+from aserve.core.layout import Footprint, Window, first_visible_span
+from aserve.kv_cache.block_pool import NULL_BLOCK, BlockPool
+from aserve.kv_cache.checks import check_tables, check_visible
+from aserve.kv_cache.hashing import extend_chain, prompt_hashes, root_hash
+from aserve.kv_cache.host_memory import HostMemory, OnHost, SwapIn, SwapOut
+from aserve.kv_cache.prefix import block_name, longest_prefix
+from aserve.kv_cache.statistics import CacheStatistics
 from aserve.kv_cache.table import NEVER, BlockTable
 
 Copy = tuple[BlockId, BlockId]
 """From a device block to another."""
 
 
-class CacheStatistics(msgspec.Struct, frozen=True):
-    """Blocks now, and counters since the start.
+class PagedCache:
+    """`num_blocks` blocks (the null block included) of `block_size` positions, and `num_host_blocks` to swap to.
 
-    num_used: blocks held by sequences; those that are merely cached count as free.
-    num_queried_tokens, num_hit_tokens: tokens that sequences came with, and of these the ones found in the cache.
-    num_evictions: cached blocks that were given to somebody else.
-    num_host_used: blocks of the swap space that are held.
+    windows: of each layer group. max_chunk: positions of a sequence that a step computes at most.
+    keeps_evicted: whether cached blocks live on in host memory when others get them; see host_memory.py.
     """
 
-    num_used: int
-    num_free: int
-    num_queried_tokens: int
-    num_hit_tokens: int
-    num_evictions: int
-    num_host_used: int = 0
-
-
-class PagedCache:
-    """`num_blocks` blocks (the null block included) of `block_size` positions, and `num_host_blocks` to swap to."""
-
     def __init__(
-        self, *, num_blocks: int, block_size: int, num_host_blocks: int = 0, enable_prefix_caching: bool = True
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        num_host_blocks: int = 0,
+        enable_prefix_caching: bool = True,
+        windows: Sequence[Window] = (None,),
+        max_chunk: int = 1,
+        keeps_evicted: bool = False,
     ) -> None:
         assert block_size >= 1, "a block holds a position"
         self.block_size = block_size
+        self.num_groups = len(windows)
+        """Blocks in a span."""
+        self.footprint = Footprint(tuple(windows), block_size, max_chunk)
+        self._windows = tuple((group, window) for group, window in enumerate(windows) if window is not None)
         self._caches_prefixes = enable_prefix_caching
         self._pool = BlockPool(num_blocks)
-        self._host = HostPool(num_host_blocks)
+        self._host = HostMemory(self._pool, num_host_blocks, keeps_evicted=keeps_evicted and enable_prefix_caching)
         self._num_queried_tokens = 0
         self._num_hit_tokens = 0
 
@@ -64,53 +70,78 @@ class PagedCache:
         """Blocks that sequences can hold: all but the null block."""
         return self._pool.num_blocks - 1
 
-    def new_table(self, salt: bytes) -> BlockTable:
-        """An empty table whose blocks are shared under equal salts only."""
-        return BlockTable(root_hash(salt))
+    def prompt_hashes(self, salt: bytes, token_ids: Sequence[int]) -> tuple[BlockHash, ...]:
+        """What `acquire` would hash of a prompt. Touches nothing: any thread may do it beforehand."""
+        return prompt_hashes(salt, token_ids, self.block_size) if self._caches_prefixes else ()
+
+    def new_table(self, salt: bytes, prompt_hashes: Iterable[BlockHash] = ()) -> BlockTable:
+        """An empty table whose blocks are shared under equal salts only. prompt_hashes: those known beforehand."""
+        table = BlockTable(root_hash(salt))
+        table.hashes.extend(prompt_hashes)
+        return table
 
     def num_cached(self, table: BlockTable, token_ids: Sequence[int]) -> int:
         """Tokens that `acquire` would find at this moment."""
-        return len(self._match(table, token_ids)) * self.block_size
+        return len(self._match(table, token_ids)) // self.num_groups * self.block_size
 
     def acquire(
         self, table: BlockTable, token_ids: Sequence[int], *, num_spare_blocks: int = 0, reads_cache: bool = True
     ) -> tuple[BlockId, ...] | None:
         """Give an empty table blocks for all of `token_ids`: the longest cached prefix, then new ones.
 
+        With windows the cached ones alone, if there will be room for the others as it grows.
         Returns the cached ones, or None, with nothing changed, if fewer than `num_spare_blocks` would be left free.
         reads_cache: False computes everything anew, for who needs what comes out on the way.
         """
         assert not table.block_ids, "I11: the table holds blocks"
-        hits = self._match(table, token_ids) if reads_cache else ()
-        num_new = -(-len(token_ids) // self.block_size) - len(hits)
-        num_idle_hits = sum(self._pool.refs(block_id) == 0 for block_id in hits)
-        if num_new + num_spare_blocks > self._pool.num_free - num_idle_hits:
+        hits = self._match(table, token_ids) if reads_cache else []
+        on_host = [place for place in hits if isinstance(place, OnHost)]
+        held = [place for place in hits if not isinstance(place, OnHost) and place != NULL_BLOCK]
+        num_needed = max(self.footprint.peak(len(token_ids)) - len(held), len(on_host))
+        num_idle_hits = sum(self._pool.refs(block_id) == 0 for block_id in held)
+        if num_needed + num_spare_blocks > self._pool.num_free - num_idle_hits:
             return None
-        self._pool.pin(hits)
+        num_hits = len(hits) // self.num_groups
+        self._pool.pin(held)
         self._num_queried_tokens += len(token_ids)
-        self._num_hit_tokens += len(hits) * self.block_size
-        table.block_ids.extend(hits)
-        self._set_sealed(table, len(hits))
-        self._grow(table, num_new)
-        return hits
+        self._num_hit_tokens += num_hits * self.block_size
+        self._take_hits(table, hits, on_host)
+        self._grow(table, 0 if self._windows else num_needed - len(on_host))
+        return tuple(table.block_ids[: len(hits)])
+
+    def can_fork(self, source: BlockTable, num_common: int) -> bool:
+        """Whether the source has not given back what the position after its first `num_common` sees."""
+        return all(
+            first * self.block_size >= min(num_common, source.capacity)
+            or source.block_ids[first * self.num_groups + group] != NULL_BLOCK
+            for group, first in self._first_visible(num_common)
+        )
 
     def fork(
         self, source: BlockTable, table: BlockTable, num_common: int, num_positions: int, *, num_spare_blocks: int = 0
     ) -> tuple[Copy, ...] | None:
         """Give an empty table the first `num_common` positions of `source`, and new blocks up to `num_positions`.
 
-        Full blocks are shared; the one that both will write to is copied: the copy to make is returned, if one is.
+        Full blocks are shared; one that both will write to is copied: the copies to make are returned. With windows
+        there are no new blocks beyond those, if there will be room for them; see `can_fork`.
         None, with nothing changed, if fewer than `num_spare_blocks` would be left free.
         """
         assert not table.block_ids, "I11: the table holds blocks"
         assert num_common <= source.capacity, "the source holds what is forked from it"
         num_full, num_partial = divmod(num_common, self.block_size)
-        num_new = -(-num_positions // self.block_size) - num_full
-        if num_new + num_spare_blocks > self._pool.num_free:
+        num_shared = len(self._held(source.block_ids[: num_full * self.num_groups]))
+        num_needed = self.footprint.peak(num_positions) - num_shared
+        num_new = num_needed
+        if self._windows:
+            num_new = bool(num_partial) * self.num_groups
+            num_needed = max(num_needed, num_new)
+        if num_needed + num_spare_blocks > self._pool.num_free:
             return None
         self._share(source, table, num_full)
+        if self._windows:
+            self._give_back_unseen(table, num_common)
         self._grow(table, num_new)
-        return ((source.block_ids[num_full], table.block_ids[num_full]),) if num_partial else ()
+        return self._copies(source, table.block_ids, num_full) if num_partial else ()
 
     def rebase(self, table: BlockTable, parent: BlockTable, num_positions: int) -> tuple[Copy, ...]:
         """Make `parent`'s first `num_positions` those of `table`, which holds as many of its own. Needs no free block.
@@ -118,107 +149,114 @@ class PagedCache:
         The block that it was writing to stays, as the place to which the parent's is copied.
         """
         num_full, num_partial = divmod(num_positions, self.block_size)
-        written = table.block_ids[num_full:]
-        assert len(written) == bool(num_partial), "both hold the same positions"
-        old = table.block_ids[:num_full]
+        first_written = num_full * self.num_groups
+        written = table.block_ids[first_written:]
+        assert len(written) == bool(num_partial) * self.num_groups, "both hold the same positions"
+        old = self._held(table.block_ids[:first_written])
         table.block_ids.clear()
         self._share(parent, table, num_full)
         self._pool.release(reversed(old))
         table.block_ids.extend(written)
-        return ((parent.block_ids[num_full], written[0]),) if num_partial else ()
+        return self._copies(parent, table.block_ids, num_full) if num_partial else ()
 
     def reserve(self, table: BlockTable, num_positions: int) -> tuple[BlockId, ...] | None:
         """Grow the table until it holds `num_positions`. Returns the new blocks, None if too few are free."""
-        num_new = -(-num_positions // self.block_size) - len(table.block_ids)
+        num_new = -(-num_positions // self.block_size) * self.num_groups - len(table.block_ids)
         return self._grow(table, num_new) if num_new <= self._pool.num_free else None
 
+    def reserve_most(self, table: BlockTable, num_positions: int) -> None:
+        """Grow the table until it holds `num_positions`, or as many as the free blocks allow."""
+        num_free_spans = self._pool.num_free // self.num_groups
+        self.reserve(table, min(num_positions, table.capacity + num_free_spans * self.block_size))
+
     def seal(self, table: BlockTable, token_ids: Sequence[int], num_landed: int) -> None:
-        """Make the full blocks of the first `num_landed` positions, whose step has landed (I6), shareable."""
+        """Make the full blocks of the first `num_landed` positions, whose step has landed (I6), shareable.
+
+        Then give back those that no later position sees (I24).
+        """
         num_full = num_landed // self.block_size
-        extend_chain(table.hashes, token_ids, num_full, self.block_size)
-        for index in range(table.num_sealed, num_full):
-            if self._pool.hash_of(table.block_ids[index]) is None:  # else it is shared, and was sealed by another
-                self._pool.register(table.block_ids[index], table.hashes[index + 1])
+        if self._caches_prefixes:
+            extend_chain(table.hashes, token_ids, num_full, self.block_size)
+            pool, num_groups = self._pool, self.num_groups
+            for entry in range(table.num_sealed * num_groups, num_full * num_groups):
+                block_id = table.block_ids[entry]
+                if block_id and pool.hash_of(block_id) is None:  # else it is null, or another has sealed it
+                    pool.register(block_id, table.hashes[entry + 1] if num_groups == 1 else self._name(table, entry))
         self._set_sealed(table, num_full)
+        if self._windows:
+            self._give_back_unseen(table, num_landed)
 
     def free(self, table: BlockTable) -> None:
         """Give all blocks back, tail first (I10). An empty table has nothing to give."""
-        self._pool.release(reversed(table.block_ids))
+        self._pool.release(reversed(self._held(table.block_ids)))
         table.block_ids.clear()
         table.capacity = table.num_sealed = table.num_shared = 0
         table.seal_at = NEVER
+        if self._host.has_moves:
+            self._host.drop_moves_to_free_blocks()
 
-    def swap_out(self, tables: Sequence[BlockTable]) -> tuple[tuple[BlockId, HostBlockId], ...] | None:
+    def swap_out(self, tables: Sequence[BlockTable]) -> tuple[SwapOut, ...] | None:
         """Move tables to the host, a block that several share once. None, nothing changed, if it is too full."""
-        places: dict[BlockId, HostBlockId] = {}
-        if len({block_id for table in tables for block_id in table.block_ids}) > self._host.num_free:
+        moves = self._host.put(tables)
+        if moves is None:
             return None
-        for table in tables:
-            for block_id in table.block_ids:
-                if block_id in places:
-                    self._host.pin(places[block_id])
-                else:
-                    places[block_id] = self._host.allocate()
-                table.host_ids.append(places[block_id])
         for table in tables:
             num_shared = max(table.num_shared, table.num_sealed)
             self.free(table)
             table.num_shared = num_shared
-        return tuple(places.items())
+        return moves
 
     def swap_in(
         self, tables: Sequence[BlockTable], *, beside: Sequence[BlockTable] = (), num_spare_blocks: int = 0
-    ) -> tuple[tuple[HostBlockId, BlockId], ...] | None:
+    ) -> tuple[SwapIn, ...] | None:
         """Move tables back. None, nothing changed, if fewer than `num_spare_blocks` would be left free.
 
         beside: tables of the same group that hold blocks. What they or the prefix cache have is shared, not copied.
         They are sealed anew when a step has landed on them: before, nobody knows that the move went well (I6).
         """
-        places: dict[HostBlockId, BlockId] = {}
+        on_device: dict[HostBlockId, BlockId] = {}
         for table in tables:
-            places.update(self._on_device(table, beside))
-        hits = tuple(places.values())
-        missing = [h for h in dict.fromkeys(h for table in tables for h in table.host_ids) if h not in places]
-        num_idle_hits = sum(self._pool.refs(block_id) == 0 for block_id in set(hits))
-        if len(missing) + num_spare_blocks > self._pool.num_free - num_idle_hits:
+            on_device.update(self._on_device(table, beside))
+        moves = self._host.fetch(tables, on_device, num_spare_blocks)
+        if moves is None:
             return None
-        self._pool.pin(hits)
-        moved = tuple(zip(missing, self._pool.allocate(len(missing)), strict=True))
-        places.update(moved)
-        unshared = set(places)
         for table in tables:
-            table.block_ids.extend(places[host_id] for host_id in table.host_ids)
-            self._pool.pin(places[host_id] for host_id in table.host_ids if host_id not in unshared)
-            unshared.difference_update(table.host_ids)
-            table.capacity = len(table.block_ids) * self.block_size
+            table.capacity = len(table.block_ids) // self.num_groups * self.block_size
             self._set_sealed(table, 0)
-            self.free_host(table)
-        return moved
+        return moves
 
-    def _on_device(self, table: BlockTable, beside: Sequence[BlockTable]) -> Iterator[tuple[HostBlockId, BlockId]]:
+    def _on_device(self, table: BlockTable, beside: Sequence[BlockTable]) -> Iterator[SwapIn]:
         """Of a table on the host, the blocks that somebody on the device has, or the prefix cache."""
         others = [(other, max(other.num_sealed, other.num_shared)) for other in beside]
-        for index in range(min(table.num_shared, len(table.hashes) - 1)):
-            block_hash = table.hashes[index + 1]
-            block_id = self._pool.lookup(block_hash)
+        for entry in range(min(table.num_shared, len(table.hashes) - 1) * self.num_groups):
+            host_id = table.host_ids[entry]
+            if host_id is None:
+                continue
+            span = entry // self.num_groups
+            block_id = self._pool.lookup(self._name(table, entry))
             for other, num_full in others:
-                if block_id is None and index < num_full and other.hashes[index + 1] == block_hash:
-                    block_id = other.block_ids[index]
+                if block_id is None and span < num_full and other.hashes[span + 1] == table.hashes[span + 1]:
+                    block_id = other.block_ids[entry] or None  # the null block is nobody's
             if block_id is not None:
-                yield table.host_ids[index], block_id
-
-    def is_held_on_host(self, host_id: HostBlockId) -> bool:
-        """Whether a table on the host holds the block."""
-        return self._host.is_held(host_id)
+                yield host_id, block_id
 
     def free_host(self, table: BlockTable) -> None:
         """Give the table's place on the host back."""
-        self._host.release(table.host_ids)
-        table.host_ids.clear()
+        self._host.leave(table)
+
+    def distrust_host(self, host_ids: Iterable[HostBlockId]) -> None:
+        """What was to be copied there may not have come: the host tier forgets it."""
+        self._host.distrust(host_ids)
+
+    def take_host_moves(self) -> tuple[tuple[SwapOut, ...], tuple[SwapIn, ...]]:
+        """What has to go to the host, and then to come from it, before the next step; a plan takes it along."""
+        return self._host.take_moves()
 
     def reset(self) -> int:
         """Forget what is cached: blocks stay with their holders, and nobody finds them. Returns how many it was."""
-        return self._pool.forget()
+        num_kept = self._host.num_kept
+        self._host.forget_kept()
+        return self._pool.forget() + num_kept
 
     def statistics(self) -> CacheStatistics:
         """A snapshot."""
@@ -229,47 +267,79 @@ class PagedCache:
             num_hit_tokens=self._num_hit_tokens,
             num_evictions=self._pool.num_evictions,
             num_host_used=self._host.num_held,
+            num_host_kept=self._host.num_kept,
+            num_host_hits=self._host.num_returned,
         )
 
-    def check(self, tables: Iterable[BlockTable], swapped: Iterable[BlockTable] = ()) -> None:
+    def check(self, tables: Collection[BlockTable], swapped: Collection[BlockTable] = ()) -> None:
         """Assert I1 to I5 and I12, where `tables` hold blocks, `swapped` host blocks, and no others do.
 
         Cost: the whole pool.
         """
         self._pool.check()
-        self._host.check(table.host_ids for table in swapped)
-        num_holders = [0] * self._pool.num_blocks
-        for table in tables:
-            assert len(set(table.block_ids)) == len(table.block_ids), "I4: a table holds a block twice"
-            assert table.capacity == len(table.block_ids) * self.block_size, "a table's capacity is that of its blocks"
-            for block_id in table.block_ids:
-                num_holders[block_id] += 1
-            assert not table.host_ids, "I11: a table is in two places"
-            for block_id in table.block_ids[max(table.num_sealed, table.num_shared) :]:
-                assert self._pool.refs(block_id) == 1, f"I4: block {block_id} is shared and may be written"
-                assert self._pool.hash_of(block_id) is None, f"I4: block {block_id} has a hash before it is sealed"
-        for block_id in map(BlockId, range(self._pool.num_blocks)):
-            refs = self._pool.refs(block_id)
-            assert refs == num_holders[block_id], f"I2: block {block_id}: {refs} references, {num_holders[block_id]}"
+        self._host.check(swapped)
+        check_tables(self._pool, tables, self.num_groups, self.block_size)
 
-    def _match(self, table: BlockTable, token_ids: Sequence[int]) -> tuple[BlockId, ...]:
-        """The cached blocks of the longest prefix that leaves a token to compute (I9). Pins nothing."""
+    def check_visible(self, table: BlockTable, position: int) -> None:
+        """Assert I24, where `position` is the first of a sequence that has not landed."""
+        check_visible(table, position, self.footprint.windows, self.block_size)
+
+    def _match(self, table: BlockTable, token_ids: Sequence[int]) -> list[BlockId | OnHost]:
+        """The cached blocks of the longest prefix that leaves a token to compute (I9). Pins nothing.
+
+        The null block is among them where the first position after the prefix sees nothing.
+        """
         if not self._caches_prefixes:
-            return ()
+            return []
         num_full = (len(token_ids) - 1) // self.block_size
         extend_chain(table.hashes, token_ids, num_full, self.block_size)
-        hits = []
+        if self._windows:
+            return self._match_windows(table.hashes[1 : num_full + 1])
+        hits: list[BlockId | OnHost] = []
+        on_device, on_host = self._pool.lookup, self._host.find
         for block_hash in table.hashes[1 : num_full + 1]:
-            block_id = self._pool.lookup(block_hash)
-            if block_id is None:
+            place = on_device(block_hash) or on_host(block_hash)
+            if place is None:
                 break
-            hits.append(block_id)
-        return tuple(hits)
+            hits.append(place)
+        return hits
+
+    def _match_windows(self, span_hashes: list[BlockHash]) -> list[BlockId | OnHost]:
+        """As `_match`, of those spans."""
+        windows = self.footprint.windows
+        num_hits = longest_prefix(
+            span_hashes, windows, self.block_size, lambda block_hash: self._find(block_hash) is not None
+        )
+        first_seen = dict(self._first_visible(num_hits * self.block_size))
+        hits: list[BlockId | OnHost] = []
+        for span in range(num_hits):
+            for group in range(self.num_groups):
+                place: BlockId | OnHost | None = NULL_BLOCK
+                if span >= first_seen.get(group, 0):
+                    place = self._find(block_name(span_hashes[span], group))
+                assert place is not None, "it was found a moment ago"
+                hits.append(place)
+        return hits
+
+    def _find(self, block_hash: BlockHash) -> BlockId | OnHost | None:
+        """Where the block is that bears the hash."""
+        return self._pool.lookup(block_hash) or self._host.find(block_hash)
+
+    def _take_hits(self, table: BlockTable, hits: list[BlockId | OnHost], on_host: list[OnHost]) -> None:
+        """They become an empty table's. What comes from the host is sealed when a step has landed on it (I6)."""
+        num_sealed = num_hits = len(hits) // self.num_groups
+        if on_host:
+            num_sealed = hits.index(on_host[0]) // self.num_groups
+            table.num_shared = num_hits
+            came_back = iter(self._host.bring_back(on_host))
+            hits = [next(came_back) if isinstance(place, OnHost) else place for place in hits]
+        table.block_ids.extend(hits)  # type: ignore[arg-type]  # all are on the device by now
+        self._set_sealed(table, num_sealed)
 
     def _share(self, source: BlockTable, table: BlockTable, num_full: int) -> None:
-        """The first blocks of `source` become those of an empty table: its tokens and their hashes are the same."""
-        table.block_ids.extend(source.block_ids[:num_full])
-        self._pool.pin(table.block_ids)
+        """The first spans of `source` become those of an empty table: its tokens and their hashes are the same."""
+        table.block_ids.extend(source.block_ids[: num_full * self.num_groups])
+        self._pool.pin(self._held(table.block_ids))
         table.hashes[:] = source.hashes[: num_full + 1]
         table.num_shared = num_full
         source.num_shared = max(source.num_shared, num_full)
@@ -277,10 +347,42 @@ class PagedCache:
 
     def _set_sealed(self, table: BlockTable, num_sealed: int) -> None:
         table.num_sealed = num_sealed
-        table.seal_at = (num_sealed + 1) * self.block_size if self._caches_prefixes else NEVER
+        table.seal_at = (num_sealed + 1) * self.block_size if self._caches_prefixes or self._windows else NEVER
 
     def _grow(self, table: BlockTable, num_new: int) -> tuple[BlockId, ...]:
         new_blocks = self._pool.allocate(num_new)
         table.block_ids.extend(new_blocks)
-        table.capacity = len(table.block_ids) * self.block_size
+        table.capacity = len(table.block_ids) * self.block_size // self.num_groups
         return new_blocks
+
+    # Layer groups.
+
+    def _give_back_unseen(self, table: BlockTable, num_landed: int) -> None:
+        """Release the blocks before those that the next position sees. They keep their hashes, for others to find."""
+        dropped = []
+        for group, first in self._first_visible(num_landed):
+            entry = (first - 1) * self.num_groups + group
+            while entry >= 0 and table.block_ids[entry] != NULL_BLOCK:
+                dropped.append(table.block_ids[entry])
+                table.block_ids[entry] = NULL_BLOCK
+                entry -= self.num_groups
+        self._pool.release(dropped)
+
+    def _first_visible(self, position: int) -> Iterator[tuple[int, int]]:
+        """Of each group with a window, the first span that the position sees."""
+        for group, window in self._windows:
+            yield group, first_visible_span(position, window, self.block_size)
+
+    def _held(self, block_ids: Sequence[BlockId]) -> Sequence[BlockId]:
+        """Without the null block, which nobody holds."""
+        return [block_id for block_id in block_ids if block_id != NULL_BLOCK] if self._windows else block_ids
+
+    def _name(self, table: BlockTable, entry: int) -> BlockHash:
+        """The hash of what is in a block of the table."""
+        span, group = divmod(entry, self.num_groups)
+        return block_name(table.hashes[span + 1], group)
+
+    def _copies(self, source: BlockTable, targets: Sequence[BlockId], span: int) -> tuple[Copy, ...]:
+        """One for each group's block of the span."""
+        entries = slice(span * self.num_groups, (span + 1) * self.num_groups)
+        return tuple(zip(source.block_ids[entries], targets[entries], strict=True))

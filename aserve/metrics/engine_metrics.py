@@ -6,6 +6,7 @@ served model and the finish reasons; nothing that a client sent becomes a label.
 Knows no block, no tensor and no HTTP; it is told times, and reads no clock.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Protocol
 
@@ -31,12 +32,16 @@ LATENCY_BOUNDS_S: Final = (
 )
 TOKEN_BOUNDS: Final = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 
+NUM_LOOP_LAGS: Final = 100
+"""The engine looks ten times a second, so these are the last ten seconds."""
+
 
 class SchedulerCounts(Protocol):
     """What is read of the scheduler's statistics: gauges of this moment, and counters since the start.
 
     num_blocks: all that sequences can hold. num_used_blocks: those that they do hold.
     num_swapped: sequences whose blocks are on the host. num_swap_outs: preemptions that moved them there.
+    num_host_kept_blocks: cached blocks that live on in host memory now. num_host_hit_blocks: came back from there.
     num_cache_queries, num_cache_hits: in tokens. queue_time_s: summed over the num_admitted sequences.
     """
 
@@ -68,6 +73,10 @@ class SchedulerCounts(Protocol):
     def num_cache_hits(self) -> int: ...  # noqa: D102  the class says what each is
     @property
     def num_cache_evictions(self) -> int: ...  # noqa: D102  the class says what each is
+    @property
+    def num_host_kept_blocks(self) -> int: ...  # noqa: D102  the class says what each is
+    @property
+    def num_host_hit_blocks(self) -> int: ...  # noqa: D102  the class says what each is
 
 
 class EngineMetrics(Collector):
@@ -88,6 +97,8 @@ class EngineMetrics(Collector):
         self.num_prompt_tokens = 0
         self.num_generation_tokens = 0
         self.num_step_failures = 0
+        self.loop_lags_s = deque([0.0], maxlen=NUM_LOOP_LAGS)
+        """How late the event loop was, the last times that it was asked."""
         self.num_finished = dict.fromkeys(FinishReason, 0)
         registry.register(self)
 
@@ -106,6 +117,9 @@ class EngineMetrics(Collector):
         yield self._counter("prompt_tokens", "Prompt tokens of requests that began to answer.", self.num_prompt_tokens)
         yield self._counter("generation_tokens", "Tokens generated.", self.num_generation_tokens)
         yield self._counter("step_failures", "Steps that raised.", self.num_step_failures)
+        yield self._gauge(
+            "event_loop_lag_seconds", "How late the event loop was, at worst in the last 10 s.", max(self.loop_lags_s)
+        )
         yield self._endings()
         yield from self._histograms()
 
@@ -122,6 +136,8 @@ class EngineMetrics(Collector):
         yield self._counter("prefix_cache_queries", "Tokens looked up at admission.", counts.num_cache_queries)
         yield self._counter("prefix_cache_hits", "Tokens found at admission.", counts.num_cache_hits)
         yield self._counter("prefix_cache_evictions", "Cached blocks given to others.", counts.num_cache_evictions)
+        yield self._gauge("host_cached_blocks", "Evicted blocks that host memory has.", counts.num_host_kept_blocks)
+        yield self._counter("host_cache_hits", "Blocks that came back from there.", counts.num_host_hit_blocks)
         queued = SummaryMetricFamily(
             "aserve_request_queue_time_seconds", "From arrival to first admission.", labels=["model_name"]
         )

@@ -4,12 +4,22 @@ Knows one layer's heads, window and rope table. Does not know blocks: `Attention
 letters: kernels/ops.py.
 """
 
+from typing import NamedTuple
+
 from torch import Tensor
 
-from aserve.kernels.ops import AttentionBatch, KVLayer, Ops
+from aserve.kernels.ops import AttentionBatch, HeadNormOps, KVLayer, Ops
 from aserve.models.layers import Linear, LinearMethod, LinearShape
 from aserve.models.spec import ModelSpec
 from aserve.models.weights import Weights
+
+
+class HeadNorms(NamedTuple):
+    """RMS norms of each head of the queries and of the keys by itself."""
+
+    q_norm_D: Tensor
+    k_norm_D: Tensor
+    eps: float
 
 
 class RotaryAttention:
@@ -22,12 +32,26 @@ class RotaryAttention:
         self._scale = spec.head_dim**-0.5
 
     def __call__(
-        self, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, positions_T: Tensor, kv: KVLayer, batch: AttentionBatch
+        self,
+        q_THD: Tensor,
+        k_TKD: Tensor,
+        v_TKD: Tensor,
+        positions_T: Tensor,
+        kv: KVLayer,
+        batch: AttentionBatch,
+        head_norms: HeadNorms | None = None,
     ) -> Tensor:
-        """The heads' outputs side by side, [T, H * D]."""
-        q_THD = self._ops.rope_and_write_kv(
-            q_THD, k_TKD, v_TKD, self._cos_sin_LD, positions_T, kv.k_BPKD, kv.v_BPKD, batch.slots_T
-        )
+        """The heads' outputs side by side, [T, H * D]. Norms of q and k, where there are any, come first."""
+        batch = batch.of(kv)
+        cache = (self._cos_sin_LD, positions_T, kv.k_BPKD, kv.v_BPKD, batch.slots_T)
+        if head_norms is None:
+            q_THD = self._ops.rope_and_write_kv(q_THD, k_TKD, v_TKD, *cache)
+        elif isinstance(self._ops, HeadNormOps):
+            q_THD = self._ops.norm_rope_and_write_kv(q_THD, k_TKD, v_TKD, *head_norms, *cache)
+        else:
+            q_norm_D, k_norm_D, eps = head_norms
+            q_THD, k_TKD = self._ops.rms_norm(q_THD, q_norm_D, eps), self._ops.rms_norm(k_TKD, k_norm_D, eps)
+            q_THD = self._ops.rope_and_write_kv(q_THD, k_TKD, v_TKD, *cache)
         out_THD = self._ops.attend(q_THD, kv.k_BPKD, kv.v_BPKD, batch, scale=self._scale, sliding_window=self._window)
         return out_THD.flatten(1)
 

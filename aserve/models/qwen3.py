@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from aserve.kernels.ops import AttentionBatch, KVLayer, Ops
-from aserve.models.attention import QKV, RotaryAttention, output_projection
+from aserve.models.attention import QKV, HeadNorms, RotaryAttention, output_projection
 from aserve.models.layers import LinearMethod, load_tensor
 from aserve.models.llama import Llama
 from aserve.models.spec import ModelSpec
@@ -22,20 +22,17 @@ class Qwen3Attention:
         prefix: str,
         attend: RotaryAttention,
     ) -> None:
-        self._ops = ops
-        self._eps = spec.norm_eps
         self._qkv = QKV(spec, weights, linear, prefix)
-        self._q_norm_D = load_tensor(weights, f"{prefix}.q_norm.weight", spec.head_dim)
-        self._k_norm_D = load_tensor(weights, f"{prefix}.k_norm.weight", spec.head_dim)
+        q_norm_D = load_tensor(weights, f"{prefix}.q_norm.weight", spec.head_dim)
+        k_norm_D = load_tensor(weights, f"{prefix}.k_norm.weight", spec.head_dim)
+        self._head_norms = HeadNorms(q_norm_D, k_norm_D, spec.norm_eps)
         self._attend = attend
         self._out = output_projection(spec, weights, linear, prefix)
 
     def __call__(self, x_TE: Tensor, positions_T: Tensor, kv: KVLayer, batch: AttentionBatch) -> Tensor:
         """[T, E] to [T, E]."""
         q_THD, k_TKD, v_TKD = self._qkv(x_TE)
-        q_THD = self._ops.rms_norm(q_THD, self._q_norm_D, self._eps)  # each head of each token by itself
-        k_TKD = self._ops.rms_norm(k_TKD, self._k_norm_D, self._eps)
-        return self._out(self._attend(q_THD, k_TKD, v_TKD, positions_T, kv, batch))
+        return self._out(self._attend(q_THD, k_TKD, v_TKD, positions_T, kv, batch, self._head_norms))
 
 
 def qwen3(spec: ModelSpec, ops: Ops, weights: Weights, linear: LinearMethod, cos_sin_LD: Tensor) -> Llama:

@@ -57,7 +57,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         """Bytes that one token's keys and values take over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
+        return self.num_layers * self.kv_bytes_per_layer(dtype_bytes)
+
+    def kv_bytes_per_layer(self, dtype_bytes: int) -> int:
+        """Bytes that one token's keys and values take in a layer."""
+        return 2 * self.num_kv_heads * self.head_dim * dtype_bytes
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):

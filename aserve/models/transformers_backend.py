@@ -77,12 +77,13 @@ class PagedStep:
         """Write the keys and values, which the architecture has rotated where it does, and attend to the context."""
         assert call.layer is not None, "the probe refused models whose layers have no index"
         cache = self.kv[call.layer]
-        self.ops.write_kv(k_TKD, v_TKD, cache.k_BPKD, cache.v_BPKD, self.batch.slots_T)
+        batch = self.batch.of(cache)
+        self.ops.write_kv(k_TKD, v_TKD, cache.k_BPKD, cache.v_BPKD, batch.slots_T)
         return self.ops.attend(
             q_THD,
             cache.k_BPKD,
             cache.v_BPKD,
-            self.batch,
+            batch,
             scale=call.scale,
             sliding_window=call.window,
             soft_cap=call.soft_cap,

@@ -10,7 +10,7 @@ Letters: kernels/ops.py and rows.py; F tokens fed from the device.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -47,7 +47,7 @@ class _Uploads(NamedTuple, Generic[A]):
 
     token_ids_T: A
     positions_T: A
-    table_entries_T: A
+    spans_T: A
     block_offsets_T: A
     rows_S: A
     seq_lens_S: A
@@ -66,22 +66,39 @@ class _Uploads(NamedTuple, Generic[A]):
     blocks_U: A
 
 
-class BatchBuilder:
-    """Builds StepBatches, in launch order, and keeps the rows up to date as it goes."""
+class Places(NamedTuple):
+    """Where the tokens of a step sit. spans_T: rows of the block table seen as [R * spans, layer groups]."""
 
-    def __init__(self, rows: RowTable, controls: ControlTable, device: StepDevice, block_size: int) -> None:
+    rows_S: Tensor
+    seq_lens_S: Tensor
+    query_starts_S1: Tensor
+    spans_T: Tensor
+    block_offsets_T: Tensor
+
+
+class BatchBuilder:
+    """Builds StepBatches, in launch order, and keeps the rows up to date as it goes.
+
+    num_groups: blocks that a span of block_size positions takes, one for each layer group. max_spans: of a row.
+    """
+
+    def __init__(
+        self, rows: RowTable, controls: ControlTable, device: StepDevice, block_size: int, num_groups: int = 1
+    ) -> None:
         self._rows = rows
         self._controls = controls
         self._device = device
-        self._block_size = block_size
+        self.block_size = block_size
+        self._num_groups = num_groups
+        self.max_spans = rows.width // num_groups
 
     def build(self, plan: StepPlan) -> StepBatch | None:
         """Apply the plan's row changes, and lay its slices out as tensors; None where there is no slice."""
-        changes = self._rows.stage(plan)
         self._controls.set_up(plan.inits)
         if not plan.slices:
-            self._rows.apply(*self._device.upload(changes))
+            self.apply_changes(plan)
             return None
+        changes = self._rows.stage(plan)
         order, num_fed, num_decodes = _order(plan.slices)
         host = self._lay_out(plan.slices, order, num_fed, changes)
         controls = self._controls.batch(host.sampled_rows_N, host.banned_NC)
@@ -92,7 +109,18 @@ class BatchBuilder:
         return StepBatch(
             token_ids_T=on_device.token_ids_T,
             positions_T=on_device.positions_T,
-            attention=self._attention(on_device, host, num_decodes),
+            attention=self.attention(
+                Places(
+                    on_device.rows_S,
+                    on_device.seq_lens_S,
+                    on_device.query_starts_S1,
+                    on_device.spans_T,
+                    on_device.block_offsets_T,
+                ),
+                num_decodes=num_decodes,
+                max_query_len=int(np.diff(host.query_starts_S1).max()),
+                max_seq_len=int(host.seq_lens_S.max()),
+            ),
             sampled_tokens_N=on_device.sampled_tokens_N,
             sampled_rows_N=on_device.sampled_rows_N,
             sampling=_sampling(on_device, host),
@@ -100,6 +128,10 @@ class BatchBuilder:
             sampled_targets=self._sampled_targets(plan.slices),
             prompt_targets=self._prompt_targets(plan.slices, order, host.query_starts_S1),
         )
+
+    def apply_changes(self, plan: StepPlan) -> None:
+        """Only the plan's row changes."""
+        self._rows.apply(*self._device.upload(self._rows.stage(plan)))
 
     def _sampled_targets(self, slices: Sequence[SeqSlice]) -> SampledTargets | None:
         if not self._rows.scores_any:
@@ -143,7 +175,7 @@ class BatchBuilder:
             token_ids.extend(slices[i].token_ids)
 
         positions_T = np.arange(len(token_ids)) + np.repeat(starts_S - query_starts_S1[:-1], lens_S)
-        blocks_T, block_offsets_T = np.divmod(positions_T, self._block_size)
+        spans_T, block_offsets_T = np.divmod(positions_T, self.block_size)
         sampled = [i for i, piece in enumerate(slices) if piece.samples]
         place_in_batch = np.empty(len(order), np.int64)
         place_in_batch[order] = np.arange(len(order))
@@ -154,7 +186,7 @@ class BatchBuilder:
         return _Uploads[Array](
             np.array(token_ids, np.int64),
             positions_T,
-            np.repeat(rows_S * self._rows.width, lens_S) + blocks_T,
+            np.repeat(rows_S * self.max_spans, lens_S) + spans_T,
             block_offsets_T,
             rows_S,
             (starts_S + lens_S).astype(np.int32),
@@ -166,21 +198,33 @@ class BatchBuilder:
             *changes,
         )
 
-    def _attention(self, on_device: _Uploads[Tensor], host: _Uploads[Array], num_decodes: int) -> AttentionBatch:
+    def attention(self, places: Places, *, num_decodes: int, max_query_len: int, max_seq_len: int) -> AttentionBatch:
         """Slots and block tables, gathered from the rows on the device."""
-        table_RM = self._rows.block_table_RM
-        max_seq_len = int(host.seq_lens_S.max())
-        blocks_T = table_RM.view(-1).index_select(0, on_device.table_entries_T)
-        num_columns = -(-max_seq_len // self._block_size)
-        return AttentionBatch(
+        table_RM, num_groups = self._rows.block_table_RM, self._num_groups
+        num_entries = -(-max_seq_len // self.block_size) * num_groups
+        table_SM = table_RM[:, :num_entries].index_select(0, places.rows_S)
+        blocks_TG = table_RM.view(-1, num_groups).index_select(0, places.spans_T)
+        batch = AttentionBatch(
             num_decodes=num_decodes,
-            slots_T=add(on_device.block_offsets_T, blocks_T, alpha=self._block_size),
-            block_table_SM=table_RM[:, :num_columns].index_select(0, on_device.rows_S),
-            seq_lens_S=on_device.seq_lens_S,
-            query_starts_S1=on_device.query_starts_S1,
-            max_query_len=int(np.diff(host.query_starts_S1).max()),
+            slots_T=add(places.block_offsets_T, blocks_TG[:, 0], alpha=self.block_size),
+            block_table_SM=table_SM,
+            seq_lens_S=places.seq_lens_S,
+            query_starts_S1=places.query_starts_S1,
+            max_query_len=max_query_len,
             max_seq_len=max_seq_len,
         )
+        return batch if num_groups == 1 else self._per_group(batch, places.block_offsets_T, blocks_TG)
+
+    def _per_group(self, batch: AttentionBatch, block_offsets_T: Tensor, blocks_TG: Tensor) -> AttentionBatch:
+        """The batch with the slots and tables of each layer group taken out of those of all."""
+        num_groups = self._num_groups
+        slots_GT = add(block_offsets_T, blocks_TG.t().contiguous(), alpha=self.block_size)
+        table_GSM = batch.block_table_SM.unflatten(1, (-1, num_groups)).movedim(2, 0).contiguous()  # type: ignore[no-untyped-call]  # torch has none
+        groups = tuple(
+            replace(batch, slots_T=slots_T, block_table_SM=table_SM)
+            for slots_T, table_SM in zip(slots_GT, table_GSM, strict=True)
+        )
+        return replace(groups[0], groups=groups)
 
 
 def _order(slices: Sequence[SeqSlice]) -> tuple[list[int], int, int]:

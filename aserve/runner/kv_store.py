@@ -3,6 +3,9 @@
 All layers lie in one piece of memory, plane by plane, so that a block can be moved in all of them at once:
 
     planes_YBX   | keys of layer 0 | values of layer 0 | keys of layer 1 | ...     each B blocks of X numbers
+
+Where layers are in groups (core/layout.py), a block holds the layers of one of them: the first layers of all groups lie
+in the same two planes, in different blocks.
 """
 
 import math
@@ -13,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from aserve.core.layout import KVLayout, one_group
 from aserve.kernels.ops import KVLayer
 from aserve.models.spec import ModelSpec
 
@@ -22,10 +26,14 @@ CACHE_LINE_BYTES: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class KVStore:
-    """A KV cache: the layers that a model reads and writes, and the same memory as planes of blocks, [Y, B, X]."""
+    """A KV cache: the layers that a model reads and writes, and the same memory as planes of blocks, [Y, B, X].
+
+    num_groups: blocks that a span of positions takes.
+    """
 
     layers: tuple[KVLayer, ...]
     planes_YBX: Tensor
+    num_groups: int = 1
 
     @property
     def block_size(self) -> int:
@@ -34,19 +42,31 @@ class KVStore:
 
 
 def allocate_kv(
-    spec: ModelSpec, *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    spec: ModelSpec,
+    *,
+    num_blocks: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    layout: KVLayout | None = None,
 ) -> KVStore:
     """A cache of zeros; block 0 is the null block, written by warm-up and padding only.
 
+    layout: which layers share a block; None for all of them.
     Zero and not merely empty: a kernel that multiplies a masked position by 0 would turn leftover NaNs into NaN.
     """
+    layout = layout or one_group(spec.num_layers)
     shape = (num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
     plane_numbers = math.prod(shape)
     alignment = PLANE_ALIGNMENT_BYTES // dtype.itemsize
     padded_numbers = -(-plane_numbers // alignment) * alignment
-    planes = zeros((2 * spec.num_layers, padded_numbers), dtype, device)[:, :plane_numbers]
-    layers = (KVLayer(planes[2 * i].view(shape), planes[2 * i + 1].view(shape)) for i in range(spec.num_layers))
-    return KVStore(tuple(layers), planes.unflatten(1, (num_blocks, -1)))  # type: ignore[no-untyped-call]  # torch has none
+    planes = zeros((2 * layout.layers_per_group, padded_numbers), dtype, device)[:, :plane_numbers]
+    layers = tuple(
+        KVLayer(planes[2 * place].view(shape), planes[2 * place + 1].view(shape), group)
+        for group, place in layout.places
+    )
+    planes_YBX = planes.unflatten(1, (num_blocks, -1))  # type: ignore[no-untyped-call]  # torch has none
+    return KVStore(layers, planes_YBX, layout.num_groups)
 
 
 def allocate_swap(kv: KVStore, num_host_blocks: int) -> Tensor:

@@ -13,12 +13,15 @@ from aserve.runner.step import StepOutput
 
 
 class Landing:
-    """A step's outputs on their way to the host. Made in the runner's thread; `result` may wait, in another."""
+    """A step's outputs on their way to the host. Made in the runner's thread; `result` may wait, in another.
 
-    def __init__(self, plan: StepPlan, batch: StepBatch, output: StepOutput, device: StepDevice) -> None:
+    batch: None where nothing was scored.
+    """
+
+    def __init__(self, plan: StepPlan, batch: StepBatch | None, output: StepOutput, device: StepDevice) -> None:
         self._plan = plan
-        self._sampled_targets = batch.sampled_targets
-        self._prompt_targets = batch.prompt_targets
+        self._sampled_targets = None if batch is None else batch.sampled_targets
+        self._prompt_targets = None if batch is None else batch.prompt_targets
         tensors = [output.ids_N]
         for scores in (output.scores, output.prompt_scores):
             tensors += () if scores is None else tensors_of(scores)

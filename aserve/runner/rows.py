@@ -46,6 +46,7 @@ class RowTable:
     """The state of all rows. Used by the runner's thread alone, in launch order."""
 
     def __init__(self, num_rows: int, max_blocks_per_seq: int, device: torch.device) -> None:
+        """max_blocks_per_seq: entries of a row's table; spans take as many as there are layer groups, side by side."""
         self.width = max_blocks_per_seq
         self.block_table_RM = torch.zeros((num_rows, max_blocks_per_seq), dtype=torch.int32, device=device)
         self.last_token_R = torch.zeros(num_rows, dtype=torch.int64, device=device)

@@ -14,13 +14,17 @@ from aserve.kernels.ops import Ops
 from aserve.models.interface import CausalLM
 from aserve.runner.batch import BatchBuilder
 from aserve.runner.controls import ControlTable
+from aserve.runner.costs import MemoryCosts, measure_costs
 from aserve.runner.device import step_device
 from aserve.runner.flight import StepFlight
+from aserve.runner.graphs import DecodeGraphs, GraphDevice
 from aserve.runner.kv_store import KVStore
 from aserve.runner.landing import Landing
 from aserve.runner.rows import RowTable
+from aserve.runner.steady import SteadyBuilder
 from aserve.runner.step import EagerStep
 from aserve.runner.swapper import BlockMover
+from aserve.runner.threads import StepThreads
 from aserve.runner.warm_up import warm_up_plans
 
 
@@ -30,6 +34,7 @@ class ModelRunner:
     kv: its tensors say the block size and the device.
     max_num_seqs, max_model_len: how many rows there are, and how long each may grow.
     num_host_blocks: room for blocks that are swapped out.
+    graph_device: captures decoding steps; None runs every step kernel by kernel.
     """
 
     def __init__(
@@ -41,18 +46,28 @@ class ModelRunner:
         max_num_seqs: int,
         max_model_len: int,
         num_host_blocks: int = 0,
+        graph_device: GraphDevice | None = None,
     ) -> None:
         device = kv.planes_YBX.device
         self._block_size = kv.block_size
         self._max_model_len = max_model_len
         self._num_host_blocks = num_host_blocks
-        rows = RowTable(max_num_seqs, -(-max_model_len // self._block_size), device)
+        # The row after those of sequences pads captured batches.
+        rows = RowTable(max_num_seqs + 1, -(-max_model_len // self._block_size) * kv.num_groups, device)
         self._device = step_device(device)
+        self._threads = StepThreads(model.spec)
         controls = ControlTable(max_num_seqs, model.spec.vocab_size, device, self._device)
-        self._stages: tuple[BlockMover, BatchBuilder, EagerStep] | None = (
+        builder = BatchBuilder(rows, controls, self._device, self._block_size, kv.num_groups)
+        step = EagerStep(model, ops, kv.layers, rows)
+        graphs = None
+        if graph_device is not None:
+            with self._device.stepping():  # its buffers are filled on the stream that reads them
+                graphs = DecodeGraphs(graph_device, self._device, rows, builder, step, max_model_len=max_model_len)
+        self._stages: tuple[BlockMover, SteadyBuilder, EagerStep, DecodeGraphs | None] | None = (
             BlockMover(ops, kv, self._device, num_host_blocks),
-            BatchBuilder(rows, controls, self._device, self._block_size),
-            EagerStep(model, ops, kv.layers, rows),
+            SteadyBuilder(builder, rows),
+            step,
+            graphs,
         )
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="aserve-runner")
 
@@ -71,6 +86,15 @@ class ModelRunner:
             self._max_model_len, self._block_size, compiles=compiles, can_swap=self._num_host_blocks > 0
         ):
             self.run(plan)
+
+    def measure_costs(self) -> MemoryCosts:
+        """What moving blocks and computing tokens anew cost. Blocking, after `warm_up`; needs room to swap to."""
+        return measure_costs(
+            self.run,
+            max_model_len=self._max_model_len,
+            block_size=self._block_size,
+            num_host_blocks=self._num_host_blocks,
+        )
 
     def close(self) -> None:
         """Wait for launched steps, then give back threads, weights and KV memory. Idempotent."""
@@ -91,12 +115,15 @@ class ModelRunner:
         """One step, in the worker thread. Every way out resolves `landed`, or its reader would wait for ever."""
         try:
             assert self._stages is not None, "the runner is closed"
-            mover, builder, step = self._stages
-            with torch.inference_mode(), self._device.stepping():
+            mover, builder, step, graphs = self._stages
+            with torch.inference_mode(), self._device.stepping(), self._threads.of(plan.num_tokens):
                 if plan.block_ops is not None:
                     mover.move(plan.block_ops)
-                batch = builder.build(plan)
-                landing = None if batch is None else Landing(plan, batch, step.execute(batch), self._device)
+                output = None if graphs is None else graphs.execute(plan)
+                batch = None if output is not None else builder.build(plan)
+                if batch is not None:
+                    output = step.execute(batch)
+                landing = None if output is None else Landing(plan, batch, output, self._device)
         except BaseException as error:  # the edge of a thread
             landed.set_exception(error)
             return

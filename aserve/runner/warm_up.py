@@ -45,7 +45,7 @@ def warm_up_plans(max_model_len: int, block_size: int, *, compiles: bool, can_sw
         *((0, 1, sampling) for sampling in samplings),
     ]
     for step_id, (start, num_tokens, sampling) in enumerate(steps):
-        yield _plan(step_id, start, num_tokens, sampling, block_size)
+        yield one_slice(start, num_tokens, sampling, block_size, step_id)
     if compiles:
         here, there = BlockId(0), HostBlockId(0)
         swaps = BlockOps(swap_outs=((here, there),), swap_ins=((there, here),)) if can_swap else BlockOps()
@@ -61,8 +61,11 @@ def _banning(sampling: RowSampling) -> RowSampling:
     return msgspec.structs.replace(sampling, banned_ids=(0,), banned_before=2)
 
 
-def _plan(step_id: int, start: int, num_tokens: int, sampling: RowSampling, block_size: int) -> StepPlan:
-    """A slice that samples; a single token is the row's last one, so that the way over the device is taken too."""
+def one_slice(start: int, num_tokens: int, sampling: RowSampling, block_size: int, step_id: int = 0) -> StepPlan:
+    """A slice that samples, of row 0 on the null block.
+
+    A single token is the row's last one, so that the way over the device is taken too.
+    """
     blocks = (BlockId(0),) * -(-(start + num_tokens) // block_size)
     token_ids = (0,) * num_tokens if num_tokens > 1 else ()
     piece = SeqSlice(SeqId(0), Row(0), start, num_tokens, token_ids, samples=True)

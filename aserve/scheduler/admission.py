@@ -30,9 +30,8 @@ class Admission:
         self._max_model_len = max_model_len
         self._max_num_seqs = max_num_seqs
         self._max_num_queued = max_num_queued
-        self._num_kv_tokens = cache.num_blocks * cache.block_size
         self.num_spare_blocks = int(watermark * cache.num_blocks)
-        self.context_len = min(max_model_len, self._num_kv_tokens)
+        self.context_len = cache.footprint.longest(cache.num_blocks, max_model_len)
         """Tokens that a sequence can have, prompt and answer together."""
         self.num_admitted = 0
         self.queue_time_s = 0.0
@@ -45,17 +44,18 @@ class Admission:
             raise InvalidRequestError("the prompt is empty", "prompt")
         if num_prompt_tokens < self.context_len:
             return
-        if self._max_model_len <= self._num_kv_tokens:
+        if self.context_len == self._max_model_len:
             limit = f"the maximum context length is {self._max_model_len} tokens"
         else:
-            limit = f"the KV cache holds {self._num_kv_tokens} tokens"
+            limit = f"the KV cache holds {self.context_len} tokens"
         raise ContextLengthError(f"{limit}, but the prompt has {num_prompt_tokens} and one must be left to generate")
 
     def context_len_for(self, request: Request) -> int:
         """Tokens that a sequence of this request can have. Raises as `check_fits`.
 
-        Beams advance together, so all of them must fit at once: the prompt's full blocks, which they share, and what
-        each has of its own. Other sequences of a group can wait for one another.
+        Beams advance together, so all of them must fit at once: the prompt's full spans, which they share, and what
+        each has of its own. With sliding windows all is its own: a beam that was preempted may find no other that still
+        has the prompt's end, and is computed from the beginning. Other sequences of a group can wait for one another.
         """
         num_prompt = len(request.prompt_token_ids)
         self.check_fits(num_prompt)
@@ -68,13 +68,14 @@ class Admission:
                 f"got {beam.width}",
                 "n",
             )
-        block_size = self._cache.block_size
-        num_shared = (num_prompt - 1) // block_size
-        num_own = (self._cache.num_blocks - num_shared) // beam.width
-        context_len = min((num_shared + num_own) * block_size, self._max_model_len)
+        footprint = self._cache.footprint
+        num_common = 0 if footprint.has_windows else (num_prompt - 1) // self._cache.block_size
+        context_len = footprint.longest(
+            self._cache.num_blocks, self._max_model_len, width=beam.width, num_common=num_common
+        )
         if num_prompt >= context_len:
             raise ContextLengthError(
-                f"the KV cache holds {self._num_kv_tokens} tokens, in which {beam.width} beams can have {context_len} "
+                f"the KV cache holds {self.context_len} tokens, in which {beam.width} beams can have {context_len} "
                 f"each, but the prompt has {num_prompt} and one must be left to generate"
             )
         return context_len
@@ -103,7 +104,7 @@ class Admission:
         reads_cache = sequence.num_scored >= sequence.num_prompt
         num_matched = self._cache.num_cached(sequence.table, sequence.token_ids) if reads_cache else 0
         forked = fork_source(sequence)
-        if forked is not None and forked[1] > num_matched:
+        if forked is not None and forked[1] > num_matched and self._cache.can_fork(forked[0].table, forked[1]):
             source, num_common = forked
             if source.id in settling or source.num_bound is not None or source.num_computed < num_common:
                 return None
@@ -124,7 +125,7 @@ class Admission:
         )
         if copies is None:
             return None
-        num_bound = num_common // self._cache.block_size + len(copies)
+        num_bound = -(-num_common // self._cache.block_size) * self._cache.num_groups
         is_sibling = sequence.group is not None and source.group is sequence.group
         num_cached = source.num_cached if is_sibling else num_common
         self._admitted(sequence, num_common, num_bound, num_cached=num_cached)

@@ -55,30 +55,52 @@ class Planner:
                 continue  # all is planned: its last token is on its way
             if not budget:
                 break
+            if start < sequence.num_prefill:
+                num_known = self._next_chunk(sequence, budget, slices, inits, newest_flying)
+                if num_known is None:
+                    break  # it was the last itself, and had to make room
+                budget -= num_known
+                continue
             new_blocks: tuple[BlockId, ...] = ()
             if start >= sequence.table.capacity:
-                made = self._residents.make_room(sequence, newest_flying)
+                made = self._residents.make_room(sequence, start + 1, newest_flying)
                 if made is None:
                     break  # it was the last itself
                 new_blocks = made
-            if start < sequence.num_prefill:
-                budget -= self._known(sequence, budget, new_blocks, slices, inits)
-                continue
             # Hundreds of these are made each step: positional, and without a look at the row, which all who run have.
             append(SeqSlice(sequence.id, sequence.row, start, 1, (), new_blocks, True))  # type: ignore[arg-type]
             sequence.num_computed = start + 1
             budget -= 1
         return budget
 
-    def _known(
+    def _next_chunk(
         self,
         sequence: Sequence,
         budget: int,
+        slices: list[SeqSlice],
+        inits: list[RowInit],
+        newest_flying: int | None,
+    ) -> int | None:
+        """As `_known`, for who runs; only with windows can blocks be missing. None if it had to make room itself."""
+        end = self._chunk_end(sequence, budget)
+        new_blocks: tuple[BlockId, ...] | None = ()
+        if end > sequence.table.capacity:
+            new_blocks = self._residents.make_room(sequence, end, newest_flying)
+        return None if new_blocks is None else self._known(sequence, end, new_blocks, slices, inits)
+
+    def _chunk_end(self, sequence: Sequence, budget: int) -> int:
+        """Where the next chunk of a sequence's known tokens ends."""
+        return min(sequence.num_computed + min(budget, self._max_chunk), sequence.num_prefill)
+
+    def _known(
+        self,
+        sequence: Sequence,
+        end: int,
         new_blocks: tuple[BlockId, ...],
         slices: list[SeqSlice],
         inits: list[RowInit],
     ) -> int:
-        """Append the next chunk of a sequence's known tokens, and its RowInit if it needs one; returns its size."""
+        """Append a sequence's known tokens up to `end`, and its RowInit if it needs one; returns their number."""
         assert sequence.row is not None, f"{sequence!r} has no row"
         if sequence.num_bound is not None:
             inits.append(sequence.row_init(sequence.row, sequence.num_bound))
@@ -86,7 +108,6 @@ class Planner:
             sequence.num_bound = None
         self._settling.add(sequence.id)
         start = sequence.num_computed
-        end = min(start + budget, start + self._max_chunk, sequence.num_prefill)
         num_targets = min(end, sequence.num_prompt - 1) if sequence.num_scored < sequence.num_prompt else 0
         slices.append(
             SeqSlice(
@@ -117,7 +138,7 @@ class Planner:
                 return
             for sequence in returned:
                 if budget:
-                    budget -= self._known(sequence, budget, (), slices, inits)
+                    budget -= self._first_chunk(sequence, budget, slices, inits)
         while budget and residents.waiting:
             sequence = residents.waiting.first
             if is_flying(sequence, oldest_flying):
@@ -127,5 +148,10 @@ class Planner:
             if not residents.admit(sequence, self._settling):
                 break
             self._admission.count(sequence, now)
-            budget -= self._known(sequence, budget, (), slices, inits)
+            budget -= self._first_chunk(sequence, budget, slices, inits)
             self._pace.admitted()
+
+    def _first_chunk(self, sequence: Sequence, budget: int, slices: list[SeqSlice], inits: list[RowInit]) -> int:
+        """As `_known`, for who has just come and has room for a position at least, at nobody's cost."""
+        end = self._residents.extend(sequence, self._chunk_end(sequence, budget))
+        return self._known(sequence, end, (), slices, inits)

@@ -9,13 +9,10 @@ cheaper than estimated. What a victim has sampled he keeps, and a token of his t
 accepted when it lands. Beams are always computed again: they wait for each other, not for their own past.
 """
 
-from typing import Final, Literal
-
+from aserve.core.config import PREEMPTION_MODES, RECOMPUTE_COST_S, SWAP_COST_S, PreemptionMode
+from aserve.kv_cache.block_pool import NULL_BLOCK
 from aserve.scheduler.queue import SequenceQueue
 from aserve.scheduler.sequence import Sequence
-
-PreemptionMode = Literal["auto", "recompute", "swap"]
-PREEMPTION_MODES: Final = ("auto", "recompute", "swap")
 
 
 def choose_victims(running: SequenceQueue, beneficiary: Sequence | None) -> list[Sequence]:
@@ -28,27 +25,33 @@ def choose_victims(running: SequenceQueue, beneficiary: Sequence | None) -> list
 
 
 class PreemptionRule:
-    """mode: "auto" estimates; the others force. Costs are seconds.
+    """mode: "auto" estimates; the others force.
 
-    recompute_cost_s: of one token's forward pass (the default is a model of 8 billion parameters on a large GPU).
-    swap_cost_s: of one block on its way to the host or back (2 MiB over PCIe 4.0).
+    recompute_cost_s: seconds of one token's forward pass. swap_cost_s: of one block on its way to the host or back.
     """
 
     def __init__(
-        self, mode: PreemptionMode = "auto", *, recompute_cost_s: float = 20e-6, swap_cost_s: float = 80e-6
+        self,
+        mode: PreemptionMode = "auto",
+        *,
+        recompute_cost_s: float = RECOMPUTE_COST_S,
+        swap_cost_s: float = SWAP_COST_S,
     ) -> None:
         assert mode in PREEMPTION_MODES, f"unknown preemption mode {mode}"
         self._mode = mode
         self._recompute_cost_s = recompute_cost_s
         self._swap_cost_s = swap_cost_s
 
-    def prefers_swap(self, victims: list[Sequence], block_size: int) -> bool:
-        """Whether to move what the victims hold to the host, if it has room."""
+    def prefers_swap(self, victims: list[Sequence]) -> bool:
+        """Whether to move what the victims hold to the host, if it has room.
+
+        What several of them share is moved once, and computed once.
+        """
         if self._mode == "recompute" or any(v.group is not None and v.group.beams is not None for v in victims):
             return False
         if self._mode == "swap":
             return True
-        num_held = sum(len(victim.table.block_ids) for victim in victims)
-        num_blocks = len({block_id for victim in victims for block_id in victim.table.block_ids})
-        num_tokens = sum(victim.num_computed for victim in victims) - (num_held - num_blocks) * block_size
+        held = [block_id for victim in victims for block_id in victim.table.block_ids if block_id != NULL_BLOCK]
+        num_blocks = len(set(held))
+        num_tokens = sum(victim.num_computed for victim in victims) * num_blocks / max(1, len(held))
         return 2 * num_blocks * self._swap_cost_s < num_tokens * self._recompute_cost_s

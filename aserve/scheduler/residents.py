@@ -13,7 +13,7 @@ output; which sequence deserves what is decided by the queues' order, the admiss
 
 from collections.abc import Container, Iterable
 
-from aserve.core.ids import BlockId, HostBlockId, Row, SeqId
+from aserve.core.ids import BlockId, Row, SeqId
 from aserve.core.plan import BlockOps, StepPlan
 from aserve.kv_cache.paged_cache import Copy, PagedCache
 from aserve.scheduler.admission import Admission
@@ -40,9 +40,7 @@ class Residents:
         self._rule = rule
         self._num_rows = num_rows
         self._free_rows = [Row(row) for row in reversed(range(num_rows))]
-        self._swap_outs: list[tuple[BlockId, HostBlockId]] = []
         self._copies: list[Copy] = []
-        self._swap_ins: list[tuple[HostBlockId, BlockId]] = []
 
     # Coming.
 
@@ -78,16 +76,15 @@ class Residents:
 
     def _swap_in(self, sequences: list[Sequence]) -> bool:
         """Give sequences that are swapped out their blocks and rows back, if there is room for another token each."""
-        num_more = sum(s.num_computed >= len(s.table.host_ids) * self._cache.block_size for s in sequences)
-        num_spare_blocks = num_more + (self._admission.num_spare_blocks if len(self.running) else 0)
+        num_groups, block_size = self._cache.num_groups, self._cache.block_size
+        num_more = sum(s.num_computed * num_groups >= len(s.table.host_ids) * block_size for s in sequences)
+        num_spare_blocks = num_more * num_groups + (self._admission.num_spare_blocks if len(self.running) else 0)
         group = sequences[0].group
         beside = [] if group is None else [sequence.table for sequence in group.running()]
         tables = [sequence.table for sequence in sequences]
         swap_ins = self._cache.swap_in(tables, beside=beside, num_spare_blocks=num_spare_blocks)
         if swap_ins is None:
             return False
-        self._swap_ins.extend(swap_ins)
-        self.num_swapped_blocks += len(swap_ins)
         for sequence in sequences:
             self.swapped.remove(sequence)
             sequence.num_prefill = len(sequence.token_ids)
@@ -106,8 +103,6 @@ class Residents:
         self.swapped.remove(sequence)
         self._cache.free_host(sequence.table)
         self._cache.free(sequence.table)
-        if self._swap_outs:  # what nobody wants is not moved, for its place may be given away before it was
-            self._swap_outs = [pair for pair in self._swap_outs if self._cache.is_held_on_host(pair[1])]
 
     def _settle_in(self, sequence: Sequence) -> None:
         self.running.add(sequence)
@@ -116,13 +111,21 @@ class Residents:
 
     # Staying.
 
-    def make_room(self, sequence: Sequence, newest_flying: int | None) -> tuple[BlockId, ...] | None:
-        """A block for one more position, at the cost of whoever came last. None if that is the sequence itself."""
-        while (new_blocks := self._cache.reserve(sequence.table, sequence.num_computed + 1)) is None:
+    def make_room(
+        self, sequence: Sequence, num_positions: int, newest_flying: int | None
+    ) -> tuple[BlockId, ...] | None:
+        """Blocks for so many positions, at the cost of whoever came last. None if that is the sequence itself."""
+        while (new_blocks := self._cache.reserve(sequence.table, num_positions)) is None:
             self.preempt(choose_victims(self.running, sequence), newest_flying, may_swap=True)
             if sequence.state is not State.RUNNING:
                 return None
         return new_blocks
+
+    def extend(self, sequence: Sequence, num_positions: int) -> int:
+        """Blocks for so many positions, as far as free ones go. Returns how many it has blocks for."""
+        if num_positions > sequence.table.capacity:
+            self._cache.reserve_most(sequence.table, num_positions)
+        return min(num_positions, sequence.table.capacity)
 
     def take_over(self, sequence: Sequence, parent: Sequence) -> None:
         """A beam that was pruned goes on as another that both have computed as far."""
@@ -140,12 +143,10 @@ class Residents:
         self.num_preemptions += len(victims)
         tables = [victim.table for victim in victims]
         swap_outs = None
-        if may_swap and self._rule.prefers_swap(victims, self._cache.block_size):
+        if may_swap and self._rule.prefers_swap(victims):
             swap_outs = self._cache.swap_out(tables)
         if swap_outs is not None:
-            self._swap_outs.extend(swap_outs)
             self.num_swap_outs += len(victims)
-            self.num_swapped_blocks += len(swap_outs)
         for victim in victims:
             self._vacate(victim)
             victim.num_preemptions += 1
@@ -180,6 +181,7 @@ class Residents:
             may_swap=False,
         )
         self._forget_swapped([s for s in self.swapped if host_ids.intersection(s.table.host_ids)])
+        self._cache.distrust_host(host_ids)
 
     def _send_to_wait(self, sequence: Sequence) -> None:
         sequence.state = move(sequence.state, State.WAITING)
@@ -203,17 +205,18 @@ class Residents:
 
     def take_block_ops(self) -> BlockOps | None:
         """What has to be moved before the next step; the plan takes it along."""
-        if not (self._swap_outs or self._copies or self._swap_ins):
+        swap_outs, swap_ins = self._cache.take_host_moves()
+        if not (swap_outs or self._copies or swap_ins):
             return None
-        ops = BlockOps(tuple(self._swap_outs), tuple(self._copies), tuple(self._swap_ins))
-        self.num_copied_blocks += len(ops.copies)
-        for pending in (self._swap_outs, self._copies, self._swap_ins):
-            pending.clear()
-        return ops
+        self.num_swapped_blocks += len(swap_outs) + len(swap_ins)
+        self.num_copied_blocks += len(self._copies)
+        copies = tuple(self._copies)
+        self._copies.clear()
+        return BlockOps(swap_outs, copies, swap_ins)
 
     def check(self) -> None:
         """Assert I12, I14 and what the cache promises."""
-        self._cache.check((s.table for s in self.running), (s.table for s in self.swapped))
+        self._cache.check([s.table for s in self.running], [s.table for s in self.swapped])
         for queue in (self.waiting, self.running, self.swapped):
             queue.check()
         assert len(self.running) <= self._num_rows, "I13: too many run"

@@ -28,12 +28,14 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Several
 
 from aserve.core.errors import InvalidRequestError
-from aserve.core.ids import RequestId, SeqId
+from aserve.core.ids import BlockHash, RequestId, SeqId
+from aserve.core.layout import Window
 from aserve.core.outputs import SeqDelta
 from aserve.core.plan import StepPlan, StepResult, TokenScores
 from aserve.core.request import Request
 from aserve.kv_cache.paged_cache import PagedCache
 from aserve.scheduler.admission import Admission, Pace
+from aserve.scheduler.checks import check_running
 from aserve.scheduler.group import Group
 from aserve.scheduler.planner import Planner
 from aserve.scheduler.preemption import PreemptionRule
@@ -60,7 +62,7 @@ class Scheduler:
     num_host_blocks: of the swap space. preemption: how sequences give way.
     policy: the order in which requests run. long_prefill_token_threshold: known tokens of one sequence that a step
     computes at most; 0 is without limit. scheduler_delay_factor: see `Pace`. max_num_queued_reqs: requests that wait
-    at most.
+    at most. windows: of each layer group. keeps_evicted: whether the swap space is a host tier of the prefix cache too.
     """
 
     def __init__(  # noqa: PLR0913  the numbers of one engine, each used here or by one part
@@ -79,12 +81,18 @@ class Scheduler:
         long_prefill_token_threshold: int = 0,
         scheduler_delay_factor: float = 0.0,
         max_num_queued_reqs: int | None = None,
+        windows: Several[Window] = (None,),
+        keeps_evicted: bool = False,
     ) -> None:
+        max_chunk = min(long_prefill_token_threshold or max_num_batched_tokens, max_num_batched_tokens)
         self._cache = PagedCache(
             num_blocks=num_blocks,
             block_size=block_size,
             num_host_blocks=num_host_blocks,
             enable_prefix_caching=enable_prefix_caching,
+            windows=windows,
+            max_chunk=max_chunk,
+            keeps_evicted=keeps_evicted,
         )
         self._admission = Admission(
             self._cache,
@@ -101,7 +109,7 @@ class Scheduler:
             self._admission,
             Pace(scheduler_delay_factor),
             max_num_batched_tokens=max_num_batched_tokens,
-            max_chunk=long_prefill_token_threshold or max_num_batched_tokens,
+            max_chunk=max_chunk,
         )
         self._sequences: dict[SeqId, Sequence] = {}
         self._requests: dict[RequestId, list[Sequence]] = {}
@@ -115,6 +123,10 @@ class Scheduler:
     def check_fits(self, num_prompt_tokens: int) -> None:
         """Raise `ContextLengthError`, with both numbers, for a prompt that `add` would refuse."""
         self._admission.check_fits(num_prompt_tokens)
+
+    def prompt_hashes(self, request: Request) -> tuple[BlockHash, ...]:
+        """A long request's, to be made before `add`. Touches nothing: in any thread."""
+        return self._cache.prompt_hashes(request.cache_salt, request.prompt_token_ids)
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises as `check_fits`, `InvalidRequestError` while another has the same id or for beams
@@ -181,7 +193,7 @@ class Scheduler:
         for index in range(request.params.num_sequences if beam is None else beam.width):
             seq_id = SeqId(self._next_seq_id)
             self._next_seq_id += 1
-            table = self._cache.new_table(request.cache_salt)
+            table = self._cache.new_table(request.cache_salt, request.prompt_hashes)
             sequence = Sequence(seq_id, request, table, self._policy(request, seq_id), context_len, index)
             sequence.origin = origin
             members.append(sequence)
@@ -280,6 +292,8 @@ class Scheduler:
             num_cache_evictions=cache.num_evictions,
             num_copied_blocks=residents.num_copied_blocks,
             num_swapped_blocks=residents.num_swapped_blocks,
+            num_host_kept_blocks=cache.num_host_kept,
+            num_host_hit_blocks=cache.num_host_hits,
         )
 
     def check(self) -> None:
@@ -292,22 +306,10 @@ class Scheduler:
         assert len(listed) == len(alive), "I19: a request is lost or undead"
         assert set(listed) == alive, "I19: a request is lost or undead"
         for sequence in residents.running:
-            self._check_running(sequence)
+            flying = [piece for plan in self._in_flight for piece in plan.slices if piece.seq_id == sequence.id]
+            check_running(sequence, flying, self._cache, self._admission.context_len)
         for plan in self._in_flight:
             assert 0 < plan.num_tokens <= self._max_num_batched_tokens, f"I13: a step of {plan.num_tokens} tokens"
-
-    def _check_running(self, sequence: Sequence) -> None:
-        flying = [piece for plan in self._in_flight for piece in plan.slices if piece.seq_id == sequence.id]
-        num_tokens = len(sequence.token_ids) + sum(piece.samples for piece in flying)
-        is_beam = sequence.group is not None and sequence.group.beams is not None
-        assert sequence.num_computed < num_tokens + is_beam, f"I18: {sequence!r}"
-        assert num_tokens <= sequence.max_len + is_beam, f"I18: {sequence!r}"
-        assert sequence.max_len <= self._admission.context_len, f"I17: {sequence!r}"
-        assert sequence.num_computed <= sequence.table.capacity, f"I18: {sequence!r} has no block to write to"
-        num_landed = flying[0].start if flying else sequence.num_computed
-        block_size = self._cache.block_size
-        assert sequence.table.num_sealed * block_size <= num_landed, f"I6: {sequence!r} sealed too early"
-        assert sequence.table.num_shared * block_size <= sequence.num_computed, f"I4: {sequence!r} shares too much"
 
     # Parts of commit.
 

@@ -11,6 +11,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     num_preemptions: of sequences; num_swap_outs: those of them that were swapped out and not recomputed.
     num_cache_queries, num_cache_hits: tokens that sequences were admitted with, and those of them found in the cache.
     num_copied_blocks: copied on write. num_swapped_blocks: moved to the host or back.
+    num_host_kept_blocks: of the swap space, those that the host tier has now. num_host_hit_blocks: came back from it.
     queue_time_s: from arrival to first admission, summed over the num_admitted sequences.
     """
 
@@ -31,6 +32,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     num_cache_evictions: int
     num_copied_blocks: int = 0
     num_swapped_blocks: int = 0
+    num_host_kept_blocks: int = 0
+    num_host_hit_blocks: int = 0
 
     @property
     def kv_usage(self) -> float:

@@ -24,7 +24,6 @@ from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.asyncio.task_group import TaskGroup
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.events import Closed, Event, RawData, Updated
-from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 from starlette.types import ASGIApp
 
@@ -280,11 +279,12 @@ class Connection(asyncio.Protocol):
             self._connections.config,
             self._connections.context,
             self._group,
-            ConnectionState({}),
             False,
             parse_socket_addr(family, self._transport.get_extra_info("peername")),
             parse_socket_addr(family, self._transport.get_extra_info("sockname")),
             self._send,
+            is_clear=self._is_clear,
+            write=self._transport.write,
         )
 
     # What the protocol calls
@@ -298,6 +298,10 @@ class Connection(asyncio.Protocol):
             self._end_in(self._limits.keep_alive_s if event.idle else None)
         elif isinstance(event, Closed):
             self._end()
+
+    def _is_clear(self) -> bool:
+        """Whether a write would be taken without waiting."""
+        return self._writable.is_set() and not self._transport.is_closing()
 
     async def _write(self, data: bytes) -> None:
         if self._transport.is_closing():

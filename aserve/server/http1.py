@@ -4,15 +4,21 @@ Hypercorn turns a connection's bytes into ASGI calls and back; it has switches f
 - `Upgrade: h2c`, the HTTP/2 preface and `Upgrade: websocket` would leave HTTP/1.1, behind the back of a proxy that
   checked the first request only, and into code whose faults in one stream end its siblings;
 - errors found while parsing are answered without a body.
+
+A response of unknown length can be written directly, see aserve/http/direct.py: its pieces are then framed here, as h11
+frames them (RFC 9112, section 7.1), whose state a piece does not change.
 """
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import h11
 from hypercorn.config import Config
-from hypercorn.protocol.events import Event, Response
+from hypercorn.protocol.events import Body, Event, Response
 from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.typing import ConnectionState
 
+from aserve.http.direct import STATE_KEY, DirectLine
 from aserve.http.errors import HttpError, error_body
 
 _CLOSE: Final = (b"connection", b"close")
@@ -24,7 +30,19 @@ _MESSAGES: Final = {
 
 
 class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is not typed for mypy
-    """One connection's requests, one at a time. While the server drains, each answer says that it is the last."""
+    """One connection's requests, one at a time. While the server drains, each answer says that it is the last.
+
+    arguments: H11Protocol's, but for the ConnectionState. is_clear, write: of the connection's transport.
+    """
+
+    def __init__(self, *arguments: Any, is_clear: Callable[[], bool], write: Callable[[bytes], None]) -> None:
+        app, config, context, group, *rest = arguments
+        self._line = DirectLine()
+        state = ConnectionState({STATE_KEY: self._line})
+        super().__init__(app, config, context, group, state, *rest)
+        self._is_clear = is_clear
+        self._write = write
+        self._is_chunked = False
 
     @property
     def answering(self) -> bool:
@@ -46,10 +64,28 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is not typed for my
 
     async def stream_send(self, event: Event) -> None:
         """Pass an application's event on to the client."""
-        if isinstance(event, Response) and self.context.terminated.is_set():
-            headers = [(name, value) for name, value in event.headers if name.lower() != b"connection"]
-            event = Response(event.stream_id, headers=[*headers, _CLOSE], status_code=event.status_code)
+        if isinstance(event, Response):
+            if self.context.terminated.is_set():
+                headers = [(name, value) for name, value in event.headers if name.lower() != b"connection"]
+                event = Response(event.stream_id, headers=[*headers, _CLOSE], status_code=event.status_code)
+            self._is_chunked = self._frames_by_chunks(event)
+        elif not isinstance(event, Body):
+            self._line.disconnect()
         await super().stream_send(event)
+        if isinstance(event, Body) and self._is_chunked and self._line.is_requested_by(event.data):
+            self._line.connect(self._is_clear, self._write_chunk)
+
+    def _frames_by_chunks(self, response: Response) -> bool:
+        """Whether h11 sends the response's body in chunks: it has any, of unknown length, and the client knows them."""
+        if self.stream is None:
+            return False  # the client has left, and the application answers all the same
+        has_body = response.status_code >= 200 and response.status_code not in (204, 304)
+        has_length = any(name.lower() == b"content-length" for name, _ in response.headers)
+        is_known = self.connection.their_http_version >= b"1.1"
+        return has_body and is_known and not has_length and self.stream.scope["method"] not in ("HEAD", "CONNECT")
+
+    def _write_chunk(self, piece: bytes) -> None:
+        self._write(b"%x\r\n%b\r\n" % (len(piece), piece))
 
     async def _send_error_response(self, status_code: int) -> None:
         unread, _ = self.connection.trailing_data

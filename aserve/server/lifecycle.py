@@ -1,21 +1,25 @@
 """A server's life: listen, load, serve, drain, leave.
 
     listen --> load ------> serve ------ signal --> drain ------ all answered, or the deadline --> end --> exit 0
-       |        |  '- fails: exit 1                  '-- second signal: stop at once, exit 128 + its number
-       '- fails '- signal: exit 0
+       |        |  '- fails: exit 1  |               '-- second signal: stop at once, exit 128 + its number
+       '- fails '- signal: exit 0    '- the engine dies: say so, end, exit 70
 
 The socket answers from the beginning; whether the model is there is the application's to say (/ready). Draining, the
 listener is closed, the engine refuses new requests, and each connection ends after its answer. What is not answered at
-the deadline is ended by the engine, so that every stream gets an error and its proper end.
+the deadline is ended by the engine, so that every stream gets an error and its proper end. An engine that dies (a bug
+of ours) has done so to its requests already: what is left is to write the answers, and to leave it to whoever started
+the process to start another.
 
 This is the only module that installs signal handlers, and that may end the process.
 """
 
 import asyncio
+import logging
 import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -24,18 +28,22 @@ from typing import Any, Final
 from starlette.types import ASGIApp
 
 from aserve.core.errors import CheckpointError, ConfigError
-from aserve.engine import AsyncEngine
+from aserve.engine import AsyncEngine, EngineState
 from aserve.http.tasks import task_group
 from aserve.server.connection import Connection, Connections, Limits
 from aserve.server.sockets import connection_limit, listen, listen_unix, url_of
+
+_log = logging.getLogger(__name__)
 
 BACKLOG: Final = 2048
 END_GRACE_S: Final = 1.0
 """How long the last answers may take to be written, and the engine to close."""
 STOP_GRACE_S: Final = 0.5
 """How long the engine may take to close when all has to stop at once."""
-BACKSTOP_S: Final = 0.9
-"""After the second signal the process ends by now, whatever is still going on."""
+BACKSTOP_S: Final = 0.1
+"""After the second signal the process ends by now, whatever is still going on: nothing is left to be saved."""
+EXIT_DEAD: Final = 70
+"""EX_SOFTWARE of sysexits.h: an internal error."""
 
 
 def print_line(line: str) -> None:
@@ -121,10 +129,10 @@ class Server:
         finally:
             listener.close()
             connections.abort()
-            await self._close_engine(STOP_GRACE_S)
             if config.uds is not None:
                 with suppress(FileNotFoundError):
                     os.unlink(config.uds)
+            await self._close_engine(STOP_GRACE_S)
 
     async def _live(self, listener: asyncio.Server, connections: Connections) -> int:
         if not await _finished(self._engine.__aenter__(), unless=self._asked):
@@ -132,7 +140,10 @@ class Server:
             return 0
         if self._on_ready is not None:
             self._on_ready(self._url)
-        await self._asked.wait()
+        if not await _finished(self._asked.wait(), unless=self._engine.died):
+            listener.close()
+            await self._end_dead(connections)
+            return EXIT_DEAD
         listener.close()
         drained = await _finished(self._drain(connections), unless=self._urged)
         return 0 if drained else 128 + self._signals[-1]
@@ -147,15 +158,28 @@ class Server:
         except TimeoutError:
             self._say(f"aserve: ending {_requests(connections)} that took longer than {timeout_s:g} s")
         await self._close_engine(END_GRACE_S)
+        await self._end(connections)
+
+    async def _end_dead(self, connections: Connections) -> None:
+        """The engine has died: say what of, and let the errors that its requests got be written."""
+        failure = self._engine.failure
+        name = type(failure).__name__
+        _log.critical("%s\n%s", name, "".join(traceback.format_tb(failure.__traceback__ if failure else None)))
+        self._say(f"aserve: the engine died ({name}, see above); the server ends with exit code {EXIT_DEAD}")
+        await self._end(connections)
+
+    async def _end(self, connections: Connections) -> None:
+        """Let what has been written to the connections be taken, and close them."""
         with suppress(TimeoutError):
             async with asyncio.timeout(END_GRACE_S):
                 await connections.drain()
                 await connections.close()
 
     async def _close_engine(self, grace_s: float) -> None:
+        is_dead = self._engine.state is EngineState.DEAD  # what `aclose` would raise then has been told
         try:
             async with asyncio.timeout(grace_s):
-                await self._engine.aclose()
+                await asyncio.gather(self._engine.aclose(), return_exceptions=is_dead)
         except TimeoutError:
             self.left_behind = True  # the thread of a step
 
@@ -213,8 +237,9 @@ def run(
 ) -> int:
     """Load the engine and serve the application until SIGTERM or SIGINT; see `Server` and `ServerConfig`.
 
-    Returns the exit code: 0 after draining, 1 if the address or the model cannot be had (one line says why). Does not
-    return but ends the process if a thread is left that cannot be interrupted: one that loads, or computes a step.
+    Returns the exit code: 0 after draining, 1 if the address or the model cannot be had (one line says why), 70 if the
+    engine died. Does not return but ends the process if a thread is left that cannot be interrupted: one that loads, or
+    computes a step.
     """
     limits = Limits(max_connections=connection_limit())
     config = ServerConfig(host=host, port=port, uds=uds, drain_timeout_s=drain_timeout_s, limits=limits)

@@ -47,6 +47,21 @@ class TextStream:
         """
         if self._finished or not (delta.token_ids or delta.finish_reason or delta.prompt_scores):
             return None
+        if self._matcher is None and delta.finish_reason is None:  # most deltas of most requests
+            return TextDelta(
+                self._detokenizer.feed(delta.token_ids),
+                delta.token_ids,
+                None,
+                None,
+                delta.index,
+                delta.num_cached_tokens,
+                delta.scores,
+                delta.prompt_scores,
+            )
+        return self._push_any(delta)
+
+    def _push_any(self, delta: SeqDelta) -> TextDelta:
+        """`push` of any delta that has something to tell; the twin of its shorter way."""
         ended_by_model = delta.finish_reason is FinishReason.STOP and delta.stop_reason is None
         is_hidden = ended_by_model and not self._shows_stop
         text, num_tokens = self._read(delta.token_ids[:-1] if is_hidden else delta.token_ids)

@@ -90,6 +90,20 @@ def test_swap_space_is_counted_in_blocks():
         resolve(Options(swap_space=1e-6), facts)
 
 
+def test_windows_let_a_small_cache_hold_a_long_context():
+    """300 blocks of 16 positions: with full attention 4784 tokens."""
+    sizes = {"device": "cpu", "context_len": 100_000, "kv_bytes_per_token": 1024, "kv_budget_bytes": 300 * 16 * 1024}
+    options = Options(max_num_batched_tokens=512, max_num_seqs=2)
+    assert resolve(options, Facts(**sizes)).max_model_len == 4784
+    window = resolve(options, Facts(**sizes, kv_windows=(1024,)))
+    assert (window.max_model_len, window.kv_windows) == (100_000, (1024,))
+    assert window.num_full_len == 2
+    assert window.num_blocks == 1 + 2 * ((1024 + 2 * 512) // 16 + 2)  # more are of no use
+    both = resolve(options, Facts(**sizes, kv_windows=(1024, None)))
+    assert both.max_model_len == (299 - 130) * 16
+    assert both.num_kv_tokens == 149 * 16
+
+
 def test_scheduling_is_as_wished():
     wished = {
         "preemption_mode": "swap",

@@ -4,7 +4,10 @@ import json
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from aserve.http.body import MAX_CONTAINERS, MAX_VALUES, holds_more_than
 from aserve.http.openai.fields import NEUTRAL, UNSUPPORTED, WITHOUT_EFFECT
 from aserve.http.openai.schema import ChatFields, GenerationFields
 
@@ -55,6 +58,46 @@ async def test_bodies_that_are_no_json_object(client, url, body):
 async def test_malformed_json_is_told_with_its_position(client):
     error = error_of(await client.post(TEXT, content=b'{"prompt": oops}', headers=JSON))
     assert "byte 11" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "value", [b"[" + b"[]," * MAX_CONTAINERS + b"[]]", b'{"a":' * (MAX_CONTAINERS + 1), b"[" * (MAX_CONTAINERS + 1)]
+)
+async def test_a_body_of_too_many_arrays_and_objects_is_refused_before_it_is_decoded(client, value):
+    error = error_of(await client.post(TEXT, content=b'{"prompt":' + value, headers=JSON))
+    assert f"more than {MAX_CONTAINERS} arrays and objects" in error["message"]
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(alphabet='[,{"\\\nü'),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(alphabet='[,{"\\'), inner),
+        max_leaves=20,
+    )
+)
+def test_what_is_within_strings_is_not_counted(value):
+    def num_containers(part):
+        members = list(part.values()) if isinstance(part, dict) else part
+        return 1 + sum(map(num_containers, members)) if isinstance(part, dict | list) else 0
+
+    def num_values(part):
+        if isinstance(part, dict):
+            return len(part) + max(len(part) - 1, 0) + sum(map(num_values, part.values()))
+        if isinstance(part, list):
+            return max(len(part) - 1, 0) + sum(map(num_values, part))
+        return isinstance(part, str)
+
+    for ensure_ascii in (True, False):
+        body = json.dumps(value, ensure_ascii=ensure_ascii).encode()
+        exactly = num_containers(value), num_values(value)
+        assert not holds_more_than(body, *exactly)
+        assert holds_more_than(body, exactly[0] - 1, exactly[1])
+        assert holds_more_than(body, exactly[0], exactly[1] - 1)
+
+
+async def test_a_body_of_too_many_numbers_is_refused(client):
+    error = error_of(await client.post(TEXT, content=b'{"prompt":[' + b"1," * (MAX_VALUES + 1) + b"1]}", headers=JSON))
+    assert f"{MAX_VALUES} values" in error["message"]
 
 
 async def test_of_equal_keys_the_last_wins(client):

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aserve.http.middleware import MAX_BODY_PIECES, MAX_HEADER_BYTES, MAX_HEADERS, check_head, guard
+from tests.http.peer import until
 
 DISCONNECT = {"type": "http.disconnect"}
 
@@ -341,3 +342,59 @@ async def test_websockets_are_closed_and_the_lifespan_passes():
     assert [message["type"] for message in exchange.sent] == ["websocket.close"]
     await put(guarded, {"type": "lifespan"})
     assert types == ["lifespan"]
+
+
+class Holding(Echo):
+    """Has its body and asks for nothing more until it is let on; then asks for what comes after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on = asyncio.Event()
+        self.asked_on = asyncio.Event()
+
+    async def __call__(self, scope, receive, send):
+        self.received.append(await receive())
+        await self.goes_on.wait()
+        asking = asyncio.create_task(receive())
+        self.asked_on.set()
+        await asking
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def test_large_bodies_together_have_a_limit_and_small_ones_are_always_taken():
+    app = Holding()
+    guarded = guard(app, max_total_body_bytes=200_000)
+    large, post = b"x" * 150_000, scope_of(method="POST")
+    held, departed = Exchange(pieces(large)), asyncio.Event()
+
+    async def receive():
+        if held.messages:
+            return await held.receive()
+        await departed.wait()
+        return DISCONNECT
+
+    holder = asyncio.create_task(guarded(post, receive, held.send))
+    async with asyncio.timeout(5):
+        await until(lambda: bool(app.received))
+        exchange = await put(guarded, post, pieces(large[:50_000], large[50_000:]))
+        assert (exchange.status, exchange.error["code"]) == (503, "server_overloaded")
+        assert exchange.headers[b"retry-after"] == b"1"
+        small = asyncio.create_task(put(guarded, post, [*pieces(b"x" * 60_000), DISCONNECT]))
+        await until(lambda: len(app.received) == 2)
+        app.goes_on.set()
+        await small
+        await app.asked_on.wait()  # the body has become something else: it counts no longer
+        assert (await put(guarded, post, [*pieces(large), DISCONNECT])).status == 200
+        departed.set()
+        await holder
+
+
+async def test_refused_and_abandoned_bodies_count_no_longer():
+    app = Echo()
+    guarded = guard(app, max_body_bytes=100_000, max_total_body_bytes=100_000)
+    post = scope_of(method="POST")
+    for _ in range(3):
+        assert (await put(guarded, post, pieces(b"x" * 90_000, b"x" * 20_000))).status == 503
+        assert (await put(guarded, post, [*pieces(b"x" * 90_000, b"")[:1], DISCONNECT])).sent == []
+        assert (await put(guarded, post, pieces(b"x" * 99_000))).status == 200

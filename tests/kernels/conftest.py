@@ -55,6 +55,12 @@ def fast(request: pytest.FixtureRequest) -> Fast:
     return _build(request)
 
 
+@pytest.fixture(params=TRITON, ids=_name)
+def triton_each(request: pytest.FixtureRequest) -> Fast:
+    """Triton in each type, for what only it offers."""
+    return _build(request)
+
+
 @pytest.fixture(params=[CPU[0], pytest.param(TRITON[0], marks=pytest.mark.slow)], ids=_name)
 def sampler(request: pytest.FixtureRequest) -> Fast:
     """A fast implementation in float32, which logits are whatever the model computes in."""

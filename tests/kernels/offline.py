@@ -28,7 +28,10 @@ HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
 
 
 class NoDevice:
-    """As much of a driver as compiling asks for."""
+    """As much of a driver as compiling asks for. arch: 90 for sm_90, an H100 or H200."""
+
+    def __init__(self, arch: int) -> None:
+        self._arch = arch
 
     def get_current_device(self) -> int:
         return 0
@@ -37,10 +40,10 @@ class NoDevice:
         return 0
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", self._arch, 32)
 
 
-def compile_only(compiled: dict[str, dict[int, CompiledKernel]]) -> None:
+def compile_only(compiled: dict[str, dict[int, CompiledKernel]], arch: int = 90) -> None:
     """Launches compile, and are collected by kernel name."""
     launch = JITFunction.run
 
@@ -49,7 +52,7 @@ def compile_only(compiled: dict[str, dict[int, CompiledKernel]]) -> None:
         compiled[self.__name__][id(kernel)] = kernel
 
     JITFunction.run = run
-    driver.set_active(NoDevice())
+    driver.set_active(NoDevice(arch))
 
 
 def attend(num_decodes: int, prefill_lens: list[int], max_seq_len: int, **options: float) -> None:
@@ -85,6 +88,9 @@ def sample(num_rows: int, num_banned: int) -> None:
 
 
 STEPS: list[Callable[[], None]] = [
+    lambda: attend(1, [], 1500),
+    lambda: attend(2, [], 16001),
+    lambda: attend(13, [], 100_000),
     lambda: attend(256, [], 16),
     lambda: attend(256, [], 5000),
     lambda: attend(257, [100], 77),

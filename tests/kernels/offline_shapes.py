@@ -1,12 +1,15 @@
 """Compile every kernel for sm_90 in the head sizes and types that models have, and print what came of each as JSON.
 
-Run in a process of its own (`python -m tests.kernels.offline_shapes`), for the reasons that offline.py gives.
+Run in a process of its own (`python -m tests.kernels.offline_shapes`), for the reasons that offline.py gives. With a
+capability of two digits (89, say) attention alone is compiled, for GPUs of that kind.
 """
 
 import json
 import re
 import subprocess
+import sys
 from collections import defaultdict
+from collections.abc import Callable
 
 import torch
 import triton
@@ -18,6 +21,8 @@ from tests.kernels.cases import sampling
 from tests.kernels.offline import compile_only
 
 BLOCK_SIZE = 16
+HOPPER = (9, 0)
+Report = Callable[..., None]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 LIMITED = {"sliding_window": 1000, "soft_cap": 30.0}
 
@@ -30,12 +35,21 @@ SHAPES = [
     (FP32, 64, {}),
     (FP32, 256, {}),
 ]
-STEPS = {"decode, split": [1], "decode": [1] * 300, "short prompts": [5, 3], "long prompts": [700, 300]}
+STEPS = {
+    "decode, split": ([1], 8192),
+    "decode": ([1] * 300, 64),
+    "short prompts": ([5, 3], 8192),
+    "long prompts": ([700, 300], 8192),
+}
+"""(query lengths, longest context)."""
 
 
-def attend(ops: TritonOps, dtype: torch.dtype, head_dim: int, query_lens: list[int], options: dict[str, float]) -> None:
+def attend(
+    ops: TritonOps, dtype: torch.dtype, head_dim: int, step: tuple[list[int], int], options: dict[str, float]
+) -> None:
+    query_lens, max_seq_len = step
     num_heads, num_kv_heads = HEADS[head_dim]
-    num_tokens, num_seqs, max_seq_len = sum(query_lens), len(query_lens), 8192
+    num_tokens, num_seqs = sum(query_lens), len(query_lens)
     cache = torch.empty(2, BLOCK_SIZE, num_kv_heads, head_dim, dtype=dtype)
     batch = AttentionBatch(
         num_decodes=query_lens.count(1),
@@ -49,6 +63,8 @@ def attend(ops: TritonOps, dtype: torch.dtype, head_dim: int, query_lens: list[i
     qkv = torch.empty(num_tokens, num_heads + 2 * num_kv_heads, head_dim, dtype=dtype)
     q, k, v = qkv.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     cos_sin, positions = torch.empty(9, head_dim), torch.zeros(num_tokens, dtype=torch.int64)
+    norm = torch.empty(head_dim, dtype=dtype)
+    ops.norm_rope_and_write_kv(q, k, v, norm, norm, 1e-6, cos_sin, positions, cache, cache, batch.slots_T)
     q = ops.rope_and_write_kv(q, k, v, cos_sin, positions, cache, cache, batch.slots_T)
     ops.write_kv(k, v, cache, cache, batch.slots_T)
     ops.attend(q, cache, cache, batch, scale=0.1, **options)
@@ -104,25 +120,14 @@ def stack_bytes(kernel: CompiledKernel) -> int:
     return int(stack)
 
 
-def main() -> None:
-    compiled: dict[str, dict[int, CompiledKernel]] = defaultdict(dict)
-    compile_only(compiled)
-    reported: set[int] = set()
-    ops = TritonOps(num_sms=132)
-
-    def report(**shape: object) -> None:
-        """A line for each kernel that was compiled since the last report."""
-        for name, kernels in compiled.items():
-            for key in kernels.keys() - reported:
-                reported.add(key)
-                kernel = kernels[key]
-                result = {"shared_bytes": kernel.metadata.shared, "stack_bytes": stack_bytes(kernel)}
-                print(json.dumps({"kernel": name, **shape, **result}), flush=True)
-
+def run_attention(ops: TritonOps, report: Report) -> None:
     for dtype, head_dim, options in SHAPES:
-        for step, query_lens in STEPS.items():
-            attend(ops, dtype, head_dim, query_lens, options)
-            report(dtype=str(dtype), head_dim=head_dim, step=step, **options)
+        for name, step in STEPS.items():
+            attend(ops, dtype, head_dim, step, options)
+            report(dtype=str(dtype), head_dim=head_dim, step=name, **options)
+
+
+def run_others(ops: TritonOps, report: Report) -> None:
     for dtype in (BF16, FP16, FP32):
         for width in (80, 5120):
             elementwise(ops, dtype, width)
@@ -135,6 +140,27 @@ def main() -> None:
     for dtype, numbers in ((BF16, 16384), (FP32, 640)):
         move_blocks(ops, dtype, numbers)
         report(dtype=str(dtype), numbers=numbers)
+
+
+def main() -> None:
+    compiled: dict[str, dict[int, CompiledKernel]] = defaultdict(dict)
+    capability = (int(sys.argv[1][0]), int(sys.argv[1][1])) if len(sys.argv) > 1 else HOPPER
+    compile_only(compiled, 10 * capability[0] + capability[1])
+    reported: set[int] = set()
+
+    def report(**shape: object) -> None:
+        """A line for each kernel that was compiled since the last report."""
+        for name, kernels in compiled.items():
+            for key in kernels.keys() - reported:
+                reported.add(key)
+                kernel = kernels[key]
+                result = {"shared_bytes": kernel.metadata.shared, "stack_bytes": stack_bytes(kernel)}
+                print(json.dumps({"kernel": name, **shape, **result}), flush=True)
+
+    ops = TritonOps(num_sms=132, capability=capability)
+    run_attention(ops, report)
+    if capability == HOPPER:
+        run_others(ops, report)
 
 
 if __name__ == "__main__":

@@ -43,6 +43,12 @@ def test_windows(fast: Fast, sliding_window: int) -> None:
     fast.assert_close(case.attend(fast.ops, **options), case.attend(TWIN, **options))
 
 
+@pytest.mark.parametrize("block_size", [8, 64, 256])
+def test_blocks_smaller_and_larger_than_a_tile(fast: Fast, block_size: int) -> None:
+    case = paged(fast, [300, 90], [1, 50], block_size=block_size)
+    fast.assert_close(case.attend(fast.ops), case.attend(TWIN))
+
+
 def test_a_window_and_a_soft_cap_together(fast: Fast) -> None:
     case = paged(fast, [90, 60], [1, 40])
     options = {"sliding_window": 33, "soft_cap": 1.5}

@@ -15,20 +15,26 @@ import pytest
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 SHARED_BYTES_OF_A_HOPPER_SM = 227 * 1024
+SHARED_BYTES_OF_AN_ADA_SM = 99 * 1024
 MAX_STACK_BYTES = 64
 """A thread's, in the largest heads: a few registers in and out of the first cache, beside hundreds that stay."""
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def variants(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]:
+def compiled_variants(folder: Path, *arguments: str) -> list[dict[str, object]]:
     """What offline_shapes.py reports of each variant of each kernel, compiled anew."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    env["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
-    command = [sys.executable, "-m", "tests.kernels.offline_shapes"]
+    env["TRITON_CACHE_DIR"] = str(folder)
+    command = [sys.executable, "-m", "tests.kernels.offline_shapes", *arguments]
     child = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert child.returncode == 0, child.stderr
     return [json.loads(line) for line in child.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def variants(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]:
+    """For an H100 or H200."""
+    return compiled_variants(tmp_path_factory.mktemp("triton"))
 
 
 def test_every_kernel_compiles_in_every_shape(variants: list[dict[str, object]]) -> None:
@@ -45,3 +51,11 @@ def test_shared_memory_suffices(variants: list[dict[str, object]]) -> None:
 def test_registers_suffice(variants: list[dict[str, object]]) -> None:
     assert [v for v in variants if v["stack_bytes"] > MAX_STACK_BYTES] == []
     assert [v for v in variants if v["stack_bytes"] and v.get("head_dim", 0) == 128] == []
+
+
+def test_attention_fits_a_gpu_with_little_shared_memory(tmp_path: Path) -> None:
+    """An L4 or RTX 40, whose tiles are smaller."""
+    variants = compiled_variants(tmp_path, "89")
+    assert {"_decode_kernel", "_combine_kernel", "_prefill_kernel"} <= {variant["kernel"] for variant in variants}
+    assert [v for v in variants if v["shared_bytes"] > SHARED_BYTES_OF_AN_ADA_SM] == []
+    assert [v for v in variants if v["stack_bytes"] > MAX_STACK_BYTES] == []

@@ -1,32 +1,57 @@
-import pytest
+from itertools import pairwise
 
-from aserve.kernels.decode_attention import choose_num_splits
+import pytest
+import torch
+
+from aserve.kernels.decode_attention import choose_num_splits, launch_cost
 from aserve.kernels.reference import ReferenceOps
 from aserve.kernels.triton_ops import TritonOps
 from tests.kernels.cases import Fast, paged
 
 pytestmark = pytest.mark.torch
 
-
-def test_splits_fill_the_device_and_are_never_tiny() -> None:
-    """132 processors, 4 programs each."""
-    assert choose_num_splits(num_programs=8, num_tiles=256, num_sms=132) == 64
-    assert choose_num_splits(num_programs=8, num_tiles=16, num_sms=132) == 8
-    assert choose_num_splits(num_programs=256, num_tiles=256, num_sms=132) == 2
-    assert choose_num_splits(num_programs=2048, num_tiles=256, num_sms=132) == 1
-    assert choose_num_splits(num_programs=1, num_tiles=1, num_sms=132) == 1
+H200_PLACES = 132 * 3
+CONTEXTS = (128, 512, 1024, 4096, 16384, 32768, 131072)
 
 
-def test_more_sequences_never_cost_a_cliff_of_programs() -> None:
-    """From 8 sequences of 4096 tokens and 8 key heads on, every processor has two programs at least."""
-    programs = [n * choose_num_splits(n, num_tiles=64, num_sms=132) for n in range(8, 8 * 257, 8)]
-    assert min(programs[7:]) >= 132 * 2
+def test_a_small_batch_is_split_until_it_fills_the_device() -> None:
+    """8 key heads and tiles of 64 keys, as in Llama-3.1-8B."""
+    assert choose_num_splits(8, 4096 // 64, H200_PLACES) == 32
+    assert choose_num_splits(8, 16384 // 64, H200_PLACES) * 8 > 0.8 * H200_PLACES
+    assert choose_num_splits(8 * 32, 1024 // 64, H200_PLACES) == 1
+    assert choose_num_splits(8 * 256, 4096 // 64, H200_PLACES) == 1
+    assert choose_num_splits(1, 1, H200_PLACES) == 1
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("num_places", [H200_PLACES, 2 * 132, 2 * 108, 80])
+def test_no_batch_size_costs_a_cliff(num_kv_heads: int, num_places: int) -> None:
+    """One sequence more never makes the predicted time of a sequence over 1.15 times longer."""
+    for context in CONTEXTS:
+        num_tiles = context // 64
+        costs = [
+            launch_cost(n, num_tiles, choose_num_splits(n, num_tiles, num_places), num_places) * num_kv_heads / n
+            for n in range(num_kv_heads, num_kv_heads * 300, num_kv_heads)
+        ]
+        assert max(after / before for before, after in pairwise(costs)) <= 1.15, context
+
+
+@pytest.mark.parametrize("batch", [1, 8, 32, 64, 256])
+def test_the_chosen_splits_keep_the_device_busy(batch: int) -> None:
+    """With 32k keys in contexts of 1k or more, at least 80 % of the time is that of tiles on a full device."""
+    for num_tiles in (context // 64 for context in CONTEXTS if context >= 1024 and batch * context >= 2**15):
+        splits = choose_num_splits(batch * 8, num_tiles, H200_PLACES)
+        ideal = batch * 8 * num_tiles / H200_PLACES
+        assert ideal / launch_cost(batch * 8, num_tiles, splits, H200_PLACES) > 0.8, num_tiles
 
 
 @pytest.mark.parametrize("num_sms", [1, 2, 8, 64])
-def test_the_number_of_splits_does_not_change_the_result(triton_fast: Fast, num_sms: int) -> None:
+@pytest.mark.parametrize("capability", [(9, 0), (8, 9)], ids=str)
+def test_neither_splits_nor_tiles_change_the_result(
+    triton_fast: Fast, num_sms: int, capability: tuple[int, int]
+) -> None:
     case = paged(triton_fast, [500, 3, 130], [1, 1, 1])
-    triton_fast.assert_close(case.attend(TritonOps(num_sms)), case.attend(ReferenceOps()))
+    triton_fast.assert_close(case.attend(TritonOps(num_sms, capability)), case.attend(ReferenceOps()))
 
 
 @pytest.mark.parametrize("num_sms", [1, 64])
@@ -40,3 +65,22 @@ def test_a_padding_row_without_context_gives_zeros(triton_fast: Fast, num_sms: i
 def test_a_group_that_overflows_sixteen_rows(triton_fast: Fast, head_dim: int) -> None:
     case = paged(triton_fast, [70, 5], [1, 3], heads=(40, 2), head_dim=head_dim)
     triton_fast.assert_close(case.attend(triton_fast.ops), case.attend(ReferenceOps()))
+
+
+@pytest.mark.parametrize("block_size", [8, 16, 128])
+@pytest.mark.parametrize("sliding_window", [None, 37])
+def test_blocks_that_nobody_sees_may_hold_nan(triton_fast: Fast, block_size: int, sliding_window: int | None) -> None:
+    """The null block, what lies behind a context in its last block, and what a window has left behind."""
+    seq_lens, query_lens = [300, 40, 150], [1, 1, 70]
+    case = paged(triton_fast, seq_lens, query_lens, block_size=block_size)
+    expected = case.attend(ReferenceOps(), sliding_window=sliding_window)
+    visible = torch.zeros(case.k_cache_BPKD.shape[:2], dtype=torch.bool)
+    for s, (seq_len, num_queries) in enumerate(zip(seq_lens, query_lens, strict=True)):
+        first = 0 if sliding_window is None else max(seq_len - num_queries - sliding_window + 1, 0)
+        positions = torch.arange(first, seq_len)
+        visible[case.batch.block_table_SM[s].long().cpu()[positions // block_size], positions % block_size] = True
+    for cache in (case.k_cache_BPKD, case.v_cache_BPKD):
+        cache[~visible.to(triton_fast.device)] = torch.nan
+    for num_sms in (1, 64):
+        out = case.attend(TritonOps(num_sms), sliding_window=sliding_window)
+        triton_fast.assert_close(out, expected)

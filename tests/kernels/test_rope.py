@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aserve.kernels.ops import Ops
+from aserve.kernels.ops import HeadNormOps, Ops
 from aserve.kernels.reference import ReferenceOps
 from tests.kernels.cases import Fast
 
@@ -41,6 +41,28 @@ def test_rope_and_write_kv(fast: Fast, num_tokens: int, heads: tuple[int, int], 
         k_cache, v_cache = caches(k)
         return ops.rope_and_write_kv(q, k, v, cos_sin, positions, k_cache, v_cache, slots), k_cache, v_cache
 
+    for actual, expected in zip(run(fast.ops), run(TWIN), strict=True):
+        fast.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "heads", "head_dim"), [(1, (1, 1), 2), (3, (16, 8), 128), (7, (9, 3), 80), (5, (32, 8), 16)]
+)
+def test_norms_of_heads_fused_with_rope(
+    triton_each: Fast, num_tokens: int, heads: tuple[int, int], head_dim: int
+) -> None:
+    fast = triton_each
+    q, k, v, slots = step(fast, num_tokens, heads, head_dim)
+    cos_sin = angles(fast, 50, head_dim)
+    positions = torch.randint(0, 50, (num_tokens,)).to(fast.device)
+    norms = fast.randn(head_dim), fast.randn(head_dim), 1e-6
+
+    def run(ops: HeadNormOps) -> tuple[Tensor, Tensor, Tensor]:
+        k_cache, v_cache = caches(k)
+        turned = ops.norm_rope_and_write_kv(q, k, v, *norms, cos_sin, positions, k_cache, v_cache, slots)
+        return turned, k_cache, v_cache
+
+    assert isinstance(fast.ops, HeadNormOps)
     for actual, expected in zip(run(fast.ops), run(TWIN), strict=True):
         fast.assert_close(actual, expected)
 

@@ -65,6 +65,18 @@ def test_equal_weights_share_one_fate(sampler: Fast) -> None:
     assert set(sampler.ops.sample(logits.to(sampler.device), batch).tolist()) == {3, 11, 17, 30, 49}
 
 
+@pytest.mark.parametrize("spread", [0.0, 0.3, 8.0, 60.0])
+@pytest.mark.parametrize("filters", ["top_k", "top_p", "all"])
+def test_flat_and_peaked_distributions(sampler: Fast, spread: float, filters: str) -> None:
+    """From so many alike that none can be set aside, to all the mass in a few tokens.
+
+    Logits are multiples of 1/4: which of two neighbours is the nucleus's edge should not hang on the last bit of exp.
+    """
+    logits = (sampler.randn(4, 20000) * spread * 4).round() / 4
+    batch = sampling(4, device=sampler.device, **FILTERS[filters])
+    assert torch.equal(sampler.ops.sample(logits, batch), TWIN.sample(logits, batch))
+
+
 @pytest.mark.parametrize(
     ("top_p", "kept"), [(0.39, {0}), (0.41, {0, 1}), (0.69, {0, 1}), (0.71, {0, 1, 2}), (1, {0, 1, 2, 3})]
 )

@@ -5,7 +5,7 @@ from hashlib import sha256
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aserve.kv_cache.hashing import extend_chain, root_hash
+from aserve.kv_cache.hashing import extend_chain, prompt_hashes, root_hash
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 
@@ -56,3 +56,10 @@ def test_hashes_agree_exactly_as_far_as_salt_and_tokens_do(one, other, block_siz
     for depth, (one_hash, other_hash) in enumerate(zip(one_chain, other_chain, strict=False)):
         same = one_salt == other_salt and one[: depth * block_size] == other[: depth * block_size]
         assert (one_hash == other_hash) == same
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=20), st.integers(1, 5))
+def test_hashes_made_beforehand_are_those_of_admission(token_ids, block_size):
+    chain = [root_hash(b"salt")]
+    extend_chain(chain, token_ids, (len(token_ids) - 1) // block_size, block_size)
+    assert prompt_hashes(b"salt", token_ids, block_size) == tuple(chain[1:])

@@ -27,6 +27,8 @@ COUNTS = Statistics(
     num_cache_evictions=7,
     num_copied_blocks=11,
     num_swapped_blocks=13,
+    num_host_kept_blocks=5,
+    num_host_hit_blocks=6,
 )
 
 
@@ -73,6 +75,8 @@ def test_gauges_are_read_at_each_scrape(registry, metrics):
     assert read("prefix_cache_queries_total") == 100
     assert read("prefix_cache_hits_total") == 64
     assert read("prefix_cache_evictions_total") == 7
+    assert read("host_cached_blocks") == 5
+    assert read("host_cache_hits_total") == 6
     assert read("request_queue_time_seconds_sum") == 1.5
     assert read("request_queue_time_seconds_count") == 9
 
@@ -128,3 +132,11 @@ def test_no_request_adds_a_series(registry, metrics):
         times.tokens(float(number), 1)
         times.finished(float(number), FinishReason.STOP)
     assert generate_latest(registry).count(b"\n") == before
+
+
+def test_the_event_loops_worst_lag_of_late(registry, metrics):
+    assert registry.get_sample_value("aserve_event_loop_lag_seconds", {"model_name": "model"}) == 0.0
+    metrics.loop_lags_s.extend([0.001, 0.25, 0.002])
+    assert registry.get_sample_value("aserve_event_loop_lag_seconds", {"model_name": "model"}) == 0.25
+    metrics.loop_lags_s.extend([0.001] * 100)
+    assert registry.get_sample_value("aserve_event_loop_lag_seconds", {"model_name": "model"}) == 0.001

@@ -5,7 +5,7 @@ read a value back (`item`, a condition on a tensor, `nonzero`, a mask as an inde
 What would copy between host and device, which waits too unless the host's side is pinned, is caught as it is called.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
 from typing import Any
@@ -27,6 +27,7 @@ from aserve.models.spec import read_spec
 from aserve.runner.batch import BatchBuilder
 from aserve.runner.controls import ControlTable
 from aserve.runner.device import TORCH_DTYPES, Array
+from aserve.runner.graphs import DecodeGraphs
 from aserve.runner.kv_store import allocate_kv
 from aserve.runner.rows import RowTable
 from aserve.runner.step import EagerStep
@@ -223,6 +224,37 @@ def check_steps(model: CausalLM) -> None:
             assert batch is not None
             ids_N = step.execute(batch).ids_N
         assert (ids_N.shape, ids_N.dtype) == ((sum(piece.samples for piece in plan.slices),), torch.int64)
+
+
+class MetaGraphs:
+    """A `GraphDevice` whose replays launch the work again."""
+
+    num_replays = 0
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        def replay() -> None:
+            self.num_replays += 1
+            work()
+
+        return replay
+
+
+def test_a_captured_step_is_loaded_and_replayed_without_waiting():
+    model = native("Qwen3ForCausalLM", head_dim=16)
+    rows = RowTable(num_rows=5, max_blocks_per_seq=8, device=META)
+    kv = allocate_kv(model.spec, num_blocks=1, block_size=BLOCK_SIZE, dtype=torch.bfloat16, device=META)
+    controls = ControlTable(num_rows=5, vocab_size=model.spec.vocab_size, torch_device=META, device=MetaDevice())
+    builder, step = BatchBuilder(rows, controls, MetaDevice(), BLOCK_SIZE), EagerStep(model, MetaOps(), kv.layers, rows)
+    meta_graphs = MetaGraphs()
+    graphs = DecodeGraphs(meta_graphs, MetaDevice(), rows, builder, step, max_model_len=64)
+    with torch.inference_mode(), no_waiting():
+        assert graphs.execute(PREFILL) is None
+        builder.build(PREFILL)
+        outputs = [graphs.execute(StepPlan(2 + k, (fed(0, 3 + k), fed(1, 11 + k)))) for k in range(5)]
+        outputs.append(graphs.execute(StepPlan(9, (fed(1, 16, 4),))))
+    assert meta_graphs.num_replays == 4
+    shapes = [None if output is None else tuple(output.ids_N.shape) for output in outputs]
+    assert shapes == [None, None, (2,), (2,), (2,), (1,)]
 
 
 NATIVES = MappingProxyType(

@@ -18,6 +18,7 @@ from aserve.models.spec import read_spec
 from aserve.models.weights import RandomWeights
 from aserve.runner.device import step_device
 from aserve.runner.flight import StepFlight
+from aserve.runner.graphs import graph_device
 from aserve.runner.kv_store import allocate_kv
 from aserve.runner.profile import cuda_kv_budget, largest_step
 from aserve.runner.runner import ModelRunner
@@ -46,12 +47,13 @@ def model_on(device: torch.device, ops: Ops, seed: int = 0) -> CausalLM:
     return qwen3(spec, ops, weights, DenseMethod(), rope_table(spec.rope, spec.head_dim, MAX_MODEL_LEN, device))
 
 
-def runner_on(name: str, seed: int = 0) -> ModelRunner:
+def runner_on(name: str, seed: int = 0, *, graphs: bool = False) -> ModelRunner:
     device = torch.device(name, 0) if name == "cuda" else torch.device(name)
     ops = select_ops(device)
     model = model_on(device, ops, seed)
     kv = allocate_kv(model.spec, num_blocks=64, block_size=BLOCK_SIZE, dtype=torch.float32, device=device)
-    return ModelRunner(model, ops, kv, max_num_seqs=4, max_model_len=MAX_MODEL_LEN)
+    capturing = graph_device(device) if graphs else None
+    return ModelRunner(model, ops, kv, max_num_seqs=4, max_model_len=MAX_MODEL_LEN, graph_device=capturing)
 
 
 def plans() -> list[StepPlan]:

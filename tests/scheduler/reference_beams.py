@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
+from aserve.core.layout import Window
 from aserve.core.params import BeamParams
-from tests.fakes import scores_of
+from tests.fakes import scores_of, seen_by
 
 
 def reference_beam_search(
@@ -16,6 +17,7 @@ def reference_beam_search(
     vocabulary: range,
     min_tokens: int = 0,
     mark: int = 0,
+    windows: Sequence[Window] = (None,),
 ) -> list[tuple[list[int], float]]:
     """The best answers over the fake model, best first: (tokens, summed log-probability)."""
     width, penalty = params.width, params.length_penalty
@@ -27,7 +29,7 @@ def reference_beam_search(
             context = [(position, token, mark) for position, token in enumerate((*prompt, *answer))]
             for token in vocabulary:
                 if not (token in stop_ids and length <= min_tokens):
-                    score = scores_of(context, vocabulary, token, 0).logprob
+                    score = scores_of(seen_by(context, windows), vocabulary, token, 0).logprob
                     grown.append((logprob + score, [*answer, token]))
         grown.sort(key=lambda beam: -beam[0])
         for logprob, answer in grown[:width]:

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 import msgspec
 
 from aserve.core.ids import RequestId
+from aserve.core.layout import Window
 from aserve.core.outputs import FinishReason, SeqDelta
 from aserve.core.params import SamplingParams
 from aserve.core.plan import RowSampling, StepPlan, StepResult, TokenScores
 from aserve.core.request import Request
 from aserve.scheduler.scheduler import MAX_IN_FLIGHT, Scheduler
-from tests.fakes import FakeKV, continuation, scores_of
+from tests.fakes import FakeKV, continuation, scores_of, seen_by
 from tests.scheduler.reference_beams import reference_beam_search
 
 LETTERS = range(3)
@@ -124,7 +125,8 @@ class SyncLoop:
         self.plans: list[StepPlan] = []
         self.answers: dict[str, Answer] = {}
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
-        self._kv = FakeKV(self.block_size, LETTERS, salt_mark, seeded=True)
+        self.windows: tuple[Window, ...] = tuple(limits.get("windows", (None,)))  # type: ignore[arg-type]
+        self._kv = FakeKV(self.block_size, LETTERS, salt_mark, seeded=True, windows=self.windows)
         self.depth = depth
         self._checked = checked
         self.now = 0.0
@@ -165,8 +167,14 @@ class SyncLoop:
         if plan is not None:
             self.plans.append(plan)
             self.in_flight.append((plan, self._kv.run(plan)))
+            self._poison_what_is_free()
         self.check()
         return plan
+
+    def _poison_what_is_free(self) -> None:
+        """Whoever reads what nobody holds and nobody can find reads nothing. (Before a plan, moves may be due.)"""
+        pool = self.scheduler._cache._pool
+        self._kv.poison(block_id for block_id in pool._free if pool.hash_of(block_id) is None)
 
     def commit(self) -> tuple[SeqDelta, ...]:
         """Land the oldest step."""
@@ -263,7 +271,10 @@ class SyncLoop:
         prompt, num_top = wanted.prompt_token_ids, wanted.params.prompt_logprobs
         assert num_top is not None
         salted = [(position, token, wanted.seed // SEEDS_OF_A_SALT) for position, token in enumerate(prompt)]
-        expected = [scores_of(salted[:end], LETTERS, prompt[end], num_top) for end in range(1, len(prompt))]
+        expected = [
+            scores_of(seen_by(salted[:end], self.windows), LETTERS, prompt[end], num_top)
+            for end in range(1, len(prompt))
+        ]
         assert choice.prompt_scores == expected, f"I21: {name}: prompt scores"
 
     def _compare_ranked(self, name: str, answer: Answer) -> None:
@@ -299,6 +310,7 @@ class SyncLoop:
             min_tokens=wanted.params.min_tokens,
             vocabulary=LETTERS,
             mark=wanted.seed // SEEDS_OF_A_SALT,
+            windows=self.windows,
         )
 
     def expected(self, wanted: Request, index: int = 0) -> list[int]:
@@ -311,6 +323,7 @@ class SyncLoop:
             stop_ids=wanted.stop_ids,
             min_tokens=wanted.params.min_tokens,
             seed=0 if wanted.params.is_greedy else wanted.seed + index,
+            windows=self.windows,
         )
 
     def scores(self, wanted: Request, token_ids: list[int], num_top: int) -> list[TokenScores]:
@@ -318,7 +331,10 @@ class SyncLoop:
         mark = wanted.seed // SEEDS_OF_A_SALT
         context = [(at, token, mark) for at, token in enumerate((*wanted.prompt_token_ids, *token_ids))]
         start = len(wanted.prompt_token_ids)
-        return [scores_of(context[: start + i], LETTERS, token, num_top) for i, token in enumerate(token_ids)]
+        return [
+            scores_of(seen_by(context[: start + i], self.windows), LETTERS, token, num_top)
+            for i, token in enumerate(token_ids)
+        ]
 
 
 def is_held_back(answer: Answer) -> bool:

@@ -5,6 +5,7 @@ import pytest
 from aserve.core.ids import BlockHash
 from aserve.kv_cache import paged_cache
 from aserve.kv_cache.block_pool import BlockPool
+from aserve.kv_cache.host_memory import HostMemory
 from aserve.kv_cache.paged_cache import PagedCache
 from aserve.kv_cache.swap import HostPool
 from aserve.scheduler import residents, sequence
@@ -47,7 +48,7 @@ def early_free(monkeypatch):
 def stale_hit(monkeypatch):
     """A block that is given away can still be found by its old hash."""
 
-    def forget_half(pool: BlockPool, block_id):
+    def forget_half(pool: BlockPool, block_id, _block_hash):
         pool._hashes[block_id] = None
 
     monkeypatch.setattr(BlockPool, "_evict", forget_half)
@@ -150,13 +151,13 @@ def leaked_host_block(monkeypatch):
 @pytest.fixture
 def mixed_up_swap(monkeypatch):
     """Blocks come back from the host in another order."""
-    swap_in = PagedCache.swap_in
+    take_moves = HostMemory.take_moves
 
-    def mix(*arguments, **options):
-        moves = swap_in(*arguments, **options)
-        return moves and tuple(zip((a for a, _ in moves), (b for _, b in reversed(moves)), strict=True))
+    def mix(memory):
+        outs, moves = take_moves(memory)
+        return outs, tuple(zip((a for a, _ in moves), (b for _, b in reversed(moves)), strict=True))
 
-    monkeypatch.setattr(PagedCache, "swap_in", mix)
+    monkeypatch.setattr(HostMemory, "take_moves", mix)
 
 
 @pytest.fixture

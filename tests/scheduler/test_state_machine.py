@@ -60,7 +60,7 @@ REQUESTS = st.builds(
 LIMITS = st.fixed_dictionaries(
     {
         "block_size": st.sampled_from([1, 2, 4]),
-        "num_blocks": st.integers(2, 12),
+        "num_blocks": st.integers(2, 12) | st.sampled_from([18, 30]),
         "max_num_batched_tokens": st.integers(1, 16),
         "max_num_seqs": st.integers(1, 5),
         "max_model_len": st.sampled_from([1000, 16, 6]),
@@ -71,6 +71,8 @@ LIMITS = st.fixed_dictionaries(
         "policy": st.sampled_from([first_come_first_served, priority_with_ageing(2.0)]),
         "long_prefill_token_threshold": st.sampled_from([0, 0, 2]),
         "scheduler_delay_factor": st.sampled_from([0.0, 1.0]),
+        "keeps_evicted": st.booleans(),
+        "windows": st.sampled_from([(None,), (None,), (3,), (None, 3), (5, None, 1, 5)]),
     }
 )
 ANY = st.integers(0, 9)

@@ -1,6 +1,7 @@
 """Random traces: a seed to a whole life of a scheduler under pressure. Faster than Hypothesis, and shrinks nothing."""
 
 import random
+from collections.abc import Mapping
 
 from aserve.core.errors import InvalidRequestError
 from aserve.core.params import BeamParams
@@ -16,25 +17,29 @@ STEMS = tuple(tuple(random.Random(seed).choices(LETTERS, k=8)) for seed in range
 """Beginnings that many prompts share."""
 
 
-def run_trace(seed: int, *, depth: int = 2, checked: bool = True) -> SyncLoop:
-    """Drive a scheduler through the trace with that seed, drain it, and compare every answer with the oracle's."""
+def run_trace(
+    seed: int, *, depth: int = 2, checked: bool = True, options: Mapping[str, object] | None = None
+) -> SyncLoop:
+    """Drive a scheduler through the trace with that seed, drain it, and compare every answer with the oracle's.
+
+    options: of `SyncLoop`, besides those that the seed decides.
+    """
     rng = random.Random(seed)
-    loop = SyncLoop(
-        depth=depth,
-        checked=checked,
-        block_size=rng.choice((1, 2, 4)),
-        num_blocks=rng.randint(6, 16),
-        max_num_batched_tokens=rng.randint(1, 16),
-        max_num_seqs=rng.randint(1, 5),
-        max_model_len=rng.choice((1000, 1000, 16)),
-        watermark=rng.choice((0.0, 0.0, 0.3)),
-        enable_prefix_caching=rng.random() < 0.8,
-        num_host_blocks=rng.choice((0, 3, 16)),
-        preemption=PreemptionRule(rng.choice(MODES), swap_cost_s=rng.choice((5e-6, 80e-6))),
-        policy=rng.choice((first_come_first_served, priority_with_ageing(3.0))),
-        long_prefill_token_threshold=rng.choice((0, 0, 2)),
-        scheduler_delay_factor=rng.choice((0.0, 0.0, 0.5)),
-    )
+    limits: dict[str, object] = {
+        "block_size": rng.choice((1, 2, 4)),
+        "num_blocks": rng.randint(6, 16),
+        "max_num_batched_tokens": rng.randint(1, 16),
+        "max_num_seqs": rng.randint(1, 5),
+        "max_model_len": rng.choice((1000, 1000, 16)),
+        "watermark": rng.choice((0.0, 0.0, 0.3)),
+        "enable_prefix_caching": rng.random() < 0.8,
+        "num_host_blocks": rng.choice((0, 3, 16)),
+        "preemption": PreemptionRule(rng.choice(MODES), swap_cost_s=rng.choice((5e-6, 80e-6))),
+        "policy": rng.choice((first_come_first_served, priority_with_ageing(3.0))),
+        "long_prefill_token_threshold": rng.choice((0, 0, 2)),
+        "scheduler_delay_factor": rng.choice((0.0, 0.0, 0.5)),
+    }
+    loop = SyncLoop(depth=depth, checked=checked, **limits | dict(options or {}))
     for _ in range(NUM_MOVES):
         _move(loop, rng)
     loop.drain()

@@ -3,6 +3,9 @@
 import json
 
 import bench_step
+import pytest
+
+STAGES = ("plan", "launch", "commit", "publish")
 
 
 def test_one_json_line_a_size(capsys, monkeypatch):
@@ -16,6 +19,16 @@ def test_one_json_line_a_size(capsys, monkeypatch):
     for line in lines:
         assert 0 < line["plan_commit_us_p50"] <= line["plan_commit_us_p99"]
         assert {"cpu", "cores", "python"} <= set(line["machine"])
+        assert line["total_us"] == pytest.approx(sum(line[f"{stage}_us"] for stage in STAGES), rel=0.01)
+        assert line["land_us"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_the_real_runner_has_a_batch_to_build():
+    figures = bench_step.figures(2, 4, "demo")
+    assert figures["build_us"] > 0
+    assert figures["land_us"] > figures["plan_us"]
 
 
 def test_all_sequences_decode_in_every_timed_step():

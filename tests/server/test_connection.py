@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from aserve.server.connection import MAX_INBOX_BYTES
-from tests.server.wire import Recorder, Stream, num_files, reply, request, serving, until
+from tests.server.wire import PATIENCE_S, Recorder, Stream, num_files, reply, request, serving, until
 
 
 async def test_requests_follow_each_other_on_one_connection():
@@ -228,3 +228,23 @@ async def test_draining_waits_until_the_last_answer_is_taken(num_bytes: int):
         await draining
         await site.connections.close()
         assert len(site.connections) == 0
+
+
+async def test_an_answer_to_a_client_that_has_left_goes_nowhere_and_breaks_nothing(capfd):
+    ended = asyncio.Event()
+
+    async def late(scope, receive, send):
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"too late"})
+        ended.set()
+
+    async with serving(late) as site:
+        client = await site.connect()
+        await client.send(request())
+        client.reset()
+        async with asyncio.timeout(PATIENCE_S):
+            await ended.wait()
+        await site.quiet()
+    assert capfd.readouterr() == ("", "")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from aserve.core.errors import CheckpointError
+from aserve.core.plan import StepResult
 from aserve.engine import AsyncEngine, EngineState
 from aserve.http import create_app
 from aserve.server import Server, ServerConfig
@@ -225,3 +226,36 @@ async def test_a_path_can_be_listened_on_and_is_removed(tmp_path):
             assert (await client.ask(request(b"/ready"))).status == 200
             await client.close()
         assert not path.exists()
+
+
+class FatalRunner(ScriptedRunner):
+    """Launches a few steps; then lands one that nobody planned, which no scheduler can make sense of."""
+
+    def launch(self, plan):
+        flight = super().launch(plan)
+        return FatalFlight(flight) if len(self.plans) == 4 else flight
+
+
+class FatalFlight:
+    def __init__(self, flight):
+        self._flight = flight
+
+    async def land(self):
+        result = await self._flight.land()
+        return StepResult(result.step_id + 100, result.token_ids)
+
+
+async def test_a_dead_engine_ends_the_server_with_one_line_and_an_exit_code_of_its_own(caplog):
+    engine = scripted_engine(runner=FatalRunner(model=FakeScript(says("a long answer"))))
+    async with running(engine) as run:
+        streaming = await begin_stream(run)
+        *_, error, done, end = (await streaming.chunks()).split(b"\n\n")
+        assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "engine_unavailable"
+        assert (done, end) == (b"data: [DONE]", b"")
+        assert await run.exit_code() == 70
+        assert engine.state is EngineState.DEAD
+        assert run.lines[1:] == [
+            "aserve: the engine died (AssertionError, see above); the server ends with exit code 70"
+        ]
+        (record,) = caplog.records
+        assert (record.name, record.levelname) == ("aserve.server.lifecycle", "CRITICAL")

@@ -247,3 +247,13 @@ def test_scores_are_cut_where_the_tokens_are():
     assert (first.text, first.token_ids, first.prompt_scores, first.index) == ("", (), prompt_scores, 3)
     assert (last.token_ids, last.scores) == (token_ids[:7], scores[:7])
     assert (last.prompt_scores, last.index, last.cumulative_logprob) == ((), 3, -6.5)
+
+
+@given(sequences(), st.lists(st.integers(0, 3), max_size=8))
+def test_the_short_way_of_a_push_is_the_long_one(sequence, sizes):
+    tokenizer, params, token_ids, finish_reason, stop_reason, _ = sequence
+    short, long = TextStream(tokenizer, params), TextStream(tokenizer, params)
+    for each in chunked(token_ids, sizes, finish_reason, stop_reason):
+        pushed = short.push(each)
+        if pushed is not None:
+            assert pushed == long._push_any(each)

@@ -25,7 +25,7 @@ def chat_completions(engine: AsyncEngine, limits: StreamLimits) -> Handler:
     """The handler of this route."""
 
     async def handle(exchange: Exchange) -> None:
-        fields = parse(exchange.fields, ChatFields)
+        fields = await exchange.work(parse, exchange.fields, ChatFields)
         model = check_model(engine.info, fields.model)
         params = sampling_params(
             engine,

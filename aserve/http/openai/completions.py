@@ -32,7 +32,7 @@ def completions(engine: AsyncEngine, limits: StreamLimits) -> Handler:
     """The handler of this route."""
 
     async def handle(exchange: Exchange) -> None:
-        fields = parse(exchange.fields, CompletionFields)
+        fields = await exchange.work(parse, exchange.fields, CompletionFields)
         model = check_model(engine.info, fields.model)
         caps = (fields.max_completion_tokens, 1 if fields.scores_only else fields.max_tokens, DEFAULT_COMPLETION_TOKENS)
         params = sampling_params(
@@ -42,7 +42,7 @@ def completions(engine: AsyncEngine, limits: StreamLimits) -> Handler:
             num_logprobs=fields.logprobs,
             num_prompt_logprobs=fields.logprobs if fields.echo else fields.prompt_logprobs,
         )
-        given = prompts_of(fields.prompt)
+        given = await exchange.work(prompts_of, fields.prompt)
         check_num_sequences(len(given), params)
         whole = [await text_prompt(engine, fields, prompt) for prompt in given]
         prompts = [truncated(engine, fields, params, prompt) for prompt in whole]

@@ -82,19 +82,49 @@ async def answer(
 ) -> None:
     """Run the prompts and reply. Raises `AserveError` for what goes wrong before the reply has begun."""
     async with _open_all(engine, generation) as mailbox:
-        deltas = _without_output(mailbox) if generation.scores_only else mailbox
         if generation.stream:
-            async with aclosing(_events(generation, wire, deltas)) as events:
-                first = await anext(events)  # what fails until now still has an HTTP status
-                await exchange.reply(EventStream(first, events, limits))
+            await _stream(generation, wire, mailbox, exchange, limits)
             return
         tallies = generation.tallies()
-        async for delta in deltas:
+
+        def keep(delta: TextDelta) -> bool:
             tallies[delta.index].add(delta)
+            return True
+
+        mailbox.shortcut(keep)
+        async for delta in _deltas(generation, mailbox):
+            keep(delta)
     n = generation.params.n
     completions = [tally.completion(_first(tallies, i, n).prompt_scores) for i, tally in enumerate(tallies)]
     body = wire.whole(completions, usage_of(tallies, n))
     await exchange.reply(JsonResponse(body))
+
+
+async def _stream(
+    generation: Generation, wire: Wire, mailbox: Mailbox, exchange: Exchange, limits: StreamLimits
+) -> None:
+    """Reply with events as they come. While the client keeps up, most are written straight from the mailbox."""
+    events = Events(generation, wire)
+
+    async def pieces() -> AsyncGenerator[bytes]:
+        async for delta in _deltas(generation, mailbox):
+            if piece := events.of(delta):
+                yield piece
+
+    async with aclosing(pieces()) as rest:
+        first = await anext(rest)  # what fails until now still has an HTTP status
+        stream = EventStream(first, rest, limits)
+
+        def write_now(delta: TextDelta) -> bool:
+            return stream.takes_more and stream.write_now(events.of(delta))
+
+        if not generation.scores_only:
+            mailbox.shortcut(write_now)
+        await exchange.reply(stream)
+
+
+def _deltas(generation: Generation, mailbox: Mailbox) -> AsyncIterator[TextDelta]:
+    return _without_output(mailbox) if generation.scores_only else mailbox
 
 
 async def _without_output(deltas: AsyncIterator[TextDelta]) -> AsyncIterator[TextDelta]:
@@ -111,27 +141,41 @@ async def _without_output(deltas: AsyncIterator[TextDelta]) -> AsyncIterator[Tex
         )
 
 
-async def _events(generation: Generation, wire: Wire, deltas: AsyncIterator[TextDelta]) -> AsyncGenerator[bytes]:
-    """The stream in pieces that are each worth one send: the end of the last answer, usage and [DONE] go together."""
-    tallies = generation.tallies()
-    num_open, n = len(tallies), generation.params.n
-    async for delta in deltas:
-        tally = tallies[delta.index]
+class Events:
+    """Deltas to events, in pieces that are each worth one send: the last answer's end, usage and [DONE] are one."""
+
+    def __init__(self, generation: Generation, wire: Wire) -> None:
+        self._wire = wire
+        self._n = generation.params.n
+        self._include_usage = generation.include_usage
+        self._continuous_usage = generation.continuous_usage
+        self._tallies = generation.tallies()
+        self._num_open = len(self._tallies)
+
+    def of(self, delta: TextDelta) -> bytes:
+        """The events that tell of a delta; b"" where there is nothing to tell yet."""
+        tally = self._tallies[delta.index]
+        if tally.has_begun and delta.finish_reason is None and not self._continuous_usage:  # nearly always
+            tally.count(delta)
+            return self._wire.delta(delta, None)
         begins = not tally.has_begun
         tally.count(delta)
         if not tally.has_begun:
-            continue  # it has scores of the prompt so far, which go out together
-        usage = usage_of(tallies, n) if generation.continuous_usage else None
+            return b""  # it has scores of the prompt so far, which go out together
+        usage = usage_of(self._tallies, self._n) if self._continuous_usage else None
         opening = b""
         if begins:
-            prompt_scores = _first(tallies, delta.index, n).prompt_scores
-            opening = wire.opening(delta.index, tally.prompt_token_ids, prompt_scores, usage)
-        events = opening + wire.delta(delta, usage)
-        num_open -= delta.finish_reason is not None
-        if num_open == 0:
-            events += (wire.usage(usage_of(tallies, n)) if generation.include_usage else b"") + DONE
-        if events:
-            yield events
+            prompt_scores = _first(self._tallies, delta.index, self._n).prompt_scores
+            opening = self._wire.opening(delta.index, tally.prompt_token_ids, prompt_scores, usage)
+        return opening + self._wire.delta(delta, usage) + self._end(delta)
+
+    def _end(self, delta: TextDelta) -> bytes:
+        """What follows the last delta of all."""
+        self._num_open -= delta.finish_reason is not None
+        if self._num_open > 0:
+            return b""
+        usage = self._wire.usage(usage_of(self._tallies, self._n)) if self._include_usage else b""
+        return usage + DONE
 
 
 def _first(tallies: Sequence[Tally], index: int, n: int) -> Tally:

@@ -1,7 +1,9 @@
 """POST /tokenize and /detokenize."""
 
+import asyncio
+
 from aserve.core.errors import InvalidRequestError
-from aserve.engine import AsyncEngine
+from aserve.engine import OFF_LOOP_TOKENS, AsyncEngine
 from aserve.http.endpoint import Exchange, Handler
 from aserve.http.json_response import JsonResponse
 from aserve.http.openai.schema import DetokenizeFields, TokenizeFields, check_model, parse
@@ -11,7 +13,7 @@ def tokenize(engine: AsyncEngine) -> Handler:
     """The handler of /tokenize: the tokens that a prompt or a conversation comes to."""
 
     async def handle(exchange: Exchange) -> None:
-        fields = parse(exchange.fields, TokenizeFields)
+        fields = await exchange.work(parse, exchange.fields, TokenizeFields)
         check_model(engine.info, fields.model)
         if (fields.prompt is None) == (fields.messages is None):
             raise InvalidRequestError("give either prompt or messages", "prompt")
@@ -28,13 +30,17 @@ def tokenize(engine: AsyncEngine) -> Handler:
                 variables=fields.chat_template_kwargs or {},
                 add_special_tokens=bool(fields.add_special_tokens),
             )
-        body = {
-            "count": len(tokens),
-            "max_model_len": engine.info.max_model_len,
-            "tokens": tokens,
-            "token_strs": engine.token_strings(tokens) if fields.return_token_strs else None,
-        }
-        await exchange.reply(JsonResponse(body))
+
+        def response() -> JsonResponse:
+            body = {
+                "count": len(tokens),
+                "max_model_len": engine.info.max_model_len,
+                "tokens": tokens,
+                "token_strs": engine.token_strings(tokens) if fields.return_token_strs else None,
+            }
+            return JsonResponse(body)
+
+        await exchange.reply(await asyncio.to_thread(response) if len(tokens) > OFF_LOOP_TOKENS else response())
 
     return handle
 
@@ -43,7 +49,7 @@ def detokenize(engine: AsyncEngine) -> Handler:
     """The handler of /detokenize: the text of tokens, special ones included."""
 
     async def handle(exchange: Exchange) -> None:
-        fields = parse(exchange.fields, DetokenizeFields)
+        fields = await exchange.work(parse, exchange.fields, DetokenizeFields)
         check_model(engine.info, fields.model)
         text = await engine.decode(fields.tokens)
         await exchange.reply(JsonResponse({"prompt": text}))

@@ -1,0 +1,120 @@
+"""What the two attention kernels share: the shapes of their tiles, and where a tile of keys lies in the paged cache.
+
+A tile is as large as its share of the registers and of the shared memory allows. A load through the block table is two
+loads in a row, and Triton deals a loop's pipeline stages out among them: of five, two tiles are in flight; of three or
+four, one, and the loop waits for each. Float32 multiplies without tensor cores, in registers, which a larger tile
+overflows.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import triton
+import triton.language as tl
+
+Capability = tuple[int, int]
+"""CUDA's number for a kind of GPU: (9, 0) is an H100 or H200, (8, 0) an A100, (8, 9) an L4 or RTX 40."""
+
+LARGE_SHARED_MEMORY: Final = frozenset({(8, 0), (8, 7), (9, 0), (10, 0), (10, 3), (11, 0)})
+"""Kinds whose processors have 163 KiB of shared memory or more for a program. The others have 99 KiB, or 64."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """rows: of queries at most. keys: in a step of the loop. programs_per_sm: what fits a processor side by side."""
+
+    rows: int
+    keys: int
+    num_warps: int
+    num_stages: int
+    programs_per_sm: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line of a table: the tiles for heads of at most these sizes. group: query heads that share a key head."""
+
+    element_bytes: int
+    head_dim: int
+    group: int
+    large: Tiles
+    small: Tiles
+    """large, small: with large shared memory, and without."""
+
+
+_MANY: Final = 1 << 20
+# fmt: off
+_DECODE: Final = (
+    #     bytes  dim  group   rows keys warps stages per SM
+    _Line(2,   64,   16, Tiles( 16, 128, 4, 5, 3), Tiles(16, 64, 4, 5, 2)),
+    _Line(2,  128,   16, Tiles( 16, 64, 4, 5, 3), Tiles(16, 32, 4, 5, 2)),
+    _Line(2,  256,   16, Tiles( 16, 32, 4, 5, 3), Tiles(16, 16, 4, 5, 2)),
+    _Line(2, _MANY,  16, Tiles( 16, 16, 8, 5, 2), Tiles(16, 16, 8, 2, 1)),
+    _Line(2,  128, _MANY, Tiles(_MANY, 64, 8, 5, 2), Tiles(_MANY, 32, 8, 5, 1)),
+    _Line(2, _MANY, _MANY, Tiles(_MANY, 32, 8, 5, 1), Tiles(_MANY, 16, 8, 2, 1)),
+    _Line(4, _MANY, _MANY, Tiles(_MANY, 16, 8, 2, 2), Tiles(_MANY, 16, 8, 2, 1)),
+)
+_PREFILL: Final = (
+    _Line(2,  128, _MANY, Tiles(128, 64, 8, 5), Tiles(64, 32, 4, 5)),
+    _Line(2, _MANY, _MANY, Tiles(128, 32, 8, 5), Tiles(64, 16, 4, 5)),
+    _Line(4, _MANY, _MANY, Tiles( 16, 16, 4, 2), Tiles(16, 16, 4, 2)),
+)
+# fmt: on
+
+
+def _look_up(table: tuple[_Line, ...], head_dim: int, group: int, element_bytes: int, capability: Capability) -> Tiles:
+    line = next(
+        line
+        for line in table
+        if line.element_bytes == element_bytes and head_dim <= line.head_dim and group <= line.group
+    )
+    return line.large if capability in LARGE_SHARED_MEMORY else line.small
+
+
+def decode_tiles(head_dim: int, group: int, element_bytes: int, capability: Capability) -> Tiles:
+    """For one query token a sequence: the group fills the rows."""
+    tiles = _look_up(_DECODE, head_dim, group, element_bytes, capability)
+    rows = max(16, triton.next_power_of_2(group))  # the smallest matrix product has 16
+    return Tiles(rows, tiles.keys, tiles.num_warps, tiles.num_stages, tiles.programs_per_sm)
+
+
+def prefill_tiles(max_rows: int, head_dim: int, group: int, element_bytes: int, capability: Capability) -> Tiles:
+    """For many query tokens a sequence, no larger than the longest needs. max_rows: its tokens times the group."""
+    tiles = _look_up(_PREFILL, head_dim, group, element_bytes, capability)
+    smallest = max(16, triton.next_power_of_2(group))
+    wanted = next((rows for rows in (16, 64) if max_rows <= rows), tiles.rows)
+    rows = max(min(wanted, tiles.rows), smallest)
+    return Tiles(rows, tiles.keys, 8 if rows >= 128 else 4, tiles.num_stages)
+
+
+@triton.jit
+def soft_cap_scores(scores, cap):
+    """cap * tanh(scores / cap), by an exponential that cannot overflow. Both are in units of ln 2."""
+    decay = tl.exp2(tl.abs(scores) / cap * -2.8853900817779268)  # e^(-2x) = 2^(-2x / ln 2)
+    tanh = (1.0 - decay) / (1.0 + decay)
+    return tl.where(scores < 0, -tanh, tanh) * cap
+
+
+@triton.jit
+def offsets_in_tile(slot_stride, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
+    """What a key's number adds to the start of its block (or of its tile, where that is smaller), [BLOCK_N, BLOCK_D].
+
+    It is the same in every tile, so it is computed once, before the loop.
+    """
+    return (tl.arange(0, BLOCK_N) % BLOCK_SIZE)[:, None] * slot_stride + tl.arange(0, BLOCK_D)[None, :]
+
+
+@triton.jit
+def tile_starts(table_ptr, start, positions, visible, slot_stride, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Where the block (or tile) of each key begins, [BLOCK_N, 1]. start: the tile's first position, a multiple of it.
+
+    Table entries are read where `visible` (None: everywhere); the others may not exist.
+    """
+    if visible is None:
+        blocks = tl.load(table_ptr + positions // BLOCK_SIZE)
+    else:
+        blocks = tl.load(table_ptr + positions // BLOCK_SIZE, mask=visible, other=0)
+    starts = blocks.to(tl.int64) * (BLOCK_SIZE * slot_stride)
+    if BLOCK_SIZE > BLOCK_N:
+        starts += start % BLOCK_SIZE * slot_stride
+    return starts[:, None]

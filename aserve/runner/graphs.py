@@ -1,0 +1,321 @@
+"""Decoding steps as graphs: a whole step, from the last tokens to the next ones, launched by a single call.
+
+At small batches a step is hundreds of kernels of microseconds each, and launching them takes longer than running them.
+A graph is recorded once for a batch size and launched again from then on, on the same memory. So its inputs lie in
+buffers that stay where they are, and the step itself moves them on, by one position a row:
+
+    host      rows, positions, sampling  -- only when they are not what the last replay left behind -->  buffers
+    graph     last tokens -> slots, block tables -> forward pass, KV write -> sample -> last tokens, positions + 1
+
+Batch sizes are rounded up to buckets. A padding row is a row of the tables that no sequence ever gets: it has no
+context, writes to the null block, and its token is not part of the result. Graphs are captured lazily, one at a time
+and between steps, when a kind of step has come up a few times; until then the graph of a larger batch stands in, and
+where there is none, as for steps of any other kind, the eager way, which computes the same.
+Letters: kernels/ops.py and rows.py; B rows of a bucket.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aserve.core.ids import Row
+from aserve.core.plan import RowInit, StepPlan
+from aserve.kernels.ops import SamplingBatch
+from aserve.runner.batch import BatchBuilder, Places, StepBatch
+from aserve.runner.device import StepDevice
+from aserve.runner.rows import RowTable
+from aserve.runner.step import EagerStep, StepOutput
+
+CAPTURE_AFTER: Final = 2
+"""Eager steps of a kind before its graph is captured: a batch that only grows through a size is not worth one."""
+REPLACE_AFTER: Final = 64
+"""The same where the graph of a batch up to twice the size stands in: a capture takes as long as some ten steps."""
+BUCKET_STEP: Final = 8
+SHORTEST_CONTEXT: Final = 2048
+CONTEXT_FACTOR: Final = 4
+"""Graphs are for contexts of at most 2048 positions, 8192, and so on: how attention is split depends on it."""
+
+_log = logging.getLogger(__name__)
+
+
+class GraphDevice(Protocol):
+    """What can record launches and repeat them."""
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Record what `work` launches, without running it. The result launches it again, on the same memory.
+
+        Raises RuntimeError where `work` does what a graph cannot, such as waiting for the device.
+        """
+        ...
+
+
+class CudaGraphDevice:
+    """CUDA's graphs, captured on the current stream. Only for one thread; others may go on using the device."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """As the Protocol says. Graphs share their memory, since they run one after the other.
+
+        Not by torch.cuda.graph, which waits for the device and gives all cached memory back.
+        """
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
+            work()
+        finally:
+            graph.capture_end()
+        return graph.replay
+
+
+def graph_device(device: torch.device) -> GraphDevice | None:
+    """What records the steps of a device; None for a CPU, which has no launches to save."""
+    return CudaGraphDevice() if device.type == "cuda" else None
+
+
+class GraphKey(NamedTuple):
+    """What is fixed in a graph: sizes, and which kernels sample (see SamplingBatch)."""
+
+    bucket: int
+    max_seq_len: int
+    all_greedy: bool
+    any_filter: bool
+
+    def covers(self, other: "GraphKey") -> bool:
+        """Whether the graph computes the steps of the other one too, with more padding."""
+        return self[2:] == other[2:] and self.bucket >= other.bucket and self.max_seq_len >= other.max_seq_len
+
+
+class DecodeInputs(NamedTuple):
+    """What a graph reads, for a bucket's rows; `positions_B` it also moves on.
+
+    alive_B: 1 for a sequence, 0 for padding. positions_B: of the tokens that are fed in.
+    """
+
+    rows_B: Tensor
+    positions_B: Tensor
+    alive_B: Tensor
+    seeds_B: Tensor
+    top_k_B: Tensor
+    temperature_B: Tensor
+    top_p_B: Tensor
+    min_p_B: Tensor
+
+
+class DecodeGraphs:
+    """Runs the decoding steps that are captured. Used by the runner's thread alone, in launch order, inside `stepping`.
+
+    rows: its last row is for padding. builder, step: of the eager way, whose code is what is captured.
+    """
+
+    def __init__(
+        self,
+        graph_device: GraphDevice,
+        device: StepDevice,
+        rows: RowTable,
+        builder: BatchBuilder,
+        step: EagerStep,
+        *,
+        max_model_len: int,
+    ) -> None:
+        self._graph_device = graph_device
+        self._device = device
+        self._rows = rows
+        self._builder = builder
+        self._step = step
+        num_rows, torch_device = len(rows.last_token_R), rows.last_token_R.device
+        self._padding_row = num_rows - 1
+        self._buckets = buckets(num_rows - 1)
+        self._max_model_len = max_model_len
+
+        def zeros(dtype: torch.dtype) -> Tensor:
+            return torch.zeros(num_rows, dtype=dtype, device=torch_device)
+
+        self._inputs = DecodeInputs(
+            rows_B=zeros(torch.int64),
+            positions_B=zeros(torch.int64),
+            alive_B=zeros(torch.int64),
+            seeds_B=zeros(torch.int64),
+            top_k_B=zeros(torch.int32),
+            temperature_B=zeros(torch.float32),
+            top_p_B=zeros(torch.float32),
+            min_p_B=zeros(torch.float32),
+        )
+        self._ids_B = zeros(torch.int64)
+        self._count_B = torch.arange(num_rows + 1, device=torch_device)
+        self._query_starts_B1 = self._count_B.int()
+        self._graphs: dict[GraphKey, Callable[[], None]] = {}
+        self._num_without: Counter[GraphKey] = Counter()
+        self._can_capture = True
+        self._eager_before: dict[Row, float] = {}
+        self._members: list[Row] | None = None
+        """Rows of the last decoding step, if their sampling is still the same."""
+        self._how = (True, False)
+        self._loaded: tuple[int, list[int]] | None = None
+        """What the inputs hold for them: padding up to a bucket, and these positions."""
+
+    def execute(self, plan: StepPlan) -> StepOutput | None:
+        """Launch the plan's graph; None where it has none, and nothing was done. Must see every plan."""
+        self._note(plan.inits)
+        if not decodes_alone(plan, self._eager_before):
+            return None
+        rows = [piece.row for piece in plan.slices]
+        positions = [piece.start for piece in plan.slices]
+        if rows != self._members:
+            self._members, self._how, self._loaded = rows, self._how_sampled(rows), None
+        bucket = next(bucket for bucket in self._buckets if bucket >= len(rows))
+        key = self._choose(GraphKey(bucket, context_bound(max(positions) + 1, self._max_model_len), *self._how))
+        if key is None:
+            return None
+        if (key.bucket, positions) != self._loaded:
+            self._load(rows, positions, key.bucket)
+        if any(piece.new_blocks for piece in plan.slices):
+            self._builder.apply_changes(plan)
+        self._loaded = None  # where the launch fails, nobody knows
+        self._graphs[key]()
+        self._loaded = (key.bucket, [position + 1 for position in positions])
+        return StepOutput(self._ids_B[: len(rows)], None, None)
+
+    def _note(self, inits: Sequence[RowInit]) -> None:
+        """Remember which rows have to go the eager way, and up to which position of the sampled token."""
+        if inits:
+            self._members = None
+        for init in inits:
+            sampling = init.sampling
+            self._eager_before.pop(init.row, None)
+            if sampling.controls is not None or sampling.num_logprobs is not None:
+                self._eager_before[init.row] = float("inf")
+            elif sampling.banned_ids:
+                self._eager_before[init.row] = sampling.banned_before
+
+    def _how_sampled(self, rows: list[Row]) -> tuple[bool, bool]:
+        """all_greedy and any_filter."""
+        sampling = self._rows.samplings(np.array(rows, np.int64), np.zeros(len(rows), np.int64))
+        filtered_N = (sampling.top_k_N > 0) | (sampling.top_p_N < 1) | (sampling.min_p_N > 0)
+        return not sampling.temperature_N.any(), bool(filtered_N.any())
+
+    def _load(self, rows: list[Row], positions: list[int], bucket: int) -> None:
+        """Write the inputs of these rows, and of padding up to the bucket."""
+        rows_N, positions_N = np.array(rows, np.int64), np.array(positions, np.int64)
+        sampling = self._rows.samplings(rows_N, positions_N + 1)
+        columns = (
+            (rows_N, self._padding_row),
+            (positions_N, 0),
+            (np.ones_like(rows_N), 0),
+            (sampling.seeds_N, 0),
+            (sampling.top_k_N, 0),
+            (sampling.temperature_N, 0),
+            (sampling.top_p_N, 1),
+            (sampling.min_p_N, 0),
+        )
+        width = 0, bucket - len(rows)
+        padded = [np.pad(column, width, constant_values=padding) for column, padding in columns]
+        for buffer_B, uploaded_B in zip(self._inputs, self._device.upload(padded), strict=True):
+            buffer_B[:bucket].copy_(uploaded_B)
+
+    def _choose(self, key: GraphKey) -> GraphKey | None:
+        """The graph for a kind of step: its own, captured now if it is time to, or the next larger one."""
+        if key in self._graphs:
+            return key
+        stand_in = min((other for other in self._graphs if other.covers(key)), default=None)
+        close = stand_in is not None and stand_in.bucket <= 2 * key.bucket
+        self._num_without[key] += 1
+        if self._num_without[key] > (REPLACE_AFTER if close else CAPTURE_AFTER) and self._try_to_capture(key):
+            return key
+        return stand_in
+
+    def _try_to_capture(self, key: GraphKey) -> bool:
+        """Capture a graph; after a failure none any more."""
+        if not self._can_capture:
+            return False
+        try:
+            self._graphs[key] = self._capture(key)
+        except RuntimeError as error:  # of CUDA: memory, or a model that waits for the device
+            self._can_capture = False
+            _log.warning("no more CUDA graphs, other steps run kernel by kernel: capturing %s failed: %s", key, error)
+        return self._can_capture
+
+    def _capture(self, key: GraphKey) -> Callable[[], None]:
+        """Capture a step, which is first run once on padding alone: that compiles its kernels and leaves no trace."""
+        self._load([], [], key.bucket)
+        self._loaded = None
+        self._run(key)
+        return self._graph_device.capture(lambda: self._run(key))
+
+    def _run(self, key: GraphKey) -> None:
+        """The step that is captured: every tensor that it reads or leaves behind is where it will be at a replay."""
+        bucket = key.bucket
+        inputs = DecodeInputs(*(buffer_B[:bucket] for buffer_B in self._inputs))
+        batch = StepBatch(
+            token_ids_T=self._rows.last_token_R.index_select(0, inputs.rows_B),
+            positions_T=inputs.positions_B,
+            attention=self._builder.attention(
+                self._places(inputs), num_decodes=bucket, max_query_len=1, max_seq_len=key.max_seq_len
+            ),
+            sampled_tokens_N=self._count_B[:bucket],
+            sampled_rows_N=inputs.rows_B,
+            sampling=SamplingBatch(
+                temperature_S=inputs.temperature_B,
+                top_k_S=inputs.top_k_B,
+                top_p_S=inputs.top_p_B,
+                min_p_S=inputs.min_p_B,
+                seeds_S=inputs.seeds_B,
+                positions_S=inputs.positions_B + 1,
+                banned_SC=None,
+                all_greedy=key.all_greedy,
+                any_filter=key.any_filter,
+            ),
+        )
+        self._ids_B[:bucket].copy_(self._step.execute(batch).ids_N)
+        inputs.positions_B.add_(inputs.alive_B)
+
+    def _places(self, inputs: DecodeInputs) -> Places:
+        """Padding has a context of no position."""
+        block_size, max_spans = self._builder.block_size, self._builder.max_spans
+        spans_B = inputs.positions_B.div(block_size, rounding_mode="floor")
+        return Places(
+            rows_S=inputs.rows_B,
+            seq_lens_S=(inputs.positions_B + inputs.alive_B).int(),
+            query_starts_S1=self._query_starts_B1[: len(spans_B) + 1],
+            spans_T=torch.add(spans_B, inputs.rows_B, alpha=max_spans),
+            block_offsets_T=inputs.positions_B.remainder(block_size),
+        )
+
+
+def decodes_alone(plan: StepPlan, eager_before: dict[Row, float]) -> bool:
+    """Whether a plan only adds a token to rows whose last one is on the device, with nothing about it to be controlled.
+
+    eager_before: rows whose tokens before a position need the eager way, and that position.
+    """
+    return (
+        bool(plan.slices)
+        and not plan.inits
+        and all(
+            not piece.token_ids
+            and piece.samples
+            and not piece.target_ids
+            and piece.start + 1 >= eager_before.get(piece.row, 0)
+            for piece in plan.slices
+        )
+    )
+
+
+def buckets(max_num_seqs: int) -> tuple[int, ...]:
+    """Batch sizes that are captured: 1, 2, 4, 8, 16, 24, 32 and on by 8, and the largest."""
+    sizes = chain((1, 2, 4), range(BUCKET_STEP, max_num_seqs, BUCKET_STEP))
+    return (*(size for size in sizes if size < max_num_seqs), max_num_seqs)
+
+
+def context_bound(seq_len: int, max_model_len: int) -> int:
+    """The longest context of the graphs that serve this one."""
+    bound = SHORTEST_CONTEXT
+    while bound < seq_len:
+        bound *= CONTEXT_FACTOR
+    return min(bound, max_model_len)

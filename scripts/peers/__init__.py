@@ -1,0 +1,1 @@
+"""The servers that aserve is compared with: how each is started, and what it does differently."""

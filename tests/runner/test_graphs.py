@@ -1,0 +1,218 @@
+"""Captured decoding steps give what eager ones give, whatever joins, leaves, grows or is sampled how."""
+
+import random
+from collections.abc import Callable
+
+import msgspec
+import pytest
+import torch
+
+from aserve.core.ids import Row
+from aserve.core.plan import RowControls, RowSampling, StepPlan
+from aserve.core.request import Request
+from aserve.runner.graphs import CAPTURE_AFTER, CudaGraphDevice, buckets, context_bound, decodes_alone, graph_device
+from aserve.scheduler.scheduler import Scheduler
+from tests.runner.recordable import CONTEXT_LEN, LAYOUTS, TapeGraphs, recordable_runner
+from tests.runner.test_streams import plans, runner_on
+from tests.runner.toy import answer, chunk, fed, init, request
+
+pytestmark = pytest.mark.torch
+
+DRAWN = RowSampling(temperature=0.9, top_k=0, top_p=1.0, min_p=0.0, seed=5)
+
+
+def random_requests(rng: random.Random, count: int) -> list[Request]:
+    """Of many lengths, and ways to sample."""
+    ways: list[dict[str, object]] = [
+        {},
+        {"temperature": 0.8, "seed": 3},
+        {"temperature": 1.1, "seed": 4, "top_k": 7, "top_p": 0.9},
+        {"temperature": 0.7, "seed": 9, "min_p": 0.1},
+        {"min_tokens": 3, "stop_token_ids": [5, 6]},
+        {"logprobs": 2},
+        {"presence_penalty": 0.5},
+    ]
+    weights = [6, 3, 3, 1, 1, 1, 1]
+    return [
+        request(
+            f"request {i}",
+            [rng.randrange(80) for _ in range(rng.randrange(1, 20))],
+            max_tokens=rng.randrange(1, 40),
+            **rng.choices(ways, weights)[0],
+        )
+        for i in range(count)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("limits", [{}, {"num_blocks": 40}, {"max_num_batched_tokens": 5}], ids=str)
+@pytest.mark.parametrize("seed", range(3))
+async def test_random_traffic_is_answered_as_without_graphs(layout: str, limits: dict[str, int], seed: int) -> None:
+    requests = random_requests(random.Random(seed), 30)
+    tape = TapeGraphs()
+
+    async def answers(graphs: TapeGraphs | None) -> dict[str, list[int]]:
+        kv_layout = LAYOUTS[layout]
+        options = {"block_size": 4, "num_blocks": 64, "max_num_seqs": 12, "max_num_batched_tokens": 32, **limits}
+        if kv_layout is not None:
+            options |= {"windows": kv_layout.windows, "num_blocks": 2 * options["num_blocks"]}
+        scheduler = Scheduler(max_model_len=CONTEXT_LEN, watermark=0.0, **options)
+        runner = recordable_runner(graphs, layout=kv_layout, num_blocks=options["num_blocks"])
+        return await answer(runner, scheduler, requests, depth=2)
+
+    assert await answers(tape) == await answers(None)
+    assert tape.num_captures >= 1
+    assert tape.num_replays > 10
+
+
+def test_a_graph_is_captured_after_a_few_eager_steps_and_replayed_from_then_on() -> None:
+    tape = TapeGraphs()
+    runner = recordable_runner(tape)
+    runner.run(StepPlan(0, (chunk(0, 0, [1, 2, 3], 1), chunk(1, 0, [4], 2)), (init(0), init(1))))
+    for step in range(CAPTURE_AFTER):
+        runner.run(StepPlan(1 + step, (fed(0, 3 + step, *[3 + step][: step == 1]), fed(1, 1 + step))))
+    assert tape.num_captures == 0
+    for step in range(2, 5):
+        runner.run(StepPlan(1 + step, (fed(0, 3 + step, *[5][: step == 5]), fed(1, 1 + step, *[6][: step == 3]))))
+    runner.close()
+    assert (tape.num_captures, tape.num_replays) == (1, 3)
+
+
+def test_until_it_has_its_own_a_batch_borrows_the_graph_of_a_larger_one() -> None:
+    def tokens(graphs: TapeGraphs | None) -> list[tuple[int, ...]]:
+        runner = recordable_runner(graphs)
+        blocks = [range(1 + 4 * row, 5 + 4 * row) for row in range(4)]
+        chunks = tuple(chunk(row, 0, [row + 1] * 3, *blocks[row]) for row in range(4))
+        results = [runner.run(StepPlan(0, chunks, tuple(init(row) for row in range(4)))).token_ids]
+        for k in range(13):
+            rows = range(4) if k < 4 else range(3) if k < 8 else range(1)
+            results.append(runner.run(StepPlan(1, tuple(fed(row, 3 + k) for row in rows))).token_ids)
+        runner.close()
+        return results
+
+    tape = TapeGraphs()
+    assert tokens(tape) == tokens(None)
+    # 2 eager steps of four rows, one capture; three rows borrow it. One row borrows it twice and gets its own.
+    assert (tape.num_captures, tape.num_replays) == (2, 11)
+
+
+def test_a_row_that_a_new_sequence_takes_is_sampled_its_way() -> None:
+    """Same rows, same positions, another sequence: what is loaded is of no use."""
+
+    def tokens(graphs: TapeGraphs | None) -> list[tuple[int, ...]]:
+        runner = recordable_runner(graphs)
+        results = []
+        for round_, sampling in enumerate((DRAWN, msgspec.structs.replace(DRAWN, seed=77))):
+            runner.run(StepPlan(0, (chunk(0, 0, [1, 2, 3], 1 + round_),), (init(0, sampling=sampling),)))
+            results += [runner.run(StepPlan(1, (fed(0, 3 + k, *[10 + k][: k in (1, 5)]),))).token_ids for k in range(6)]
+        runner.close()
+        return results
+
+    assert tokens(TapeGraphs()) == tokens(None)
+
+
+class BrokenGraphs:
+    """A `GraphDevice` on which every capture fails."""
+
+    num_captures = 0
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        self.num_captures += 1
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+
+def test_where_capturing_fails_steps_stay_eager_and_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    def tokens(graphs: BrokenGraphs | None) -> list[tuple[int, ...]]:
+        runner = recordable_runner(graphs)
+        runner.run(StepPlan(0, (chunk(0, 0, [1, 2, 3], 1, 2, 3),), (init(0),)))
+        results = [runner.run(StepPlan(1, (fed(0, 3 + k),))).token_ids for k in range(8)]
+        runner.close()
+        return results
+
+    graphs = BrokenGraphs()
+    assert tokens(graphs) == tokens(None)
+    assert graphs.num_captures == 1
+    assert "not permitted" in caplog.text
+
+
+def test_which_plans_can_be_graphs() -> None:
+    assert decodes_alone(StepPlan(0, (fed(0, 3), fed(1, 9))), {})
+    for plan in (
+        StepPlan(0, ()),
+        StepPlan(0, (fed(0, 3), chunk(1, 0, [5], 1))),
+        StepPlan(0, (fed(0, 3),), (init(1),)),
+        StepPlan(0, (msgspec.structs.replace(fed(0, 3), samples=False),)),
+        StepPlan(0, (msgspec.structs.replace(fed(0, 3), target_ids=(4,)),)),
+    ):
+        assert not decodes_alone(plan, {})
+    banned_below_6 = {Row(0): 6}
+    assert not decodes_alone(StepPlan(0, (fed(0, 4),)), banned_below_6)
+    assert decodes_alone(StepPlan(0, (fed(0, 5), fed(1, 1))), banned_below_6)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"controls": RowControls(presence_penalty=1.0)},
+        {"num_logprobs": 0},
+        {"banned_ids": (1,), "banned_before": 99},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_rows_with_something_to_control_go_the_eager_way(changes: dict[str, object]) -> None:
+    tape = TapeGraphs()
+    runner = recordable_runner(tape)
+    sampling = msgspec.structs.replace(DRAWN, **changes)
+    runner.run(StepPlan(0, (chunk(0, 0, [1, 2, 3], 1, 2, 3),), (init(0, sampling=sampling),)))
+    for k in range(6):
+        runner.run(StepPlan(1, (fed(0, 3 + k),)))
+    runner.close()
+    assert tape.num_captures == 0
+
+
+def test_buckets_reach_the_largest_batch() -> None:
+    assert buckets(1) == (1,)
+    assert buckets(5) == (1, 2, 4, 5)
+    assert buckets(36) == (1, 2, 4, 8, 16, 24, 32, 36)
+    assert buckets(256)[-2:] == (248, 256)
+
+
+def test_contexts_are_bounded_in_steps_of_four() -> None:
+    assert [context_bound(n, 40000) for n in (1, 2048, 2049, 8193, 40000)] == [2048, 2048, 8192, 32768, 40000]
+    assert context_bound(5, 100) == 100
+
+
+def test_a_cpu_has_no_graphs() -> None:
+    assert graph_device(torch.device("cpu")) is None
+
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_on_cuda_a_capture_repeats_on_the_same_memory() -> None:
+    x = torch.zeros(3, device="cuda")
+    with torch.cuda.stream(torch.cuda.Stream()):
+        replay = CudaGraphDevice().capture(lambda: x.add_(1))
+        replay()
+        replay()
+    torch.cuda.synchronize()
+    assert x.tolist() == [2, 2, 2]
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+def test_on_cuda_captured_steps_say_what_eager_ones_do_and_never_wait() -> None:
+    eager, captured = runner_on("cuda"), runner_on("cuda", graphs=True)
+    expected = [eager.run(plan).token_ids for plan in plans()]
+    assert [captured.run(plan).token_ids for plan in plans()] == expected
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        assert [captured.run(plan).token_ids for plan in plans()] == expected
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        for runner in (eager, captured):
+            runner.close()

@@ -1,0 +1,44 @@
+"""A small step takes one thread, a large one all, and whoever comes after finds the number that was there."""
+
+import msgspec
+import pytest
+import torch
+
+from aserve.runner.threads import FLOPS_PER_THREAD, StepThreads, flops_per_token
+from tests.runner.toy import ToyLM
+
+pytestmark = pytest.mark.torch
+
+SPEC = msgspec.structs.replace(ToyLM.spec, num_layers=2, hidden_size=1000, intermediate_size=2000, vocab_size=6000)
+
+
+@pytest.fixture
+def three_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_two_operations_a_weight():
+    assert flops_per_token(SPEC) == 2 * (2 * (4 * 1000 + 3 * 1000 * 2000) + 6000 * 1000)
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_threads_grow_with_the_step_up_to_those_that_there_are():
+    threads = StepThreads(SPEC)
+    tokens_per_thread = FLOPS_PER_THREAD / flops_per_token(SPEC)
+    seen = []
+    for share in (0, 0.5, 1.5, 2.5, 3.5, 100):
+        with threads.of(int(share * tokens_per_thread)):
+            seen.append(torch.get_num_threads())
+        assert torch.get_num_threads() == 3
+    assert seen == [1, 1, 1, 2, 3, 3]
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_a_step_that_fails_leaves_the_number_as_it_was():
+    threads = StepThreads(SPEC)
+    with pytest.raises(ZeroDivisionError), threads.of(1):
+        raise ZeroDivisionError
+    assert torch.get_num_threads() == 3

@@ -1,0 +1,98 @@
+"""compare.py on small real servers: it takes turns, prints lines and a table, and names who is missing or fails."""
+
+import json
+import sys
+from pathlib import Path
+
+import compare
+import pytest
+from peers.table import Peer
+
+pytestmark = pytest.mark.slow
+
+SERVER = str(Path(__file__).with_name("completions_server.py"))
+SIZES = ["--rounds", "2", "--batch", "3", "--concurrency", "1", "2", "--min-requests", "2", "--waves", "1"]
+SHORT = ["--input-len", "5", "--output-len", "4", "--prefix-len", "8", "--unique-len", "2", "--prefix-requests", "3"]
+OFFLINE = """import json, sys; print(json.dumps({"output_tokens_per_s": 7.0, "words": sys.argv[1:]}))"""
+
+
+def small_peer(name, gap_s, *flags, **fields):
+    def command(setting, port):
+        return [sys.executable, "-S", SERVER, str(port), str(gap_s), *flags]
+
+    return Peer(name, version=lambda _: "1.0", command=command, **fields)
+
+
+BROKEN = Peer(
+    "broken", version=lambda _: "1.0", command=lambda setting, port: [sys.executable, "-c", "raise OSError(5)"]
+)
+MISSING = Peer("missing", version=lambda _: None)
+PROGRAM = Peer("generate", version=lambda _: "2.0", offline=lambda _: [sys.executable, "-S", "-c", OFFLINE])
+
+
+def run(peers, capsys, monkeypatch, *arguments):
+    monkeypatch.setattr(compare, "PEERS", {peer.name: peer for peer in peers})
+    monkeypatch.setattr("sys.argv", ["compare.py", *SIZES, *SHORT, *arguments])
+    with pytest.raises(SystemExit) as ended:
+        compare.main()
+    out = capsys.readouterr()
+    lines = [json.loads(line) for line in out.out.splitlines() if line.startswith("{")]
+    rest = [line.split() for line in out.out.splitlines() if not line.startswith("{")]
+    return ended.value.code, lines, rest, out.err.splitlines()
+
+
+def test_two_peers_take_turns_and_the_table_has_their_ratio(capsys, monkeypatch):
+    peers = [small_peer("aserve", 0.001), small_peer("slow", 0.02, "drop", as_text=True, usage=False), PROGRAM]
+    code, lines, table, turns = run(peers, capsys, monkeypatch)
+    assert code == 0
+    assert turns == [f"round {turn}/2: {name}" for turn in (1, 2) for name in ("aserve", "slow", "generate")]
+    served = ["startup", "batch", "c1", "c2", "prefix"]
+    found = [(line["peer"], line["part"]) for line in lines if line["bench"] == "compare"]
+    expected = [(name, part) for name in ("aserve", "slow") for part in served]
+    assert found == [*expected, ("generate", "offline"), ("generate", "batch")]
+    batch = {line["peer"]: line for line in lines if line.get("part") == "batch"}
+    assert len(batch["slow"]["values"]["output_tokens_per_s"]) == 2
+    assert (batch["aserve"]["errors"], batch["aserve"]["output_tokens"]) == (0, 12)
+    ratios = lines[-1]
+    assert (ratios["bench"], ratios["best"]["c1/itl_p50_ms"]) == ("compare_ratios", "slow")
+    assert ratios["c2/output_tokens_per_s"] > 2
+    assert ratios["c1/itl_p50_ms"] < 0.5
+    row = next(row for row in table if row[:2] == ["c1", "output_tokens_per_s"])
+    assert float(row[-1]) == pytest.approx(float(row[2]) / float(row[3]), rel=0.01)
+    assert row[4] == "-"
+
+
+def test_who_is_missing_or_fails_is_named_and_the_others_go_on(capsys, monkeypatch):
+    peers = [small_peer("aserve", 0), BROKEN, MISSING, small_peer("other", 0)]
+    code, lines, rest, turns = run(peers, capsys, monkeypatch, "--parts", "batch")
+    assert code == 1
+    assert turns.count("round 1/2: broken") == 1
+    assert "round 2/2: broken" not in turns
+    assert ["missing:", "missing"] in rest
+    assert ["failed:", "broken:", "it", "ended", "with", "1:"] in [row[:6] for row in rest]
+    assert [line["peer"] for line in lines if line["bench"] == "compare"] == ["aserve", "other"]
+
+
+def test_a_server_that_refuses_requests_has_failed(capsys, monkeypatch):
+    code, _, rest, _ = run([small_peer("aserve", 0)], capsys, monkeypatch, "--parts", "closed", "--output-len", "13")
+    assert code == 1
+    assert any(row[:2] == ["failed:", "aserve:"] and "unlucky" in row for row in rest)
+
+
+def test_a_trace_and_its_part_go_together(capsys):
+    with pytest.raises(SystemExit):
+        compare.parse_arguments(["--parts", "trace"])
+    assert "go together" in capsys.readouterr().err
+
+
+def test_a_trace_is_replayed_on_each(tmp_path, capsys, monkeypatch):
+    trace = tmp_path / "trace.csv"
+    rows = "".join(f"2023-11-16 18:15:4{second}.0000000,40,20\n" for second in range(5))
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows)
+    peers = [small_peer("aserve", 0.001), small_peer("slow", 0.05)]
+    scaled = ["--trace-speed", "100", "--length-scale", "0.2", "--slo-itl-ms", "25"]
+    code, lines, *_ = run(peers, capsys, monkeypatch, "--parts", "trace", "--trace", str(trace), *scaled)
+    assert code == 0
+    good = {line["peer"]: line for line in lines if line["bench"] == "compare"}
+    assert (good["aserve"]["requests"], good["aserve"]["input_tokens"], good["aserve"]["output_tokens"]) == (5, 40, 20)
+    assert (good["aserve"]["good_fraction"], good["slow"]["good_fraction"]) == (1, 0)
