@@ -95,13 +95,14 @@ def build_times_us(num_seqs: int, num_steps: int) -> list[float]:
     from aserve.runner.controls import ControlTable
     from aserve.runner.device import step_device
     from aserve.runner.rows import RowTable
+    from aserve.runner.steady import SteadyBuilder
 
     scheduler = decoding_scheduler(num_seqs, num_steps + NUM_WARMUP_STEPS)
     cpu = torch.device("cpu")
     device = step_device(cpu)
     num_spans = (MIN_PROMPT_TOKENS + num_steps + NUM_WARMUP_STEPS) // BLOCK_SIZE + 3
     rows = RowTable(num_seqs, num_spans, cpu)
-    builder = BatchBuilder(rows, ControlTable(num_seqs, 1000, cpu, device), device, BLOCK_SIZE)
+    builder = SteadyBuilder(BatchBuilder(rows, ControlTable(num_seqs, 1000, cpu, device), device, BLOCK_SIZE), rows)
     times_us = []
     with torch.inference_mode():
         for _ in range(num_steps + NUM_WARMUP_STEPS):

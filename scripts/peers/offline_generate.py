@@ -37,7 +37,7 @@ def transformers_engine(model: str, dtype: str) -> Generate:
 
 
 def vllm_engine(model: str, dtype: str) -> Generate:
-    from vllm import LLM, SamplingParams  # type: ignore[import-not-found]  # only where this engine is measured
+    from vllm import LLM, SamplingParams
 
     llm = LLM(model, dtype=dtype, max_model_len=1024, enforce_eager=True, generation_config="vllm")
 
