@@ -61,6 +61,7 @@ class PagedCache:
         self._windows = tuple((group, window) for group, window in enumerate(windows) if window is not None)
         self._caches_prefixes = enable_prefix_caching
         self._pool = BlockPool(num_blocks)
+        self.has_host_memory = num_host_blocks > 0
         self._host = HostMemory(self._pool, num_host_blocks, keeps_evicted=keeps_evicted and enable_prefix_caching)
         self._num_queried_tokens = 0
         self._num_hit_tokens = 0

@@ -155,6 +155,8 @@ class Pace:
     """
 
     def __init__(self, delay_factor: float) -> None:
+        self.delays = delay_factor > 0.0
+        """Whether anybody is ever delayed."""
         self._delay_factor = delay_factor
         self._last_plan_s = 0.0
         self._prompt_step_s = 0.0
@@ -168,7 +170,11 @@ class Pace:
 
     def allows(self, now: float, waiting_since_s: float) -> bool:
         """Whether one that has been waiting since then may start at `now`. Seconds of the engine's clock."""
-        return self._last_had_prompt or now - waiting_since_s >= self._delay_factor * self._prompt_step_s
+        return (
+            not self.delays
+            or self._last_had_prompt
+            or now - waiting_since_s >= self._delay_factor * self._prompt_step_s
+        )
 
     def admitted(self) -> None:
         """Somebody was admitted to the step being planned: others may join."""

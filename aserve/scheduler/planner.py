@@ -31,8 +31,10 @@ class Planner:
         residents = self._residents
         oldest_flying, newest_flying = (in_flight[0].step_id, in_flight[-1].step_id) if in_flight else (None, None)
         num_preemptions = residents.num_preemptions
-        self._settling.clear()
-        self._pace.next_step(now)
+        if self._settling:
+            self._settling.clear()
+        if self._pace.delays:
+            self._pace.next_step(now)
         slices: list[SeqSlice] = []
         inits: list[RowInit] = []
         budget = self._running(slices, inits, newest_flying)

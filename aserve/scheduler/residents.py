@@ -205,6 +205,8 @@ class Residents:
 
     def take_block_ops(self) -> BlockOps | None:
         """What has to be moved before the next step; the plan takes it along."""
+        if not (self._copies or self._cache.has_host_memory):
+            return None
         swap_outs, swap_ins = self._cache.take_host_moves()
         if not (swap_outs or self._copies or swap_ins):
             return None

@@ -226,14 +226,15 @@ class Scheduler:
         """
         plan = self._in_flight.popleft()
         assert plan.step_id == result.step_id, f"step {result.step_id} landed before step {plan.step_id}"
-        scores = _scores_by_sequence(plan, result)
+        scores = _scores_by_sequence(plan, result) if result.scores else {}
         if result.prompt_scores:
             self._take_prompt_scores(plan, result)
-        sampled = iter(result.token_ids)
         sequence_of = self._sequences.get
         deltas: list[SeqDelta] = []
-        for piece in plan.slices:
-            token_id = next(sampled) if piece.samples else None
+        append = deltas.append
+        all_sample = len(result.token_ids) == len(plan.slices)
+        token_ids = result.token_ids if all_sample else _token_of_each(plan, result)
+        for piece, token_id in zip(plan.slices, token_ids):  # noqa: B905  equally many; strict costs a small step a tenth
             sequence = sequence_of(piece.seq_id)
             if sequence is None:
                 continue
@@ -246,7 +247,7 @@ class Scheduler:
                 deltas.extend(self._landed(sequence, token_id, num_landed, scores.get(sequence.id)))
                 continue
             sequence.token_ids.append(token_id)
-            deltas.append(SeqDelta(sequence.request_id, (token_id,), None, None, sequence.index, sequence.num_cached))
+            append(SeqDelta(sequence.request_id, (token_id,), None, None, sequence.index, sequence.num_cached))
         return tuple(deltas)
 
     def fail(self, step_id: int) -> tuple[RequestId, ...]:
@@ -388,8 +389,14 @@ class Scheduler:
             del self._requests[sequence.request_id]
 
 
+def _token_of_each(plan: StepPlan, result: StepResult) -> Several[int | None]:
+    """What each slice sampled, None for those that do not sample."""
+    sampled = iter(result.token_ids)
+    num_sampled = sum(piece.samples for piece in plan.slices)
+    assert num_sampled == len(result.token_ids), f"{num_sampled} slices sampled {len(result.token_ids)} tokens"
+    return [next(sampled) if piece.samples else None for piece in plan.slices]
+
+
 def _scores_by_sequence(plan: StepPlan, result: StepResult) -> dict[SeqId, TokenScores | None]:
-    if not result.scores:
-        return {}
     sampled = (piece.seq_id for piece in plan.slices if piece.samples)
     return dict(zip(sampled, result.scores, strict=True))
