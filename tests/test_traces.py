@@ -11,6 +11,7 @@ import random
 import sys
 import tempfile
 from collections import Counter, deque
+from itertools import count, islice
 from pathlib import Path
 
 import msgspec
@@ -32,6 +33,9 @@ __all__ = ["checkpoints"]
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 NUM_TRACES = 60
+TIES = frozenset({278})
+"""Left out: two logits at the edge of a top_k differ by less than 1e-6 in them, and rounding, which depends on how many
+rows a product has, says which of the two may be drawn. That was looked at; on another processor it may be others."""
 NUM_MOVES = 40
 BLOCK_SIZE = 8
 BLOCK_BYTES = BLOCK_SIZE * 256
@@ -220,7 +224,7 @@ async def compare_trace(runner: Runner, seed: int) -> Counter[str]:
 
 async def compare_traces(runner: Runner, num_traces: int) -> Counter[str]:
     counts: Counter[str] = Counter()
-    for seed in range(num_traces):
+    for seed in islice((seed for seed in count() if seed not in TIES), num_traces):
         counts += await compare_trace(runner, seed)
     return counts
 
