@@ -30,6 +30,7 @@ class RotaryAttention:
         self._cos_sin_LD = cos_sin_LD
         self._window = window
         self._scale = spec.head_dim**-0.5
+        self._norm_rope_and_write_kv = ops.norm_rope_and_write_kv if isinstance(ops, HeadNormOps) else None
 
     def __call__(
         self,
@@ -46,8 +47,8 @@ class RotaryAttention:
         cache = (self._cos_sin_LD, positions_T, kv.k_BPKD, kv.v_BPKD, batch.slots_T)
         if head_norms is None:
             q_THD = self._ops.rope_and_write_kv(q_THD, k_TKD, v_TKD, *cache)
-        elif isinstance(self._ops, HeadNormOps):
-            q_THD = self._ops.norm_rope_and_write_kv(q_THD, k_TKD, v_TKD, *head_norms, *cache)
+        elif self._norm_rope_and_write_kv is not None:
+            q_THD = self._norm_rope_and_write_kv(q_THD, k_TKD, v_TKD, *head_norms, *cache)
         else:
             q_norm_D, k_norm_D, eps = head_norms
             q_THD, k_TKD = self._ops.rms_norm(q_THD, q_norm_D, eps), self._ops.rms_norm(k_TKD, k_norm_D, eps)

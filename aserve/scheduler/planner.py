@@ -29,7 +29,7 @@ class Planner:
     def plan(self, now: float, step_id: int, in_flight: Several[StepPlan]) -> StepPlan | None:
         """The next step, or None if nothing can run. A step that preempts admits nobody."""
         residents = self._residents
-        oldest_flying, newest_flying = (in_flight[0].step_id, in_flight[-1].step_id) if in_flight else (None, None)
+        newest_flying = in_flight[-1].step_id if in_flight else None
         num_preemptions = residents.num_preemptions
         if self._settling:
             self._settling.clear()
@@ -39,7 +39,7 @@ class Planner:
         inits: list[RowInit] = []
         budget = self._running(slices, inits, newest_flying)
         if (residents.waiting or residents.swapped) and num_preemptions == residents.num_preemptions:
-            self._newcomers(now, budget, slices, inits, oldest_flying)
+            self._newcomers(now, budget, slices, inits, in_flight[0].step_id if in_flight else None)
         while not (slices or in_flight) and residents.running:  # all wait for one that cannot come: make room for it
             residents.preempt(choose_victims(residents.running, None), None, may_swap=False)
             self._newcomers(now, self._max_num_batched_tokens, slices, inits, None)
@@ -51,6 +51,7 @@ class Planner:
         """Append a slice for each running sequence with something to compute; returns what is left of the budget."""
         budget = self._max_num_batched_tokens
         append = slices.append
+        no_blocks: tuple[BlockId, ...] = ()
         for sequence in self._residents.running:  # preemption removes from the far end only
             start = sequence.num_computed
             if start > sequence.last_position:
@@ -63,12 +64,11 @@ class Planner:
                     break  # it was the last itself, and had to make room
                 budget -= num_known
                 continue
-            new_blocks: tuple[BlockId, ...] = ()
+            new_blocks: tuple[BlockId, ...] | None = no_blocks
             if start >= sequence.table.capacity:
-                made = self._residents.make_room(sequence, start + 1, newest_flying)
-                if made is None:
+                new_blocks = self._residents.make_room(sequence, start + 1, newest_flying)
+                if new_blocks is None:
                     break  # it was the last itself
-                new_blocks = made
             # Hundreds of these are made each step: positional, and without a look at the row, which all who run have.
             append(SeqSlice(sequence.id, sequence.row, start, 1, (), new_blocks, True))  # type: ignore[arg-type]
             sequence.num_computed = start + 1

@@ -5,7 +5,7 @@ preemption is ahead after it (I14, I16).
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from operator import attrgetter
 
@@ -37,43 +37,39 @@ def priority_with_ageing(ageing_s: float) -> Policy:
     return sort_key
 
 
-class SequenceQueue:
-    """A sorted list. Finding is O(log n); the memory moved by an insertion is 8 bytes a sequence."""
+class SequenceQueue(list[Sequence]):
+    """Sequences in order, for `add` and `remove` alone to change. Finding is O(log n).
 
-    def __init__(self) -> None:
-        self._sequences: list[Sequence] = []
+    A list, so that every step may ask whether it is empty, and walk it, at no cost. The last may be removed meanwhile:
+    the walk then ends before it.
+    """
 
-    def __len__(self) -> int:
-        return len(self._sequences)
-
-    def __iter__(self) -> Iterator[Sequence]:
-        """First to last. The last may be removed meanwhile: the iteration then ends before it."""
-        return iter(self._sequences)
+    __slots__ = ()
 
     @property
     def first(self) -> Sequence:
         """The one that goes first."""
-        return self._sequences[0]
+        return self[0]
 
     @property
     def last(self) -> Sequence:
         """The newest, or otherwise the least deserving."""
-        return self._sequences[-1]
+        return self[-1]
 
     def add(self, sequence: Sequence) -> None:
         """Insert in order."""
-        self._sequences.insert(self._index(sequence), sequence)
+        self.insert(self._index(sequence), sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Take out a sequence that is in."""
         index = self._index(sequence)
-        assert self._sequences[index] is sequence, f"I14: {sequence!r} is not where its key says"
-        del self._sequences[index]
+        assert self[index] is sequence, f"I14: {sequence!r} is not where its key says"
+        del self[index]
 
     def _index(self, sequence: Sequence) -> int:
-        return bisect_left(self._sequences, sequence.sort_key, key=_sort_key)
+        return bisect_left(self, sequence.sort_key, key=_sort_key)
 
     def check(self) -> None:
         """Assert I14: strictly in order."""
-        keys = [sequence.sort_key for sequence in self._sequences]
+        keys = [sequence.sort_key for sequence in self]
         assert all(a < b for a, b in pairwise(keys)), f"I14: out of order: {keys}"

@@ -8,8 +8,8 @@ first, then to newcomers. A plan advances `num_computed` at once, and the next p
 Blocks and rows that are given back are reused by the next plan, while steps in flight may still read and write them:
 steps run in the order of their plans, so whoever gets them writes after that (I6).
 
-A sequence is one choice of a request. What its choices have in common is known to group.py and beam.py, who holds
-rows and blocks to residents.py, who computes what next to planner.py.
+A sequence is one choice of a request. What choices have in common is known to group.py and beam.py, who holds rows and
+blocks to residents.py, who computes what next to planner.py.
 
 Invariants, besides those of the block pool and the paged cache:
   I11 a sequence that ends or is preempted gives back all that it held, once; unknown ids are no-ops;
@@ -17,10 +17,9 @@ Invariants, besides those of the block pool and the paged cache:
   I13 a plan stays within the token budget and max_num_seqs, and there is one whenever anything could run;
   I14 who comes first is admitted first;  I16 who came last is preempted first;
   I15 an admitted request ends after a number of steps bounded by its tokens and those before it;
-  I17 what can never fit is refused by `add`;
+  I17 what can never fit is refused by `add`;  I23 choices share blocks and nothing else;
   I18 a running sequence has computed less than it has tokens, those in flight included; a beam that waits, as much;
-  I19 a sequence ends once, and nothing of it comes out afterwards;
-  I23 choices share blocks and nothing else.
+  I19 a sequence ends once, and nothing of it comes out afterwards.
 """
 
 from collections import deque
@@ -31,7 +30,7 @@ from aserve.core.errors import InvalidRequestError
 from aserve.core.ids import BlockHash, RequestId, SeqId
 from aserve.core.layout import Window
 from aserve.core.outputs import SeqDelta
-from aserve.core.plan import StepPlan, StepResult, TokenScores
+from aserve.core.plan import SeqSlice, StepPlan, StepResult, TokenScores
 from aserve.core.request import Request
 from aserve.kv_cache.paged_cache import PagedCache
 from aserve.scheduler.admission import Admission, Pace
@@ -48,8 +47,7 @@ from aserve.scheduler.stopping import reason_to_stop
 
 __all__ = ["MAX_IN_FLIGHT", "Scheduler", "Statistics"]
 
-MAX_IN_FLIGHT = 2
-"""Steps that are planned and have not landed: one on the device and one behind it."""
+MAX_IN_FLIGHT = 2  # steps that are planned and have not landed: one on the device and one behind it
 
 
 class Scheduler:
@@ -229,20 +227,20 @@ class Scheduler:
         scores = _scores_by_sequence(plan, result) if result.scores else {}
         if result.prompt_scores:
             self._take_prompt_scores(plan, result)
+        slices = plan.slices
+        if len(result.token_ids) != len(slices):
+            slices = self._seal_chunks(slices)
+            assert len(slices) == len(result.token_ids), "each slice that samples has a token"
         sequence_of = self._sequences.get
         deltas: list[SeqDelta] = []
         append = deltas.append
-        all_sample = len(result.token_ids) == len(plan.slices)
-        token_ids = result.token_ids if all_sample else _token_of_each(plan, result)
-        for piece, token_id in zip(plan.slices, token_ids):  # noqa: B905  equally many; strict costs a small step a tenth
+        for piece, token_id in zip(slices, result.token_ids):  # noqa: B905  strict costs a small step a tenth
             sequence = sequence_of(piece.seq_id)
             if sequence is None:
                 continue
             num_landed = piece.start + piece.num_tokens
             if num_landed >= sequence.table.seal_at:  # never true of a preempted sequence: it has no blocks
                 self._cache.seal(sequence.table, sequence.token_ids, num_landed)
-            if token_id is None:
-                continue
             if token_id in sequence.stop_ids or num_landed > sequence.quiet_until:
                 deltas.extend(self._landed(sequence, token_id, num_landed, scores.get(sequence.id)))
                 continue
@@ -273,8 +271,7 @@ class Scheduler:
 
     def statistics(self) -> Statistics:
         """A snapshot."""
-        cache = self._cache.statistics()
-        residents = self._residents
+        cache, residents = self._cache.statistics(), self._residents
         return Statistics(
             num_running=len(residents.running),
             num_waiting=len(residents.waiting),
@@ -313,6 +310,15 @@ class Scheduler:
             assert 0 < plan.num_tokens <= self._max_num_batched_tokens, f"I13: a step of {plan.num_tokens} tokens"
 
     # Parts of commit.
+
+    def _seal_chunks(self, slices: Several[SeqSlice]) -> tuple[SeqSlice, ...]:
+        """Seal what unfinished chunks have filled up. Returns the slices that sample."""
+        for piece in slices:
+            sequence = None if piece.samples else self._sequences.get(piece.seq_id)
+            num_landed = piece.start + piece.num_tokens
+            if sequence is not None and num_landed >= sequence.table.seal_at:
+                self._cache.seal(sequence.table, sequence.token_ids, num_landed)
+        return tuple(piece for piece in slices if piece.samples)
 
     def _landed(
         self, sequence: Sequence, token_id: int, num_landed: int, score: TokenScores | None
@@ -387,14 +393,6 @@ class Scheduler:
             self._histories.setdefault(sequence.request_id, {})[sequence.index] = sequence.token_ids
         if not members:
             del self._requests[sequence.request_id]
-
-
-def _token_of_each(plan: StepPlan, result: StepResult) -> Several[int | None]:
-    """What each slice sampled, None for those that do not sample."""
-    sampled = iter(result.token_ids)
-    num_sampled = sum(piece.samples for piece in plan.slices)
-    assert num_sampled == len(result.token_ids), f"{num_sampled} slices sampled {len(result.token_ids)} tokens"
-    return [next(sampled) if piece.samples else None for piece in plan.slices]
 
 
 def _scores_by_sequence(plan: StepPlan, result: StepResult) -> dict[SeqId, TokenScores | None]:
