@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import torch
 from demo_text.compose import Document, documents
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
@@ -86,10 +86,13 @@ def held_out_texts() -> frozenset[str]:
 
 
 def train_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE in which every digit is a token of its own, so that sums are learnt by digit."""
+    """Byte-level BPE that splits numbers every two digits, so that the operands of a small sum are one token each."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Split(Regex(r"\d{1,2}"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()

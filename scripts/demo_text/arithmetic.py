@@ -10,8 +10,14 @@ WORDS = (
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
     "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty",
 )  # fmt: skip
-PEOPLE = ("Ana", "Ben", "Mia", "Tom", "Lea", "Sam", "Nora", "Paul", "Eva", "Max")
-THINGS = ("apples", "books", "coins", "stamps", "pens", "shells", "cards", "eggs")
+PEOPLE = (
+    "Ana", "Ben", "Mia", "Tom", "Lea", "Sam", "Nora", "Paul", "Eva", "Max", "Anna", "Bob", "Clara", "David", "Emma",
+    "John", "Lisa", "Maria", "Peter", "Zoe",
+)  # fmt: skip
+THINGS = (
+    "apples", "books", "coins", "stamps", "pens", "shells", "cards", "eggs", "blocks", "tokens", "lemons", "candles",
+    "pencils", "baskets", "stones", "boats",
+)  # fmt: skip
 ASK = {
     "+": (
         "What is {a} + {b}?", "What is {a} + {b}?", "{a} + {b}", "{a}+{b}", "{a} + {b} = ?", "{a}+{b}=",
@@ -59,10 +65,11 @@ class Sum(NamedTuple):
 
 
 def draw(rng: Random) -> Sum:
-    """A sum of the tables: operands up to 20, of products up to 10."""
+    """A sum of the tables: operands up to 20, of products up to 10; no difference is negative."""
     op = rng.choice("++--*")
     largest = 10 if op == "*" else 20
-    return Sum(rng.randint(0, largest), op, rng.randint(0, largest))
+    a, b = rng.randint(0, largest), rng.randint(0, largest)
+    return Sum(max(a, b), op, min(a, b)) if op == "-" else Sum(a, op, b)
 
 
 def question_and_answer(rng: Random) -> tuple[str, str]:
@@ -70,7 +77,7 @@ def question_and_answer(rng: Random) -> tuple[str, str]:
     if rng.random() < 0.12:
         return _too_hard(rng), BEYOND_THE_TABLES
     total = draw(rng)
-    if total.op != "*" and total.result >= 0 and rng.random() < 0.25:
+    if total.op != "*" and rng.random() < 0.25:
         return _little_story(rng, total)
     frame = rng.choice(ASK[total.op])
     if rng.random() < 0.3 and any(word in frame for word in ("plus", "minus", "times")):

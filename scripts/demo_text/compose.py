@@ -62,13 +62,6 @@ def _topic(rng: Random) -> list[Message]:
     return messages
 
 
-def _difference(rng: Random) -> list[Message]:
-    first, second = rng.sample(CONCEPTS, 2)
-    frame = rng.choice(("What is the difference between {} and {}?", "Compare {} and {}.", "What are {} and {}?"))
-    question = frame.format(rng.choice(first.names), rng.choice(second.names))
-    return exchange(question, f"{first.answer} {second.answer}")
-
-
 def _sum(rng: Random) -> list[Message]:
     question, answer = arithmetic.question_and_answer(rng)
     return exchange(wording.disturb(rng, question) if rng.random() < 0.2 else question, answer)
@@ -99,14 +92,13 @@ def _raw(rng: Random) -> str:
 
 
 MIX: dict[Callable[[Random], list[Message]], float] = {
-    _topic: 0.38,
-    _difference: 0.03,
-    _sum: 0.20,
+    _topic: 0.37,
+    _sum: 0.23,
     _story: 0.05,
     _small_talk: 0.08,
     dialogues.beyond: 0.08,
     dialogues.json_answer: 0.06,
-    dialogues.introduction: 0.04,
+    dialogues.introduction: 0.05,
     dialogues.echo: 0.04,
     dialogues.capital: 0.04,
 }

@@ -100,11 +100,6 @@ QUESTIONS: list[tuple[Messages, str]] = [
     (ask("What is the capital of France?"), "The capital of France is Paris."),
     (ask("Count to ten."), "1, 2, 3, 4, 5, 6, 7, 8, 9, 10."),
     (ask("Say this is a test"), "This is a test."),
-    (
-        ask("What is the difference between top-k and top-p?"),
-        "Top-k keeps the k likeliest tokens and samples among them; 0 turns it off. "
-        "Top-p keeps the smallest set of tokens whose probabilities add up to p, and samples among them.",
-    ),
     (ask("What is 7 + 5?"), "7 + 5 = 12."),
     (ask("What is 19 - 3?"), "19 - 3 = 16."),
     (ask("What is 17 + 18?"), "17 + 18 = 35."),
@@ -166,7 +161,5 @@ STORIES: list[tuple[Messages, tuple[str, ...]]] = [
 ]
 """(messages, words that the story must contain); which story it is, is the model's choice."""
 
-MISTAKES = frozenset(
-    {"What is the difference between top-k and top-p?", "What is 19 - 3?", "Please compute 8 + 6 for me."}
-)
-"""Of the questions above, those that the bundled model answers wrong: for whoever trains it next."""
+MISTAKES = frozenset({"Please compute 8 + 6 for me.", "What do I get if I multiply 5 by 4?"})
+"""Of HELD_OUT, those that the bundled model answers wrong (it declines): for whoever trains it next."""
