@@ -1,7 +1,9 @@
 """Random traces of overlapping requests over a real model, in a pool so small that they preempt and swap one another.
 
 Every answer must be, token by token, what its request yields when it is alone in a large pool without a prefix cache;
-of a request that was aborted, a beginning of that. More of them than a test run does:
+of a request that was aborted, a beginning of that. The one excuse is a tie, and it is looked at in float64: where the
+two logits at the edge of a top_k are equal to float32's precision, rounding says which of them may be drawn, and that
+depends on how many rows a product has. More traces than a test run does:
 
     python -m tests.test_traces 500
 """
@@ -11,11 +13,13 @@ import random
 import sys
 import tempfile
 from collections import Counter, deque
-from itertools import count, islice
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from aserve.build import load, make_options
 from aserve.core.config import GiB
@@ -33,9 +37,8 @@ __all__ = ["checkpoints"]
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 NUM_TRACES = 60
-TIES = frozenset({278})
-"""Left out: two logits at the edge of a top_k differ by less than 1e-6 in them, and rounding, which depends on how many
-rows a product has, says which of the two may be drawn. That was looked at; on another processor it may be others."""
+TIE_GAP = 1e-6
+"""Logits nearer to one another than this are equal in float32: they are about 1, and sums of some hundred terms."""
 NUM_MOVES = 40
 BLOCK_SIZE = 8
 BLOCK_BYTES = BLOCK_SIZE * 256
@@ -194,18 +197,53 @@ async def solo(runner: Runner, wanted: Request) -> list[list[int]]:
     return list(drive.answers.values())
 
 
-async def compare_trace(runner: Runner, seed: int) -> Counter[str]:
+class Judge:
+    """Says of two answers that differ whether a tie parted them. Has the model in float64, by transformers."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @cached_property
+    def _model(self) -> Any:
+        from transformers import AutoModelForCausalLM
+
+        return AutoModelForCausalLM.from_pretrained(self._folder, dtype=torch.float64)
+
+    def is_tie(self, wanted: Request, one: list[int], other: list[int]) -> bool:
+        """Whether the first token that differs is drawn from a top_k whose edge is a tie."""
+        params = wanted.params
+        num_common = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+        if num_common is None or not params.top_k:
+            return False
+        history = torch.tensor([*wanted.prompt_token_ids, *one[:num_common]])
+        with torch.no_grad():
+            logits = self._model(history[None]).logits[0, -1].clone()
+        seen = logits[history]
+        penalty = params.repetition_penalty
+        logits[history] = torch.where(seen > 0, seen / penalty, seen * penalty)
+        num_generated = history[len(wanted.prompt_token_ids) :].bincount(minlength=VOCAB_SIZE)
+        logits -= params.frequency_penalty * num_generated + params.presence_penalty * (num_generated > 0)
+        best = logits.topk(params.top_k + 1).values
+        return bool(best[-2] - best[-1] < TIE_GAP)
+
+
+async def compare_trace(runner: Runner, judge: Judge, seed: int) -> Counter[str]:
     """Run a trace, compare all of its answers, and count what happened."""
+    num_ties = 0
     drive, requests, aborted = await run_trace(runner, seed)
     for name, wanted in requests.items():
         for index, expected in enumerate(await solo(runner, wanted)):
             found = drive.answers[name, index]
             whole = expected[: len(found)] if name in aborted else expected
-            assert found == whole, f"trace {seed}: choice {index} of {wanted} is {found}, not {expected}"
+            if found != whole:
+                is_tie = judge.is_tie(wanted, found, whole)
+                assert is_tie, f"trace {seed}: choice {index} of {wanted} is {found}, not {expected}"
+                num_ties += 1
     counts = drive.scheduler.statistics()
     assert counts.num_used_blocks == counts.num_host_used_blocks == 0
     return Counter(
         traces=1,
+        ties=num_ties,
         requests=len(requests),
         choices=len(drive.answers),
         beam_searches=sum(wanted.params.beam is not None for wanted in requests.values()),
@@ -222,19 +260,44 @@ async def compare_trace(runner: Runner, seed: int) -> Counter[str]:
     )
 
 
-async def compare_traces(runner: Runner, num_traces: int) -> Counter[str]:
+async def compare_traces(folder: Path, num_traces: int) -> Counter[str]:
+    """As `compare_trace`, of so many. A tie is rare: more than one in a hundred traces would be a fault."""
+    runner, judge = load_runner(folder), Judge(folder)
     counts: Counter[str] = Counter()
-    for seed in islice((seed for seed in count() if seed not in TIES), num_traces):
-        counts += await compare_trace(runner, seed)
+    try:
+        for seed in range(num_traces):
+            counts += await compare_trace(runner, judge, seed)
+    finally:
+        runner.close()
+    assert counts["ties"] <= num_traces / 100, counts
     return counts
 
 
+def test_only_a_tie_excuses_an_answer(checkpoints):
+    judge = Judge(checkpoints("llama"))
+    with torch.inference_mode():
+        logits = judge._model(torch.tensor([[5, 6, 7]])).logits[0, -1]
+    sampled = Request(
+        id=RequestId("r"),
+        prompt_token_ids=(5, 6, 7),
+        params=SamplingParams(temperature=1.0, top_k=20),
+        max_tokens=4,
+        seed=1,
+        arrival_s=0.0,
+        stop_ids=frozenset(),
+    )
+    assert not judge.is_tie(sampled, [1, 2], [3, 2])
+    assert not judge.is_tie(sampled, [1], [1, 2]), "one that is cut short is no tie"
+    head = judge._model.lm_head.weight
+    order = logits.argsort(descending=True)
+    with torch.no_grad():
+        head[order[20]] = head[order[19]]
+    assert judge.is_tie(sampled, [1, 2], [3, 2])
+    assert not judge.is_tie(msgspec.structs.replace(sampled, params=SamplingParams(top_k=19)), [1, 2], [3, 2])
+
+
 async def test_every_answer_of_a_trace_equals_its_solo_run(checkpoints):
-    runner = load_runner(checkpoints("llama"))
-    try:
-        counts = await compare_traces(runner, NUM_TRACES)
-    finally:
-        runner.close()
+    counts = await compare_traces(checkpoints("llama"), NUM_TRACES)
     assert counts["copied_blocks"] > NUM_TRACES, counts
     assert counts["host_hit_blocks"] > NUM_TRACES / 2, counts
     assert counts["cache_hit_tokens"] > NUM_TRACES, counts
@@ -244,6 +307,5 @@ async def test_every_answer_of_a_trace_equals_its_solo_run(checkpoints):
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as root:
-        tiny = load_runner(write_checkpoint(Path(root) / "llama", "llama"))
+        tiny = write_checkpoint(Path(root) / "llama", "llama")
         print(dict(asyncio.run(compare_traces(tiny, int(sys.argv[1])))))
-        tiny.close()

@@ -27,53 +27,50 @@ class Planner:
         self._settling: set[SeqId] = set()
 
     def plan(self, now: float, step_id: int, in_flight: Several[StepPlan]) -> StepPlan | None:
-        """The next step, or None if nothing can run. A step that preempts admits nobody."""
+        """The next step, or None if nothing can run. A step that preempts admits nobody.
+
+        in_flight: those that have not landed, oldest first; `step_id - 1`, if still among them, is the newest.
+        """
         residents = self._residents
-        newest_flying = in_flight[-1].step_id if in_flight else None
         num_preemptions = residents.num_preemptions
-        if self._settling:
+        if self._settling or self._pace.delays:
             self._settling.clear()
-        if self._pace.delays:
             self._pace.next_step(now)
         slices: list[SeqSlice] = []
         inits: list[RowInit] = []
-        budget = self._running(slices, inits, newest_flying)
-        if (residents.waiting or residents.swapped) and num_preemptions == residents.num_preemptions:
-            self._newcomers(now, budget, slices, inits, in_flight[0].step_id if in_flight else None)
-        while not (slices or in_flight) and residents.running:  # all wait for one that cannot come: make room for it
-            residents.preempt(choose_victims(residents.running, None), None, may_swap=False)
-            self._newcomers(now, self._max_num_batched_tokens, slices, inits, None)
-        if not slices:
-            return None
-        return StepPlan(step_id, tuple(slices), tuple(inits), residents.take_block_ops())
-
-    def _running(self, slices: list[SeqSlice], inits: list[RowInit], newest_flying: int | None) -> int:
-        """Append a slice for each running sequence with something to compute; returns what is left of the budget."""
         budget = self._max_num_batched_tokens
-        append = slices.append
         no_blocks: tuple[BlockId, ...] = ()
-        for sequence in self._residents.running:  # preemption removes from the far end only
+        for sequence in residents.running:  # preemption removes from the far end only
             start = sequence.num_computed
             if start > sequence.last_position:
                 continue  # all is planned: its last token is on its way
             if not budget:
                 break
             if start < sequence.num_prefill:
-                num_known = self._next_chunk(sequence, budget, slices, inits, newest_flying)
-                if num_known is None:
-                    break  # it was the last itself, and had to make room
-                budget -= num_known
+                budget -= self._next_chunk(sequence, budget, slices, inits, step_id - 1)
                 continue
             new_blocks: tuple[BlockId, ...] | None = no_blocks
             if start >= sequence.table.capacity:
-                new_blocks = self._residents.make_room(sequence, start + 1, newest_flying)
+                new_blocks = residents.make_room(sequence, start + 1, step_id - 1)
                 if new_blocks is None:
                     break  # it was the last itself
             # Hundreds of these are made each step: positional, and without a look at the row, which all who run have.
-            append(SeqSlice(sequence.id, sequence.row, start, 1, (), new_blocks, True))  # type: ignore[arg-type]
+            slices.append(SeqSlice(sequence.id, sequence.row, start, 1, (), new_blocks, True))  # type: ignore[arg-type]
             sequence.num_computed = start + 1
             budget -= 1
-        return budget
+        if (residents.waiting or residents.swapped) and num_preemptions == residents.num_preemptions:
+            self._newcomers(now, budget, slices, inits, in_flight[0].step_id if in_flight else None)
+        if not slices and (in_flight or not self._unblock(now, slices, inits)):
+            return None
+        block_ops = residents.take_block_ops() if residents.copies or residents.has_host_memory else None
+        return StepPlan(step_id, tuple(slices), tuple(inits), block_ops)
+
+    def _unblock(self, now: float, slices: list[SeqSlice], inits: list[RowInit]) -> bool:
+        """If all who run wait for one that cannot come, make room for it. Whether anything can run now."""
+        while not slices and self._residents.running:
+            self._residents.preempt(choose_victims(self._residents.running, None), None, may_swap=False)
+            self._newcomers(now, self._max_num_batched_tokens, slices, inits, None)
+        return bool(slices)
 
     def _next_chunk(
         self,
@@ -81,14 +78,14 @@ class Planner:
         budget: int,
         slices: list[SeqSlice],
         inits: list[RowInit],
-        newest_flying: int | None,
-    ) -> int | None:
-        """As `_known`, for who runs; only with windows can blocks be missing. None if it had to make room itself."""
+        newest_flying: int,
+    ) -> int:
+        """As `_known`, for who runs; only with windows can blocks be missing. 0 if it had to make room itself."""
         end = self._chunk_end(sequence, budget)
         new_blocks: tuple[BlockId, ...] | None = ()
         if end > sequence.table.capacity:
             new_blocks = self._residents.make_room(sequence, end, newest_flying)
-        return None if new_blocks is None else self._known(sequence, end, new_blocks, slices, inits)
+        return 0 if new_blocks is None else self._known(sequence, end, new_blocks, slices, inits)
 
     def _chunk_end(self, sequence: Sequence, budget: int) -> int:
         """Where the next chunk of a sequence's known tokens ends."""

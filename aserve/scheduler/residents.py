@@ -40,7 +40,9 @@ class Residents:
         self._rule = rule
         self._num_rows = num_rows
         self._free_rows = [Row(row) for row in reversed(range(num_rows))]
-        self._copies: list[Copy] = []
+        self.has_host_memory = cache.has_host_memory
+        self.copies: list[Copy] = []
+        """To be made before the next step."""
 
     # Coming.
 
@@ -53,7 +55,7 @@ class Residents:
         copies = self._admission.admit(sequence, settling=settling, others_run=others_run)
         if copies is None:
             return False
-        self._copies.extend(copies)
+        self.copies.extend(copies)
         self.waiting.remove(sequence)
         self._settle_in(sequence)
         return True
@@ -132,7 +134,7 @@ class Residents:
         if sequence.token_ids == parent.token_ids:
             return
         copies = self._cache.rebase(sequence.table, parent.table, sequence.num_computed)
-        self._copies.extend(copies)
+        self.copies.extend(copies)
         sequence.token_ids = list(parent.token_ids)
         sequence.num_bound = len(sequence.table.block_ids)
 
@@ -195,25 +197,23 @@ class Residents:
         self._free_rows.append(sequence.row)
         sequence.row = None
         sequence.num_bound = None
-        if self._copies:  # nobody needs what was to be copied for it
+        if self.copies:  # nobody needs what was to be copied for it
             held = set(sequence.table.block_ids)
-            self._copies = [copy for copy in self._copies if copy[1] not in held]
+            self.copies = [copy for copy in self.copies if copy[1] not in held]
         if sequence.table.block_ids:
             self._cache.free(sequence.table)
 
     # What the runner has to do.
 
     def take_block_ops(self) -> BlockOps | None:
-        """What has to be moved before the next step; the plan takes it along."""
-        if not (self._copies or self._cache.has_host_memory):
-            return None
+        """What has to be moved before the next step; the plan takes it along. Nothing without copies or host memory."""
         swap_outs, swap_ins = self._cache.take_host_moves()
-        if not (swap_outs or self._copies or swap_ins):
+        if not (swap_outs or self.copies or swap_ins):
             return None
         self.num_swapped_blocks += len(swap_outs) + len(swap_ins)
-        self.num_copied_blocks += len(self._copies)
-        copies = tuple(self._copies)
-        self._copies.clear()
+        self.num_copied_blocks += len(self.copies)
+        copies = tuple(self.copies)
+        self.copies.clear()
         return BlockOps(swap_outs, copies, swap_ins)
 
     def check(self) -> None:

@@ -217,26 +217,26 @@ class Scheduler:
         self._in_flight.append(plan)
         return plan
 
-    def commit(self, result: StepResult) -> tuple[SeqDelta, ...]:
+    def commit(self, result: StepResult) -> list[SeqDelta]:
         """Take in the oldest step in flight: append its tokens, seal what has filled up, end what has ended.
 
         A slice of a sequence that has ended meanwhile is ignored (I19); that of a preempted one still yields its token.
         """
         plan = self._in_flight.popleft()
         assert plan.step_id == result.step_id, f"step {result.step_id} landed before step {plan.step_id}"
-        scores = _scores_by_sequence(plan, result) if result.scores else {}
-        if result.prompt_scores:
-            self._take_prompt_scores(plan, result)
+        scores = self._take_scores(plan, result) if result.scores or result.prompt_scores else {}
         slices = plan.slices
         if len(result.token_ids) != len(slices):
             slices = self._seal_chunks(slices)
             assert len(slices) == len(result.token_ids), "each slice that samples has a token"
-        sequence_of = self._sequences.get
+        sequences = self._sequences
         deltas: list[SeqDelta] = []
-        append = deltas.append
-        for piece, token_id in zip(slices, result.token_ids):  # noqa: B905  strict costs a small step a tenth
-            sequence = sequence_of(piece.seq_id)
-            if sequence is None:
+        token_ids = iter(result.token_ids)
+        for piece in slices:
+            token_id = next(token_ids)
+            try:
+                sequence = sequences[piece.seq_id]
+            except KeyError:  # it has ended
                 continue
             num_landed = piece.start + piece.num_tokens
             if num_landed >= sequence.table.seal_at:  # never true of a preempted sequence: it has no blocks
@@ -245,8 +245,8 @@ class Scheduler:
                 deltas.extend(self._landed(sequence, token_id, num_landed, scores.get(sequence.id)))
                 continue
             sequence.token_ids.append(token_id)
-            append(SeqDelta(sequence.request_id, (token_id,), None, None, sequence.index, sequence.num_cached))
-        return tuple(deltas)
+            deltas.append(SeqDelta(sequence.request_id, (token_id,), None, None, sequence.index, sequence.num_cached))
+        return deltas
 
     def fail(self, step_id: int) -> tuple[RequestId, ...]:
         """The step raised. Drop it and those planned on top of it; end every request with a slice in them.
@@ -369,17 +369,19 @@ class Scheduler:
             member.last_position = member.num_prefill - 1
         return ()
 
-    def _take_prompt_scores(self, plan: StepPlan, result: StepResult) -> None:
-        """Keep what is new of the prompts' scores until the next delta: after a preemption some come twice."""
-        scored = iter(result.prompt_scores)
-        for piece in plan.slices:
-            if not piece.target_ids:
-                continue
-            scores = next(scored)
+    def _take_scores(self, plan: StepPlan, result: StepResult) -> dict[SeqId, TokenScores | None]:
+        """Keep what is new of the prompts' scores until the next delta: after a preemption some come twice.
+
+        Returns those of the sampled tokens.
+        """
+        scored = (piece for piece in plan.slices if piece.target_ids)
+        for piece, scores in zip(scored, result.prompt_scores, strict=bool(result.prompt_scores)):
             sequence = self._sequences.get(piece.seq_id)
             if sequence is not None:
                 sequence.prompt_scores += scores[sequence.num_scored - piece.start - 1 :]
                 sequence.num_scored = max(sequence.num_scored, piece.start + 1 + len(scores))
+        sampled = (piece.seq_id for piece in plan.slices if piece.samples)
+        return dict(zip(sampled, result.scores, strict=bool(result.scores)))
 
     # Ends.
 
@@ -393,8 +395,3 @@ class Scheduler:
             self._histories.setdefault(sequence.request_id, {})[sequence.index] = sequence.token_ids
         if not members:
             del self._requests[sequence.request_id]
-
-
-def _scores_by_sequence(plan: StepPlan, result: StepResult) -> dict[SeqId, TokenScores | None]:
-    sampled = (piece.seq_id for piece in plan.slices if piece.samples)
-    return dict(zip(sampled, result.scores, strict=True))

@@ -176,7 +176,7 @@ class SyncLoop:
         pool = self.scheduler._cache._pool
         self._kv.poison(block_id for block_id in pool._free if pool.hash_of(block_id) is None)
 
-    def commit(self) -> tuple[SeqDelta, ...]:
+    def commit(self) -> list[SeqDelta]:
         """Land the oldest step."""
         _, result = self.in_flight.popleft()
         deltas = self.scheduler.commit(result)

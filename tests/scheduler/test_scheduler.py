@@ -18,7 +18,7 @@ def scheduler_of(num_blocks: int = 8, **limits: float) -> Scheduler:
     return Scheduler(block_size=2, num_blocks=num_blocks + 1, **limits)
 
 
-def land(scheduler: Scheduler, plan: StepPlan, *token_ids: int) -> tuple[SeqDelta, ...]:
+def land(scheduler: Scheduler, plan: StepPlan, *token_ids: int) -> list[SeqDelta]:
     deltas = scheduler.commit(StepResult(plan.step_id, token_ids))
     scheduler.check()
     return deltas
@@ -47,12 +47,12 @@ def test_a_prompt_is_computed_and_then_one_token_a_step():
     )
     second = planned(scheduler)  # its token is still on the device
     assert second == StepPlan(1, (SeqSlice(0, 0, start=3, num_tokens=1, samples=True),))
-    assert land(scheduler, first, 7) == (SeqDelta("a", (7,)),)
+    assert land(scheduler, first, 7) == [SeqDelta("a", (7,))]
     third = planned(scheduler)
     assert third == StepPlan(2, (SeqSlice(0, 0, start=4, num_tokens=1, new_blocks=(3,), samples=True),))
-    assert land(scheduler, second, 8) == (SeqDelta("a", (8,)),)
+    assert land(scheduler, second, 8) == [SeqDelta("a", (8,))]
     assert scheduler.plan(0.0) is None  # nothing is planned past max_tokens, the token in flight counted
-    assert land(scheduler, third, 9) == (SeqDelta("a", (9,), FinishReason.LENGTH),)
+    assert land(scheduler, third, 9) == [SeqDelta("a", (9,), FinishReason.LENGTH)]
     assert scheduler.plan(0.0) is None
     assert scheduler.statistics().num_used_blocks == 0
 
@@ -82,8 +82,8 @@ def test_long_prompts_are_computed_in_chunks_beside_those_who_decode():
         SeqSlice(seq_id=0, row=0, start=1, num_tokens=1, samples=True),
         SeqSlice(seq_id=1, row=1, start=3, num_tokens=3, token_ids=(1, 1, 2), samples=True),
     )
-    assert land(scheduler, first, 5) == (SeqDelta("a", (5,)),)
-    assert land(scheduler, second, 6, 7) == (SeqDelta("a", (6,)), SeqDelta("b", (7,)))
+    assert land(scheduler, first, 5) == [SeqDelta("a", (5,))]
+    assert land(scheduler, second, 6, 7) == [SeqDelta("a", (6,)), SeqDelta("b", (7,))]
 
 
 def test_a_second_reader_of_the_same_prompt_is_given_its_blocks_once_they_have_landed():
@@ -111,7 +111,7 @@ def test_when_memory_is_short_the_newest_gives_way_and_keeps_the_token_in_flight
     second = planned(scheduler)  # a takes the last block, and b, who needs one too, goes
     assert second.slices == (SeqSlice(0, 0, start=2, num_tokens=1, new_blocks=(4,), samples=True),)
     assert scheduler.statistics().num_preemptions == 1
-    assert land(scheduler, first, 2, 2) == (SeqDelta("a", (2,)), SeqDelta("b", (2,)))
+    assert land(scheduler, first, 2, 2) == [SeqDelta("a", (2,)), SeqDelta("b", (2,))]
     third = planned(scheduler)  # b has five tokens now, and needs more blocks than there are
     assert [piece.seq_id for piece in third.slices] == [0]
     land(scheduler, second, 2)
@@ -120,7 +120,7 @@ def test_when_memory_is_short_the_newest_gives_way_and_keeps_the_token_in_flight
     assert fourth.inits == (RowInit(row=0, seq_id=1, sampling=GREEDY),)  # its blocks had not been sealed
     assert fourth.slices[0].token_ids == (1, 1, 1, 1, 2)
     land(scheduler, third, 9)  # a is gone
-    assert land(scheduler, fourth, 0) == (SeqDelta("b", (0,)),)
+    assert land(scheduler, fourth, 0) == [SeqDelta("b", (0,))]
 
 
 def test_a_preempted_sequence_may_end_by_the_token_it_left_in_flight():
@@ -145,7 +145,7 @@ def test_a_sequence_comes_back_only_when_what_it_left_in_flight_has_landed():
     second = planned(scheduler)
     assert second.inits == (RowInit(row=0, seq_id=1, sampling=GREEDY, block_ids=()),)
     assert second.slices[0].token_ids == (1, 1, 1, 1, 2)
-    assert land(scheduler, second, 1) == (SeqDelta("b", (1,), FinishReason.LENGTH),)
+    assert land(scheduler, second, 1) == [SeqDelta("b", (1,), FinishReason.LENGTH)]
 
 
 # Stories.
@@ -177,7 +177,7 @@ def test_blocks_of_a_reader_who_left_are_reused_while_his_step_is_in_flight():
     second = loop.plan()
     assert second is not None
     assert set(second.slices[0].new_blocks) == {1, 2}
-    assert loop.commit() == ()
+    assert loop.commit() == []
     loop.drain()
     loop.compare()
 
@@ -189,7 +189,7 @@ def test_a_stop_string_found_in_the_text_ends_a_request_like_a_departure():
     loop.step()
     loop.finish("a")
     assert loop.scheduler.statistics().num_used_blocks == 0
-    assert loop.commit() == ()
+    assert loop.commit() == []
     loop.drain()
 
 
