@@ -112,15 +112,15 @@ class CpuOps:
         soft_cap: float | None = None,
     ) -> Tensor:
         """Decoding sequences together, the others one by one."""
-        reads = self._reads(batch, k_cache_BPKD.shape[1], sliding_window)
+        reads = self._reads(batch, k_cache_BPKD, sliding_window)
         return attend_all(reads, q_THD, Layer(k_cache_BPKD, v_cache_BPKD, self._gather), scale, soft_cap)
 
-    def _reads(self, batch: AttentionBatch, block_size: int, sliding_window: int | None) -> Sequence[Read]:
+    def _reads(self, batch: AttentionBatch, cache_BPKD: Tensor, sliding_window: int | None) -> Sequence[Read]:
         """As the layers of this step before, if one had the same batch and window."""
         for known, window, reads in self._planned:
             if known is batch and window == sliding_window:
                 return reads
-        reads = plan_reads(batch, block_size, sliding_window)
+        reads = plan_reads(batch, cache_BPKD, sliding_window)
         self._planned.append((batch, sliding_window, reads))
         return reads
 

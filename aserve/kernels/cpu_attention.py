@@ -2,7 +2,7 @@
 
     decode   sequences of like length together; each key head sees its group of query heads as so many queries,
              so that grouped-query attention copies no key:   q [N, K, G, D]   k, v [N, K, C, D]
-    prefill  one sequence at a time, queries in chunks that read only the keys they can see
+    prefill  one sequence at a time, queries in chunks that read only the keys they can see:   q [1, K, G * Q, D]
 
 Which blocks are read, and which query sees what of them, is the same in every layer: it is worked out once a step, as
 `Read`s. What a sliding window has left behind is not read, for it may be somebody else's by now.
@@ -21,8 +21,10 @@ from torch import Tensor
 
 from aserve.kernels.ops import AttentionBatch
 
-_QUERY_CHUNK = 256
+_QUERY_CHUNK = 128
 """Queries of a prefill that are attended together: the longer, the more keys are computed only to be masked."""
+_MAX_STACKED_MASK = 1 << 22
+"""Elements of a chunk's mask, repeated for each query head of a key head."""
 _MIN_BUCKET = 128
 """Sequences shorter than this share a decode group: a call costs more than the padding."""
 
@@ -35,10 +37,10 @@ class Layer:
     v_cache_BPKD: Tensor
     gather: "ContextGather"
 
-    def read(self, num_seqs: int, blocks_X: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of the blocks of N sequences, [N, K, C, D] each, valid until the next read."""
-        k_NKCD = self.gather.read(0, self.k_cache_BPKD, num_seqs, blocks_X)
-        return k_NKCD, self.gather.read(1, self.v_cache_BPKD, num_seqs, blocks_X)
+    def read(self, num_seqs: int, blocks_X: Tensor) -> list[Tensor]:
+        """Keys and values of the blocks of N sequences, [N, C, K, D] each, valid until the next read."""
+        caches = (self.k_cache_BPKD, self.v_cache_BPKD)
+        return [self.gather.read(which, cache, num_seqs, blocks_X) for which, cache in enumerate(caches)]
 
 
 class ContextGather:
@@ -48,7 +50,7 @@ class ContextGather:
         self._buffers = [torch.empty(0), torch.empty(0)]
 
     def read(self, which: int, cache_BPKD: Tensor, num_seqs: int, blocks_X: Tensor) -> Tensor:
-        """Copy blocks to buffer `which` and view them as [N, K, C, D]; float16 returns as float32.
+        """Copy blocks to buffer `which` and view them as [N, C, K, D]; float16 returns as float32.
 
         torch's float16 products on a CPU are 3 to 15 times slower than to convert first.
         """
@@ -60,7 +62,7 @@ class ContextGather:
         torch.index_select(cache_BPKD.flatten(1), 0, blocks_X, out=gathered)
         if gathered.dtype == torch.float16:
             gathered = gathered.float()
-        return gathered.view(num_seqs, -1, *cache_BPKD.shape[2:]).transpose(1, 2)
+        return gathered.view(num_seqs, -1, *cache_BPKD.shape[2:])
 
 
 class Read(Protocol):
@@ -76,14 +78,15 @@ class Read(Protocol):
         ...
 
 
-def plan_reads(batch: AttentionBatch, block_size: int, sliding_window: int | None) -> list[Read]:
-    """What a step's layers with this window read, decoding sequences first."""
+def plan_reads(batch: AttentionBatch, cache_BPKD: Tensor, sliding_window: int | None) -> list[Read]:
+    """What a step's layers with this window read, decoding sequences first. cache_BPKD: any of theirs."""
     seq_lens, starts = batch.seq_lens_S.tolist(), batch.query_starts_S1.tolist()
     table_SM, num_decodes = batch.block_table_SM, batch.num_decodes
-    reads: list[Read] = list(_decodes(table_SM, seq_lens[:num_decodes], block_size, sliding_window))
+    block_size, dtype = cache_BPKD.shape[1], cache_BPKD.dtype
+    reads: list[Read] = list(_decodes(table_SM, seq_lens[:num_decodes], block_size, sliding_window, dtype))
     for s in range(num_decodes, len(seq_lens)):
         tokens = slice(starts[s], starts[s + 1])
-        reads.append(PrefillRead(tokens, table_SM[s], seq_lens[s], block_size, sliding_window))
+        reads.append(PrefillRead(tokens, table_SM[s], seq_lens[s], block_size, sliding_window, dtype))
     return reads
 
 
@@ -102,7 +105,7 @@ def attend_all(reads: Sequence[Read], q_THD: Tensor, layer: Layer, scale: float,
 
 @dataclass(frozen=True, slots=True)
 class DecodeRead:
-    """One query each of N sequences, padded to the longest context. visible_N11C: None where nothing is hidden.
+    """One query each of N sequences, padded to the longest context. mask_N11C: None where nothing is hidden.
 
     tails_X: positions, of N * C, that blocks hold behind the sequences' ends, where that is to be cleared: it is their
     last owners', and a weight of 0 times NaN is NaN.
@@ -112,42 +115,42 @@ class DecodeRead:
     num_seqs: int
     blocks_X: Tensor
     num_keys: int
-    visible_N11C: Tensor | None
+    mask_N11C: Tensor | None
     tails_X: Tensor | None = None
 
     def attend(self, q_NHD: Tensor, layer: Layer, scale: float, soft_cap: float | None) -> Tensor:
         """[N, H, D]."""
-        k_NKCD, v_NKCD = (x_NKCD[:, :, : self.num_keys] for x_NKCD in layer.read(self.num_seqs, self.blocks_X))
+        context = layer.read(self.num_seqs, self.blocks_X)
         if self.tails_X is not None:
-            for x_NKCD in (k_NKCD, v_NKCD):
-                x_NKCD.transpose(1, 2).flatten(0, 1).index_fill_(0, self.tails_X, 0.0)
+            for x_NCKD in context:
+                x_NCKD.flatten(0, 1).index_fill_(0, self.tails_X, 0.0)
+        k_NKCD, v_NKCD = (x_NCKD[:, : self.num_keys].transpose(1, 2) for x_NCKD in context)
         q_NKGD = q_NHD.unflatten(1, (k_NKCD.shape[1], -1))
-        out_NKGD = _attention(q_NKGD, k_NKCD, v_NKCD, self.visible_N11C, scale, soft_cap)
+        out_NKGD = _attention(q_NKGD, k_NKCD, v_NKCD, self.mask_N11C, scale, soft_cap)
         return out_NKGD.flatten(1, 2).to(q_NHD.dtype)
 
 
 def _decodes(
-    table_SM: Tensor, seq_lens: Sequence[int], block_size: int, sliding_window: int | None
+    table_SM: Tensor, seq_lens: Sequence[int], block_size: int, sliding_window: int | None, dtype: torch.dtype
 ) -> Iterator[DecodeRead]:
     """The first sequences of the table, in groups of like lengths."""
     groups = _length_groups(seq_lens)
     for members in groups:
         is_all = len(groups) == 1
         tokens = slice(0, len(members)) if is_all else torch.tensor(members)
-        lens_N1 = torch.tensor([seq_lens[s] for s in members]).unsqueeze(1)
-        longest, shortest = max(seq_lens[s] for s in members), min(seq_lens[s] for s in members)
+        lens = [seq_lens[s] for s in members]
+        lens_N1, longest = torch.tensor(lens).unsqueeze(1), max(lens)
         slides = sliding_window is not None and longest > sliding_window
-        tails_X = None
+        mask_N11C = tails_X = None
         if slides:
             assert sliding_window is not None
             blocks_NM, keys_NC = _visible_blocks(table_SM[tokens], lens_N1, sliding_window, block_size)
             tails_X = _tails(keys_NC, lens_N1, block_size)
         else:
             blocks_NM, keys_NC = table_SM[tokens, : -(-longest // block_size)], torch.arange(longest).unsqueeze(0)
-        visible_N11C = None
-        if slides or shortest != longest:
-            visible_N11C = _visible(keys_NC, lens_N1 - 1, sliding_window)[:, None, None]
-        yield DecodeRead(tokens, len(members), blocks_NM.flatten(), keys_NC.shape[1], visible_N11C, tails_X)
+        if slides or min(lens) != longest:
+            mask_N11C = _mask(keys_NC, lens_N1 - 1, sliding_window, dtype)[:, None, None]
+        yield DecodeRead(tokens, len(members), blocks_NM.flatten(), keys_NC.shape[1], mask_N11C, tails_X)
 
 
 def _length_groups(seq_lens: Sequence[int]) -> list[list[int]]:
@@ -181,11 +184,38 @@ def _tails(keys_NC: Tensor, lens_N1: Tensor, block_size: int) -> Tensor:
 # ---- prefill
 
 
+class _Chunk:
+    """Some of a prefill's queries, the keys that they read of those gathered, and what is hidden of these."""
+
+    def __init__(self, queries: slice, keys: slice, mask_QC: Tensor) -> None:
+        self.queries = queries
+        self.keys = keys
+        self._mask_QC = mask_QC
+        self._stacked: Tensor | None = None
+
+    def mask(self, group: int) -> Tensor:
+        """[group * Q, C], where that is not too large, so that a key head's query heads are so many more queries.
+
+        Else [Q, C]. Every layer has the same.
+        """
+        if group * self._mask_QC.numel() > _MAX_STACKED_MASK:
+            return self._mask_QC
+        if self._stacked is None:
+            self._stacked = self._mask_QC.repeat(group, 1)
+        return self._stacked
+
+
 class PrefillRead:
     """The last Q positions of one sequence's context, in chunks of queries, each with keys of its own."""
 
     def __init__(
-        self, tokens: slice, table_M: Tensor, context_len: int, block_size: int, sliding_window: int | None
+        self,
+        tokens: slice,
+        table_M: Tensor,
+        context_len: int,
+        block_size: int,
+        sliding_window: int | None,
+        dtype: torch.dtype,
     ) -> None:
         self.tokens: slice | Tensor = tokens
         num_queries = tokens.stop - tokens.start
@@ -194,47 +224,54 @@ class PrefillRead:
         first_block = first_seen // block_size
         first_read = first_block * block_size
         self._blocks_X = table_M[first_block : -(-context_len // block_size)]
-        self._chunks: list[tuple[slice, slice, Tensor]] = []
+        self._chunks: list[_Chunk] = []
         for begin in range(0, num_queries, _QUERY_CHUNK):
             end = min(begin + _QUERY_CHUNK, num_queries)
             queries = torch.arange(first_query + begin, first_query + end)
             first_key = 0 if sliding_window is None else max(0, first_query + begin - sliding_window + 1)
             keys = torch.arange(first_key, first_query + end)
-            visible_QC = _visible(keys, queries[:, None], sliding_window)
+            mask_QC = _mask(keys, queries[:, None], sliding_window, dtype)
             read_keys = slice(first_key - first_read, first_query + end - first_read)
-            self._chunks.append((slice(begin, end), read_keys, visible_QC))
+            self._chunks.append(_Chunk(slice(begin, end), read_keys, mask_QC))
 
     def attend(self, q_QHD: Tensor, layer: Layer, scale: float, soft_cap: float | None) -> Tensor:
-        """[Q, H, D]."""
-        k_KCD, v_KCD = (x_1KCD[0] for x_1KCD in layer.read(1, self._blocks_X))
-        # [Q, H, D] -> [K, G, Q, D]; each key head is broadcast over its group without a copy.
+        """[Q, H, D]. Of a key head, X queries together Y times: all of its group at once, or a query head at a time."""
+        k_KCD, v_KCD = (x_1CKD[0].transpose(0, 1) for x_1CKD in layer.read(1, self._blocks_X))
         q_KGQD = q_QHD.unflatten(1, (len(k_KCD), -1)).permute(1, 2, 0, 3)
         out_QHD = torch.empty_like(q_QHD)
-        out_QKGD = out_QHD.view(len(q_QHD), *q_KGQD.shape[:2], -1)
-        for queries, keys, visible_QC in self._chunks:
-            k_KGCD, v_KGCD = (x_KCD[:, None, keys].expand(-1, q_KGQD.shape[1], -1, -1) for x_KCD in (k_KCD, v_KCD))
-            out_KGQD = _attention(q_KGQD[:, :, queries], k_KGCD, v_KGCD, visible_QC, scale, soft_cap)
-            out_QKGD[queries] = out_KGQD.permute(2, 0, 1, 3)
+        out_KGQD = out_QHD.view(len(q_QHD), *q_KGQD.shape[:2], -1).permute(1, 2, 0, 3)
+        for chunk in self._chunks:
+            q_KgQD = q_KGQD[:, :, chunk.queries]
+            mask_XC = chunk.mask(q_KgQD.shape[1])
+            q_KYXD = q_KgQD.reshape(len(q_KgQD), -1, len(mask_XC), q_KgQD.shape[3])
+            k_KYCD, v_KYCD = (
+                x_KCD[:, None, chunk.keys].expand(-1, q_KYXD.shape[1], -1, -1) for x_KCD in (k_KCD, v_KCD)
+            )
+            out_KYXD = _attention(q_KYXD, k_KYCD, v_KYCD, mask_XC, scale, soft_cap)
+            out_KGQD[:, :, chunk.queries] = out_KYXD.reshape(q_KgQD.shape)
         return out_QHD
 
 
 # ---- both
 
 
-def _visible(keys_C: Tensor, queries_Q1: Tensor, sliding_window: int | None) -> Tensor:
-    """Whether a query sees a key, by position."""
+def _mask(keys_C: Tensor, queries_Q1: Tensor, sliding_window: int | None, dtype: torch.dtype) -> Tensor:
+    """To be added to scores: 0 where a query sees a key, by position, else -inf."""
     visible_QC = keys_C <= queries_Q1
-    return visible_QC if sliding_window is None else visible_QC & (keys_C > queries_Q1 - sliding_window)
+    if sliding_window is not None:
+        visible_QC &= keys_C > queries_Q1 - sliding_window
+    dtype = torch.float32 if dtype == torch.float16 else dtype
+    return torch.zeros(visible_QC.shape, dtype=dtype).masked_fill_(~visible_QC, -math.inf)
 
 
 def _attention(
-    q_XQD: Tensor, k_XCD: Tensor, v_XCD: Tensor, visible: Tensor | None, scale: float, soft_cap: float | None
+    q_XQD: Tensor, k_XCD: Tensor, v_XCD: Tensor, mask: Tensor | None, scale: float, soft_cap: float | None
 ) -> Tensor:
-    """softmax(cap(q k^T * scale)) v over any two leading dimensions X, in the type of the keys."""
+    """softmax(cap(q k^T * scale) + mask) v over any two leading dimensions X, in the type of the keys."""
     q_XQD = q_XQD.to(k_XCD.dtype)
     if soft_cap is None:
-        return F.scaled_dot_product_attention(q_XQD, k_XCD, v_XCD, attn_mask=visible, scale=scale)
+        return F.scaled_dot_product_attention(q_XQD, k_XCD, v_XCD, attn_mask=mask, scale=scale)
     scores_XQC = (q_XQD @ k_XCD.transpose(-1, -2)).float().mul_(scale / soft_cap).tanh_().mul_(soft_cap)
-    if visible is not None:
-        scores_XQC.masked_fill_(~visible, -math.inf)
+    if mask is not None:
+        scores_XQC += mask
     return scores_XQC.softmax(-1).to(v_XCD.dtype) @ v_XCD

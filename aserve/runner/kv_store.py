@@ -40,6 +40,11 @@ class KVStore:
         """Positions in a block."""
         return self.layers[0].k_BPKD.shape[1]
 
+    def scrub(self, blocks_N: Tensor) -> None:
+        """Make what is not finite in these blocks 0, for whoever gets them next; all else stays as it is."""
+        for block_id in blocks_N.tolist():
+            self.planes_YBX[:, block_id].nan_to_num_(0.0, 0.0, 0.0)
+
 
 def allocate_kv(
     spec: ModelSpec,

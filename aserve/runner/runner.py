@@ -21,6 +21,7 @@ from aserve.runner.graphs import DecodeGraphs, GraphDevice
 from aserve.runner.kv_store import KVStore
 from aserve.runner.landing import Landing
 from aserve.runner.rows import RowTable
+from aserve.runner.sampler import NonFiniteLogitsError
 from aserve.runner.steady import SteadyBuilder
 from aserve.runner.step import EagerStep
 from aserve.runner.swapper import BlockMover
@@ -50,10 +51,11 @@ class ModelRunner:
     ) -> None:
         device = kv.planes_YBX.device
         self._block_size = kv.block_size
+        self._kv: KVStore | None = kv
         self._max_model_len = max_model_len
         self._num_host_blocks = num_host_blocks
         # The row after those of sequences pads captured batches.
-        rows = RowTable(max_num_seqs + 1, -(-max_model_len // self._block_size) * kv.num_groups, device)
+        self._rows = rows = RowTable(max_num_seqs + 1, -(-max_model_len // self._block_size) * kv.num_groups, device)
         self._device = step_device(device)
         self._threads = StepThreads(model.spec)
         controls = ControlTable(max_num_seqs, model.spec.vocab_size, device, self._device)
@@ -102,7 +104,7 @@ class ModelRunner:
         self._device.drain()  # before tensors go: torch hands their memory to whoever asks next, steps or no steps
         if self._stages is not None:
             self._stages[0].drain()
-        self._stages = None
+        self._stages = self._kv = None
         gc.collect()  # modules point at each other; their memory should not wait for the collector's turn
         self._device.release()
 
@@ -131,7 +133,18 @@ class ModelRunner:
         def land() -> None:
             try:
                 landed.set_result(StepResult(plan.step_id, ()) if landing is None else landing.result())
+            except NonFiniteLogitsError as error:
+                self._scrub(plan)
+                landed.set_exception(error)
             except BaseException as error:  # the edge of a thread
                 landed.set_exception(error)
 
         self._device.when_landed(land)
+
+    def _scrub(self, plan: StepPlan) -> None:
+        """Leave nothing in blocks that would spoil what others compute when they get them.
+
+        Attention on a CPU multiplies what lies behind a context's end by 0. Triton's kernels do not read it.
+        """
+        if self._kv is not None and not self._kv.planes_YBX.is_cuda:
+            self._kv.scrub(torch.unique(self._rows.block_table_RM[[piece.row for piece in plan.slices]]))

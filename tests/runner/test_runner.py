@@ -113,6 +113,21 @@ async def test_logits_that_are_not_numbers_are_an_error_that_names_their_sequenc
     assert list(runner.run(StepPlan(2, (fed(0, 7),))).token_ids) == [continuation(PROMPT, 3)[2]]
 
 
+def test_what_a_failed_step_leaves_in_its_blocks_is_finite():
+    """Whoever gets such a block may multiply what lies behind its own end by 0. What others share is as it was."""
+    kv = allocate_kv(ToyLM.spec, num_blocks=8, block_size=4, dtype=torch.float32, device=torch.device("cpu"))
+    runner = ModelRunner(ToyLM(), CpuOps(), kv, max_num_seqs=2, max_model_len=16)
+    runner.run(StepPlan(0, (chunk(0, 0, PROMPT, 1, 2),), (init(0),)))
+    shared = kv.planes_YBX[:, 1].clone()
+    kv.planes_YBX[:, 3, 1:] = torch.nan
+    with pytest.raises(NonFiniteLogitsError):
+        runner.run(StepPlan(1, (chunk(1, 4, [POISON], 3),), (init(1, 1),)))
+    assert kv.planes_YBX.isfinite().all()
+    assert kv.planes_YBX[:, 1].equal(shared)
+    assert shared.any()
+    runner.close()
+
+
 async def test_banned_ids_are_not_sampled_until_their_position(runner):
     first, second = continuation(PROMPT, 2)
     banning = RowSampling(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, banned_ids=(first, second), banned_before=7)
