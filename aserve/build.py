@@ -182,6 +182,7 @@ def measure(
 ) -> Facts:
     """What `resolve` needs to know of the model and the memory; on CUDA runs the largest step, if it must."""
     from aserve.runner.profile import cpu_kv_budget, cuda_kv_budget, largest_step
+    from aserve.runner.threads import flops_per_token
 
     if options.kv_cache_memory_bytes is not None:
         budget_bytes = options.kv_cache_memory_bytes
@@ -209,6 +210,7 @@ def measure(
         kv_bytes_per_token=layout.layers_per_group * model.spec.kv_bytes_per_layer(dtype.itemsize),
         kv_budget_bytes=budget_bytes,
         kv_windows=layout.windows,
+        flops_per_token=flops_per_token(model.spec),
     )
 
 
@@ -351,6 +353,7 @@ def make_scheduler(config: EngineConfig) -> Scheduler:
         max_num_queued_reqs=config.max_num_queued_reqs,
         windows=config.kv_windows,
         keeps_evicted=has_host_tier(config),
+        max_in_flight=config.max_in_flight,
     )
 
 

@@ -3,12 +3,13 @@
     loop | plan t+1 | launch t+1 |  await land t  | commit t | publish t | plan t+2 ...
     GPU  |====== forward t ======|====== forward t+1 ======|
 
-The device runs one step ahead of the bookkeeping: step t+1 is planned and launched before the tokens of step t are
-known. Knows the order of the five verbs, who is waiting for which request, and what a failed step means for them.
-Does not know what a block, a tensor, a prompt's text or HTTP is.
+The device runs a step ahead of the bookkeeping, or a few of a small model's: step t+1 is planned and launched before
+the tokens of step t are known. Knows the order of the five verbs, who is waiting for which request, and what a failed
+step means for them. Does not know what a block, a tensor, a prompt's text or HTTP is.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Final
@@ -135,18 +136,18 @@ class EngineLoop:
             self._metrics.loop_lags_s.append(max(0.0, self._clock() - due_s))
 
     async def _step_forever(self) -> None:
-        flying: tuple[StepPlan, Flight] | None = None
+        flying: deque[tuple[StepPlan, Flight]] = deque()
         while True:
             plan = self._scheduler.plan(self._clock())
-            launched = self._launch(plan) if plan is not None else None
-            if flying is not None:
-                if not await self._land(*flying) and launched is not None:
-                    await self._discard(launched[1])  # planned on top of the failed step
-                    launched = None
-            elif launched is None and plan is None:
+            if plan is not None and (launched := self._launch(plan)) is not None:
+                flying.append(launched)
+            if flying and (plan is None or len(flying) == self._scheduler.max_in_flight):
+                if not await self._land(*flying.popleft()):
+                    while flying:
+                        await self._discard(flying.popleft()[1])  # planned on top of the failed step
+            elif plan is None:
                 await self._doorbell.wait()
             self._doorbell.clear()  # no await between here and plan(): no wake-up is lost
-            flying = launched
 
     def _launch(self, plan: StepPlan) -> tuple[StepPlan, Flight] | None:
         try:

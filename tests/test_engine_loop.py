@@ -39,11 +39,16 @@ def tokenizer(tmp_path_factory):
 class Bench:
     """A loop over fakes, and the means to ask it things."""
 
-    def __init__(self, tokenizer, runner, num_blocks=64):
+    def __init__(self, tokenizer, runner, num_blocks=64, max_in_flight=2):
         self.tokenizer = tokenizer
         self.runner = runner
         self.scheduler = Scheduler(
-            block_size=4, num_blocks=num_blocks, max_num_seqs=8, max_num_batched_tokens=16, max_model_len=128
+            block_size=4,
+            num_blocks=num_blocks,
+            max_num_seqs=8,
+            max_num_batched_tokens=16,
+            max_model_len=128,
+            max_in_flight=max_in_flight,
         )
         metrics = EngineMetrics(CollectorRegistry(), "model", self.scheduler.statistics)
         self.loop = EngineLoop(self.scheduler, runner, metrics, FakeClock())
@@ -97,14 +102,15 @@ async def test_requests_together_get_what_each_would_alone(tokenizer):
         assert bench.held() == (0, 0, 0, 0)
 
 
-async def test_the_loop_runs_one_step_ahead_of_the_device(tokenizer):
-    bench = Bench(tokenizer, fake_kv())
+@pytest.mark.parametrize("max_in_flight", [1, 2, 4])
+async def test_the_loop_runs_ahead_of_the_device(tokenizer, max_in_flight):
+    bench = Bench(tokenizer, fake_kv(), max_in_flight=max_in_flight)
     bench.runner.hold()
     async with running(bench), bench.open("a", [1, 2, 3], 5) as mailbox:
         for _ in range(10):
             await asyncio.sleep(0)
-        assert len(bench.runner.plans) == 2
-        assert bench.runner.plans[1].slices[0].token_ids == ()
+        assert len(bench.runner.plans) == max_in_flight
+        assert all(plan.slices[0].token_ids == () for plan in bench.runner.plans[1:])
         bench.runner.let_land()
         ids = [token_id async for delta in mailbox for token_id in delta.token_ids]
         assert ids == continuation([1, 2, 3], 5, vocabulary=BYTES)
@@ -148,10 +154,11 @@ async def test_a_stop_token_is_named(tokenizer):
         )
 
 
+@pytest.mark.parametrize("max_in_flight", [1, 2, 4])
 @pytest.mark.parametrize("where", ["launch_errors", "land_errors"])
-async def test_a_step_that_raises_ends_its_requests_and_nobody_elses(tokenizer, where):
+async def test_a_step_that_raises_ends_its_requests_and_nobody_elses(tokenizer, where, max_in_flight):
     runner = fake_kv(**{where: {2: ValueError("a secret of the device")}})
-    async with running(Bench(tokenizer, runner)) as bench:
+    async with running(Bench(tokenizer, runner, max_in_flight=max_in_flight)) as bench:
         with pytest.raises(StepFailedError, match="ValueError") as caught:
             await bench.ask("a", [1, 2, 3], 50)
         assert "secret" not in str(caught.value)

@@ -72,7 +72,7 @@ class Drive:
     """A scheduler over a runner, a verb at a time. depth: steps in flight at most."""
 
     def __init__(self, runner: Runner, depth: int, **limits: object) -> None:
-        self.scheduler = Scheduler(block_size=BLOCK_SIZE, max_model_len=MAX_MODEL_LEN, **limits)
+        self.scheduler = Scheduler(block_size=BLOCK_SIZE, max_model_len=MAX_MODEL_LEN, max_in_flight=depth, **limits)
         self.answers: Answers = {}
         self.now = 0.0
         self._runner = runner
@@ -145,7 +145,7 @@ async def run_trace(runner: Runner, seed: int) -> tuple[Drive, dict[str, Request
     rng = random.Random(seed)
     drive = Drive(
         runner,
-        depth=rng.choice((1, 2)),
+        depth=rng.choice((1, 2, 4)),
         num_blocks=rng.randint(13, 15),
         max_num_seqs=rng.randint(6, MAX_NUM_SEQS),
         max_num_batched_tokens=rng.randint(8, 48),

@@ -26,6 +26,10 @@ RECOMPUTE_COST_S: Final = 20e-6
 """Of a token in a step of 8 billion parameters on a large GPU, where it is not measured."""
 SWAP_COST_S: Final = 80e-6
 """Of a block of 2 MiB that crosses PCIe 4.0, where it is not measured."""
+SMALL_MODEL_FLOPS: Final = 2_500_000_000
+"""Per token: of a model of about a billion parameters."""
+SLOW_CPU_FLOPS: Final = 100_000_000
+"""Per token: a few milliseconds on two cores."""
 COUNTS: Final = (
     *("max_model_len", "kv_cache_memory_bytes", "max_num_seqs", "max_num_batched_tokens"),
     "max_num_queued_reqs",
@@ -103,6 +107,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     kv_bytes_per_token: of a position in a block, which is over all layers unless they are in groups (layout.py).
     kv_budget_bytes: what the device can give to KV. kv_windows: of each layer group.
+    flops_per_token: of the matrix products; 0 where that is not known.
     """
 
     device: str
@@ -110,6 +115,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes_per_token: int
     kv_budget_bytes: int
     kv_windows: tuple[Window, ...] = (None,)
+    flops_per_token: int = 0
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +124,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_host_blocks: blocks that fit the swap space in host memory.
     kv_windows: sliding windows by layer group; a span of block_size positions takes a block of each.
     recompute_cost_s, swap_cost_s: of a token computed anew, of a block moved one way; measured if there is swap space.
+    max_in_flight: steps that are launched and have not landed, at most.
     The last five before the notes are the options of those names.
     """
 
@@ -132,6 +139,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_windows: tuple[Window, ...] = (None,)
     recompute_cost_s: float = RECOMPUTE_COST_S
     swap_cost_s: float = SWAP_COST_S
+    max_in_flight: int = 2
     preemption_mode: PreemptionMode = "auto"
     scheduling_policy: SchedulingPolicy = "fcfs"
     long_prefill_token_threshold: int = 0
@@ -176,6 +184,19 @@ def default_max_num_batched_tokens(device: str) -> int:
 def default_max_num_seqs() -> int:
     """Sequences that run at once."""
     return 256
+
+
+def choose_max_in_flight(facts: Facts) -> int:
+    """How far the device runs ahead: a step that waits behind it hides what the host does between two of them.
+
+    And it makes newcomers wait for a step more. On a CPU that is 25 ms with half a billion parameters, where the host's
+    0.2 ms do not matter: there the next step is planned when the last has landed. Three steps wait on a GPU for a
+    small model, whose steps take no longer than what else an event loop does. Sliding windows hold blocks for two.
+    """
+    if facts.device == "cpu":
+        return 1 if facts.flops_per_token > SLOW_CPU_FLOPS else 2
+    is_small = 0 < facts.flops_per_token <= SMALL_MODEL_FLOPS
+    return 4 if is_small and not any(facts.kv_windows) else 2
 
 
 def resolve(options: Options, facts: Facts) -> EngineConfig:
@@ -226,6 +247,7 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         enable_prefix_caching=options.enable_prefix_caching,
         num_host_blocks=num_host_blocks,
         kv_windows=facts.kv_windows,
+        max_in_flight=choose_max_in_flight(facts),
         preemption_mode=options.preemption_mode,
         scheduling_policy=options.scheduling_policy,
         long_prefill_token_threshold=options.long_prefill_token_threshold,

@@ -3,7 +3,7 @@
 There is no prefill phase and no decode phase. Each step hands out a budget of tokens: first to those who run, oldest
 first, then to newcomers. A plan advances `num_computed` at once, and the next plan may be made before it has landed:
 
-    plan 1   plan 2   commit 1   plan 3   commit 2 ...        at most two steps are in flight when `plan` returns
+    plan 1   plan 2   commit 1   plan 3   commit 2 ...      at most `max_in_flight` have not landed when `plan` returns
 
 Blocks and rows that are given back are reused by the next plan, while steps in flight may still read and write them:
 steps run in the order of their plans, so whoever gets them writes after that (I6).
@@ -45,9 +45,7 @@ from aserve.scheduler.states import State
 from aserve.scheduler.statistics import Statistics
 from aserve.scheduler.stopping import reason_to_stop
 
-__all__ = ["MAX_IN_FLIGHT", "Scheduler", "Statistics"]
-
-MAX_IN_FLIGHT = 2  # steps that are planned and have not landed: one on the device and one behind it
+__all__ = ["Scheduler", "Statistics"]
 
 
 class Scheduler:
@@ -60,7 +58,8 @@ class Scheduler:
     num_host_blocks: of the swap space. preemption: how sequences give way.
     policy: the order in which requests run. long_prefill_token_threshold: known tokens of one sequence that a step
     computes at most; 0 is without limit. scheduler_delay_factor: see `Pace`. max_num_queued_reqs: requests that wait
-    at most. windows: of each layer group. keeps_evicted: whether the swap space is a host tier of the prefix cache too.
+    at most. windows: of each layer group. keeps_evicted: the swap space is a host tier of the prefix cache too.
+    max_in_flight: steps planned and not landed, at most; not over 2 with windows, whose blocks are counted for two.
     """
 
     def __init__(  # noqa: PLR0913  the numbers of one engine, each used here or by one part
@@ -81,7 +80,10 @@ class Scheduler:
         max_num_queued_reqs: int | None = None,
         windows: Several[Window] = (None,),
         keeps_evicted: bool = False,
+        max_in_flight: int = 2,
     ) -> None:
+        assert max_in_flight <= 2 or not any(windows), "I24: windows hold two steps of positions"
+        self.max_in_flight = max_in_flight
         max_chunk = min(long_prefill_token_threshold or max_num_batched_tokens, max_num_batched_tokens)
         self._cache = PagedCache(
             num_blocks=num_blocks,
@@ -208,7 +210,7 @@ class Scheduler:
 
         now: seconds of the clock that `Request.arrival_s` was read from.
         """
-        assert len(self._in_flight) < MAX_IN_FLIGHT, "plan follows a commit"
+        assert len(self._in_flight) < self.max_in_flight, "plan follows a commit"
         plan = self._planner.plan(now, self._next_step_id, self._in_flight)
         if plan is None:
             assert self._in_flight or not self._sequences, "I13: requests wait and nothing runs"

@@ -1,8 +1,9 @@
 """resolve: wishes and facts to numbers; what cannot be met is an error with the numbers in it."""
 
+import msgspec
 import pytest
 
-from aserve.core.config import EngineConfig, Facts, GiB, Options, resolve
+from aserve.core.config import EngineConfig, Facts, GiB, Options, choose_max_in_flight, resolve
 from aserve.core.errors import ConfigError
 
 MiB = 1024**2
@@ -114,3 +115,18 @@ def test_scheduling_is_as_wished():
     }
     config = resolve(Options(swap_space=1.0, **wished), FACTS)
     assert {name: getattr(config, name) for name in wished} == wished
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({"device": "cpu", "flops_per_token": 10**7}, 2),
+        ({"device": "cpu", "flops_per_token": 10**9}, 1),
+        ({"device": "cuda", "flops_per_token": 10**9}, 4),
+        ({"device": "cuda", "flops_per_token": 10**9, "kv_windows": (1024, None)}, 2),
+        ({"device": "cuda", "flops_per_token": 16 * 10**9}, 2),
+        ({"device": "cuda"}, 2),
+    ],
+)
+def test_the_device_runs_ahead_as_far_as_its_steps_are_short(facts, expected):
+    assert choose_max_in_flight(msgspec.structs.replace(FACTS, **facts)) == expected

@@ -12,7 +12,7 @@ from aserve.core.outputs import FinishReason, SeqDelta
 from aserve.core.params import SamplingParams
 from aserve.core.plan import RowSampling, StepPlan, StepResult, TokenScores
 from aserve.core.request import Request
-from aserve.scheduler.scheduler import MAX_IN_FLIGHT, Scheduler
+from aserve.scheduler.scheduler import Scheduler
 from tests.fakes import FakeKV, continuation, scores_of, seen_by
 from tests.scheduler.reference_beams import reference_beam_search
 
@@ -107,7 +107,8 @@ class Answer:
 class SyncLoop:
     """Verbs in any order that the scheduler allows; `step` is the order of the engine loop.
 
-    depth: 1 lands each step before the next is planned, 2 runs one step ahead. checked: check() after every move.
+    depth: 1 lands each step before the next is planned, 2 runs one step ahead, 4 three, or with windows one all the
+    same. checked: check() after every move.
     """
 
     def __init__(self, *, depth: int = 2, checked: bool = True, **limits: object) -> None:
@@ -118,16 +119,16 @@ class SyncLoop:
             "max_num_batched_tokens": 8,
             "max_model_len": 1000,
         } | limits
+        self.depth = min(depth, 2) if any(limits.get("windows", ())) else depth  # type: ignore[call-overload]
         self.limits = limits
         self.block_size = int(limits["block_size"])  # type: ignore[call-overload]
-        self.scheduler = Scheduler(**limits)  # type: ignore[arg-type]  # a mapping of mixed numbers
+        self.scheduler = Scheduler(**limits, max_in_flight=max(self.depth, 2))  # type: ignore[arg-type]  # a mapping of mixed numbers
         self.context_len = self.scheduler._admission.context_len
         self.plans: list[StepPlan] = []
         self.answers: dict[str, Answer] = {}
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.windows: tuple[Window, ...] = tuple(limits.get("windows", (None,)))  # type: ignore[arg-type]
         self._kv = FakeKV(self.block_size, LETTERS, salt_mark, seeded=True, windows=self.windows)
-        self.depth = depth
         self._checked = checked
         self.now = 0.0
 
@@ -207,7 +208,7 @@ class SyncLoop:
 
     def step(self) -> bool:
         """As the engine loop: plan, then land the step before. False when there was nothing to do."""
-        plan = self.plan() if len(self.in_flight) < MAX_IN_FLIGHT else None
+        plan = self.plan() if len(self.in_flight) < self.scheduler.max_in_flight else None
         if self.in_flight and (plan is None or len(self.in_flight) >= self.depth):
             self.commit()
             return True

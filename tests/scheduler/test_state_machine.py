@@ -18,7 +18,6 @@ from aserve.core.params import BeamParams
 from aserve.core.request import Request
 from aserve.scheduler.preemption import PreemptionRule
 from aserve.scheduler.queue import first_come_first_served, priority_with_ageing
-from aserve.scheduler.scheduler import MAX_IN_FLIGHT
 from tests.scheduler.sync_loop import EOS, LETTERS, SEEDS_OF_A_SALT, SyncLoop, request
 
 pytestmark = pytest.mark.slow
@@ -81,7 +80,7 @@ ANY = st.integers(0, 9)
 class SchedulerMachine(RuleBasedStateMachine):
     """No rule has a precondition: one that finds nothing to do does nothing, so that examples shrink well."""
 
-    depth = MAX_IN_FLIGHT
+    depth = 2
 
     @initialize(limits=LIMITS, requests=st.lists(REQUESTS, min_size=1, max_size=5))
     def boot(self, limits: dict[str, object], requests: list[Request]):
@@ -123,7 +122,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def plan(self):
-        if len(self.loop.in_flight) < self.depth:
+        if len(self.loop.in_flight) < self.loop.depth:
             self.loop.plan()
 
     @rule()
@@ -136,7 +135,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(count):
             self.loop.step()
 
-    @rule(index=st.integers(0, 1))
+    @rule(index=st.integers(0, 3))
     def fail(self, index: int):
         if index < len(self.loop.in_flight):
             self.loop.fail(index)
@@ -170,6 +169,12 @@ class StepByStepMachine(SchedulerMachine):
     depth = 1
 
 
+class ThreeAheadMachine(SchedulerMachine):
+    """A small model's: three steps wait behind the one that runs."""
+
+    depth = 4
+
+
 # Most examples are a few calls long; hence more of them than of other properties, whatever the profile.
 MACHINE_SETTINGS = settings(max_examples=3 * settings.default.max_examples)
 
@@ -177,3 +182,5 @@ TestOneStepAhead = SchedulerMachine.TestCase
 TestOneStepAhead.settings = MACHINE_SETTINGS
 TestStepByStep = StepByStepMachine.TestCase
 TestStepByStep.settings = MACHINE_SETTINGS
+TestThreeStepsAhead = ThreeAheadMachine.TestCase
+TestThreeStepsAhead.settings = MACHINE_SETTINGS
