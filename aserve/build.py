@@ -203,6 +203,7 @@ def measure(
             device=device,
             block_size=options.block_size,
             gpu_memory_utilization=options.gpu_memory_utilization,
+            captures=not options.enforce_eager,
         )
     return Facts(
         device=device.type,

@@ -15,12 +15,18 @@ from aserve.core.params import MAX_LOGPROBS
 from aserve.core.plan import RowControls, RowInit, RowSampling, SeqSlice, StepPlan
 from aserve.kernels.ops import Ops
 from aserve.models.interface import CausalLM
+from aserve.models.spec import ModelSpec
+from aserve.runner.graphs import buckets
 from aserve.runner.kv_store import allocate_kv
 from aserve.runner.runner import ModelRunner
 
 CPU_BUDGET_BYTES: Final = 4 * GiB
 MARGIN_BYTES: Final = GiB // 4
 """Left free for what torch's allocator does not count: kernels' code, cuBLAS workspaces, fragmentation."""
+LOGITS_COPIES: Final = 4
+"""In a captured step: the logits, and probabilities, thresholds and scratch of as many numbers."""
+BYTES_PER_GRAPH: Final = 4 * 2**20
+"""Of the nodes of a graph: some hundred kernels, and the driver's memory for each."""
 
 
 def cpu_kv_budget() -> int:
@@ -38,8 +44,12 @@ def cuda_kv_budget(
     device: torch.device,
     block_size: int,
     gpu_memory_utilization: float,
+    captures: bool,
 ) -> int:
-    """Bytes that the largest step leaves on the GPU. plan: that step; it is run once, on the null block alone."""
+    """Bytes that the largest step leaves on the GPU. plan: that step; it is run once, on the null block alone.
+
+    captures: whether decoding steps become graphs, which keep memory of their own.
+    """
     torch.cuda.reset_peak_memory_stats(device)
     allocated_bytes = torch.cuda.memory_allocated(device)
     kv = allocate_kv(model.spec, num_blocks=1, block_size=block_size, dtype=dtype, device=device)
@@ -57,15 +67,29 @@ def cuda_kv_budget(
         peak_bytes=peak_bytes,
         step_bytes=peak_bytes - allocated_bytes,
         utilization=gpu_memory_utilization,
+        graph_bytes=graph_budget(model.spec, len(plan.slices)) if captures else 0,
     )
 
 
-def kv_budget(*, total_bytes: int, free_bytes: int, peak_bytes: int, step_bytes: int, utilization: float) -> int:
+def graph_budget(spec: ModelSpec, max_num_seqs: int) -> int:
+    """Bytes that graphs of decoding steps may come to, above what is measured: they are captured while serving.
+
+    All are captured into one pool, as large as the largest of them: a step of max_num_seqs rows, in which the float32
+    logits and what sampling makes of them outweigh the rest. And each graph has its nodes.
+    """
+    logits_bytes = 4 * max_num_seqs * spec.vocab_size
+    return LOGITS_COPIES * logits_bytes + len(buckets(max_num_seqs)) * BYTES_PER_GRAPH
+
+
+def kv_budget(
+    *, total_bytes: int, free_bytes: int, peak_bytes: int, step_bytes: int, utilization: float, graph_bytes: int = 0
+) -> int:
     """What is left: of our share after our peak, and of what is free now after the largest step and a margin.
 
-    peak_bytes: weights and the largest step. step_bytes: that step alone. May be 0, never less.
+    peak_bytes: weights and the largest step. step_bytes: that step alone. graph_bytes: to come. May be 0, never less.
     """
-    return max(0, min(int(total_bytes * utilization) - peak_bytes, free_bytes - step_bytes - MARGIN_BYTES))
+    ours = int(total_bytes * utilization) - peak_bytes
+    return max(0, min(ours, free_bytes - step_bytes - MARGIN_BYTES) - graph_bytes)
 
 
 def largest_step(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, block_size: int) -> StepPlan:

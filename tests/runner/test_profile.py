@@ -1,12 +1,13 @@
 """The memory plan: its arithmetic, and the step that is measured."""
 
+import msgspec
 import pytest
 import torch
 
 from aserve.core.config import GiB
 from aserve.kernels.cpu import CpuOps
 from aserve.runner.kv_store import allocate_kv
-from aserve.runner.profile import MARGIN_BYTES, cpu_kv_budget, kv_budget, largest_step
+from aserve.runner.profile import MARGIN_BYTES, cpu_kv_budget, graph_budget, kv_budget, largest_step
 from aserve.runner.runner import ModelRunner
 from tests.runner.toy import ToyLM
 
@@ -25,6 +26,15 @@ def test_beside_other_tenants_what_is_free_limits():
         total_bytes=100 * GiB, free_bytes=30 * GiB, peak_bytes=20 * GiB, step_bytes=4 * GiB, utilization=0.75
     )
     assert budget == 26 * GiB - MARGIN_BYTES
+
+
+def test_graphs_that_are_captured_later_have_their_share():
+    sizes = {"total_bytes": 100 * GiB, "peak_bytes": 20 * GiB, "step_bytes": 4 * GiB, "utilization": 0.75}
+    for free_bytes in (30 * GiB, 80 * GiB):
+        without = kv_budget(**sizes, free_bytes=free_bytes)
+        assert kv_budget(**sizes, free_bytes=free_bytes, graph_bytes=GiB) == without - GiB
+    qwen = msgspec.structs.replace(ToyLM.spec, vocab_size=151_936)
+    assert 0.6 * GiB < graph_budget(qwen, 256) < GiB
 
 
 def test_a_budget_is_never_negative():

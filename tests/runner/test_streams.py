@@ -144,6 +144,7 @@ def test_the_largest_step_is_measured_and_closing_gives_all_memory_back():
         device=device,
         block_size=BLOCK_SIZE,
         gpu_memory_utilization=0.5,
+        captures=True,
     )
     assert 2**30 < budget < torch.cuda.get_device_properties(device).total_memory / 2
     kv = allocate_kv(model.spec, num_blocks=2**18, block_size=BLOCK_SIZE, dtype=torch.float32, device=device)
