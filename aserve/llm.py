@@ -1,7 +1,6 @@
 """LLM: the blocking face of the engine, for scripts and notebooks without an event loop."""
 
 import asyncio
-import gc
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -22,8 +21,7 @@ class LLM:
 
     model and options: as for AsyncEngine, which is what to use inside a running event loop: there every method of this
     class raises RuntimeError. Use as a context manager, or call `close`, to give back the memory before the process
-    ends. What the process has loaded by then is taken out of the garbage collector's rounds (`gc.freeze`), as in the
-    server; AsyncEngine leaves that to its host. Raises ConfigError or CheckpointError.
+    ends. Raises ConfigError or CheckpointError.
     """
 
     def __init__(self, model: str = "demo", **options: Any) -> None:
@@ -35,8 +33,6 @@ class LLM:
         except BaseException:
             self._runner.close()
             raise
-        gc.collect()
-        gc.freeze()  # else the collector goes through all that was loaded again and again, 0.04 s a time
 
     def generate(
         self,

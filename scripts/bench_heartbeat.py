@@ -47,7 +47,7 @@ class Beats:
         while True:
             start_s, busy_s = time.perf_counter(), time.thread_time()
             await asyncio.sleep(BEAT_S)
-            self.late_ms.append((time.perf_counter() - start_s - BEAT_S) * 1000)
+            self.late_ms.append(max(0.0, time.perf_counter() - start_s - BEAT_S) * 1000)
             self.busy_ms.append((time.thread_time() - busy_s) * 1000)
 
 

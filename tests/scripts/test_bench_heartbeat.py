@@ -27,7 +27,7 @@ def test_the_event_loop_stays_free_under_load():
     )
     assert run.returncode == 0, run.stdout + run.stderr
     figures = json.loads(run.stdout)
-    assert 0 < figures["late_ms_p50"] <= figures["late_ms_p99"] <= figures["late_ms_max"]
+    assert 0 <= figures["late_ms_p50"] <= figures["late_ms_p99"] <= figures["late_ms_max"]
     assert figures["busy_ms_p99"] < 50
     assert figures["busy_ms_max"] < 250
     assert figures["num_beats"] > 20
