@@ -141,7 +141,9 @@ def figures(num_seqs: int, num_steps: int, model: str | None) -> dict[str, float
     if model is None:
         load = scripted_loader(num_seqs, max_model_len)
     else:
-        load = loader(make_options(model=model, max_num_seqs=num_seqs))
+        # As with the scripted runner: all of them begin in one step.
+        limits = {"max_num_seqs": num_seqs, "max_num_batched_tokens": num_seqs * NUM_PROMPT_TOKENS}
+        load = loader(make_options(model=model, **limits))
     stages = stage_times_us(load, num_seqs, num_steps, scripted=model is None)
     medians = {name: percentile(stages[name], 50) for name in ("plan", "launch", "land", "commit")}
     medians["publish"] = percentile(stages["publish"], 50)
