@@ -2,7 +2,7 @@
 
     decode   sequences of like length together; each key head sees its group of query heads as so many queries,
              so that grouped-query attention copies no key:   q [N, K, G, D]   k, v [N, K, C, D]
-    prefill  one sequence at a time, queries in chunks that read only the keys they can see:   q [1, K, G * Q, D]
+    prefill  one sequence at a time, queries in chunks that read only the keys they can see:   q [K, 1, G * Q, D]
 
 Which blocks are read, and which query sees what of them, is the same in every layer: it is worked out once a step, as
 `Read`s. What a sliding window has left behind is not read, for it may be somebody else's by now.
