@@ -5,10 +5,15 @@ weight for a few rows only, then spends most of its time on that. The operators 
 emits. They are private, hence `can_pack`, and the plain layer wherever that says no.
 """
 
+from functools import cache
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 _MAX_BOTH_ELEMENTS = 1 << 21
+_TILE_ROWS = 16
+"""Rows of a tile of AMX, a matrix unit of Intel's (Xeon, from Sapphire Rapids on)."""
 
 
 def can_pack(weight_OI: Tensor) -> bool:
@@ -38,4 +43,18 @@ def pack(weight_OI: Tensor) -> Tensor:
 
 def packed_linear(x_TI: Tensor, packed_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     """x W^T + b, [T, O]. Equal to torch's linear in bfloat16; in float32 sums may be taken in another order."""
+    num_rows = x_TI.shape[0]
+    if _TILE_ROWS < num_rows <= 2 * _TILE_ROWS and x_TI.dtype == torch.bfloat16 and _has_amx():
+        # oneDNN takes 1.4 times as long for 17 to 32 rows, in two tiles, as for 33 to 48, in three.
+        x_TI = F.pad(x_TI, (0, 0, 0, 2 * _TILE_ROWS + 1 - num_rows))
+        return _product(x_TI, packed_OI, bias_O)[:num_rows]
+    return _product(x_TI, packed_OI, bias_O)
+
+
+def _product(x_TI: Tensor, packed_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x_TI, packed_OI, bias_O, "none", [], "")
+
+
+@cache
+def _has_amx() -> bool:
+    return torch.cpu._is_amx_tile_supported()

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from aserve.kernels import packed_linear
 from aserve.kernels.packed_linear import can_pack
 from aserve.models.layers import DenseLinear, DenseMethod, LinearShape, PackedLinear, PackingMethod, SmallLinear
 from aserve.models.weights import RandomWeights
@@ -11,9 +12,11 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.0), (torch.float32, 1e-5)])
-@pytest.mark.parametrize("num_rows", [1, 2, 17, 64])
+@pytest.mark.parametrize("num_rows", [1, 2, 16, 17, 32, 33, 64])
 @pytest.mark.parametrize("bias", [False, True])
-def test_packed_and_dense_agree(dtype, tolerance, num_rows, bias):
+@pytest.mark.parametrize("has_amx", [False, True])
+def test_packed_and_dense_agree(monkeypatch, dtype, tolerance, num_rows, bias, has_amx):
+    monkeypatch.setattr(packed_linear, "_has_amx", lambda: has_amx)
     torch.manual_seed(0)
     weight_OI = torch.randn(1032, 1024, dtype=dtype) / 32
     if not can_pack(weight_OI):
