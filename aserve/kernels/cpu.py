@@ -55,9 +55,9 @@ class CpuOps:
 
     def rms_norm(self, x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
         """x / hypot(|x| / sqrt(E), sqrt(eps)) * weight, in float32: the same number in half as many passes."""
-        size = weight_E.shape[0]
-        rms_T1 = torch.linalg.vector_norm(x_TE, dim=-1, keepdim=True, dtype=torch.float32).mul_(size**-0.5)
-        return (x_TE / rms_T1.hypot_(_square_root(eps))).mul_(weight_E).to(x_TE.dtype)
+        x32_TE = x_TE.float()
+        rms_T1 = torch.linalg.vector_norm(x32_TE, dim=-1, keepdim=True).mul_(weight_E.shape[0] ** -0.5)
+        return (x32_TE / rms_T1.hypot_(_square_root(eps))).mul_(weight_E).to(x_TE.dtype)
 
     def add_rms_norm(self, x_TE: Tensor, residual_TE: Tensor, weight_E: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """The sum first, in the model's type."""
