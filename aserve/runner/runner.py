@@ -25,7 +25,7 @@ from aserve.runner.sampler import NonFiniteLogitsError
 from aserve.runner.steady import SteadyBuilder
 from aserve.runner.step import EagerStep
 from aserve.runner.swapper import BlockMover
-from aserve.runner.threads import StepThreads
+from aserve.runner.threads import StepThreads, measure_flops_per_thread
 from aserve.runner.warm_up import warm_up_plans
 
 
@@ -57,7 +57,7 @@ class ModelRunner:
         # The row after those of sequences pads captured batches.
         self._rows = rows = RowTable(max_num_seqs + 1, -(-max_model_len // self._block_size) * kv.num_groups, device)
         self._device = step_device(device)
-        self._threads = StepThreads(model.spec)
+        self._threads = StepThreads(model.spec, measure_flops_per_thread())
         controls = ControlTable(max_num_seqs, model.spec.vocab_size, device, self._device)
         builder = BatchBuilder(rows, controls, self._device, self._block_size, kv.num_groups)
         step = EagerStep(model, ops, kv.layers, rows)

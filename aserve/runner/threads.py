@@ -1,10 +1,12 @@
 """How many of torch's threads a step on a CPU takes: a small step is slower for having several.
 
 At each matrix product the threads wait for each other, which costs microseconds, and what a second thread computes has
-to be worth them. With 5 million parameters a token takes 0.7 ms on one thread and 1.0 on two, 32 tokens 3.6 and 4.0;
-with 400 million a token takes 25 ms on one and 21 on two, which are enough to read the weights (2 cores of an EPYC).
+to be worth them: about a millisecond of work. How much that is, is measured. On 2 cores of an EPYC, which compute
+0.2 TFLOP/s each, a token of 5 million parameters takes 0.7 ms on one thread and 1.0 on two, 32 tokens 3.6 and 4.0; on 2
+of a Xeon at 2 GHz with half of that, 5.9 and 6.0, and 24 and 16.
 """
 
+import time
 from types import TracebackType
 from typing import Final
 
@@ -12,24 +14,26 @@ import torch
 
 from aserve.models.spec import ModelSpec
 
-FLOPS_PER_THREAD: Final = 300_000_000
+WORTH_S: Final = 0.9e-3
+"""Work that keeps a thread busy for so long is worth having it."""
 
 
 class StepThreads:
     """A context in which the calling thread uses as many threads as a step of `num_tokens` is worth.
 
     Never more than torch was told to use when this was made, and after the step as many again: torch hands the number
-    that was set last to threads that are new to it.
+    that was set last to threads that are new to it. flops_per_thread: what makes one worth having.
     """
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, flops_per_thread: int) -> None:
         self._flops_per_token = flops_per_token(spec)
+        self._flops_per_thread = flops_per_thread
         self._max_threads = torch.get_num_threads()
         self._num_threads = self._max_threads
 
     def of(self, num_tokens: int) -> "StepThreads":
         """Itself, for a step of so many tokens."""
-        self._num_threads = min(self._max_threads, max(1, num_tokens * self._flops_per_token // FLOPS_PER_THREAD))
+        self._num_threads = min(self._max_threads, max(1, num_tokens * self._flops_per_token // self._flops_per_thread))
         return self
 
     def __enter__(self) -> None:
@@ -48,3 +52,21 @@ def flops_per_token(spec: ModelSpec) -> int:
     heads = 2 * spec.num_heads + 2 * spec.num_kv_heads
     per_layer = spec.hidden_size * (heads * spec.head_dim + 3 * spec.intermediate_size)
     return 2 * (spec.num_layers * per_layer + spec.vocab_size * spec.hidden_size)
+
+
+def measure_flops_per_thread(size: int = 256, rounds: int = 5) -> int:
+    """What one thread computes in `WORTH_S`, going by the fastest of some float32 products: 2 milliseconds or less."""
+    x = torch.ones(size, size)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        fastest_s = min(_product_s(x) for _ in range(rounds))
+    finally:
+        torch.set_num_threads(num_threads)
+    return int(2 * size**3 * WORTH_S / fastest_s)
+
+
+def _product_s(x: torch.Tensor) -> float:
+    start_s = time.perf_counter()
+    x @ x
+    return time.perf_counter() - start_s

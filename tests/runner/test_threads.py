@@ -4,7 +4,7 @@ import msgspec
 import pytest
 import torch
 
-from aserve.runner.threads import FLOPS_PER_THREAD, StepThreads, flops_per_token
+from aserve.runner.threads import WORTH_S, StepThreads, flops_per_token, measure_flops_per_thread
 from tests.runner.toy import ToyLM
 
 pytestmark = pytest.mark.torch
@@ -26,11 +26,10 @@ def test_two_operations_a_weight():
 
 @pytest.mark.usefixtures("three_threads")
 def test_threads_grow_with_the_step_up_to_those_that_there_are():
-    threads = StepThreads(SPEC)
-    tokens_per_thread = FLOPS_PER_THREAD / flops_per_token(SPEC)
+    threads = StepThreads(SPEC, 100 * flops_per_token(SPEC))
     seen = []
     for share in (0, 0.5, 1.5, 2.5, 3.5, 100):
-        with threads.of(int(share * tokens_per_thread)):
+        with threads.of(int(100 * share)):
             seen.append(torch.get_num_threads())
         assert torch.get_num_threads() == 3
     assert seen == [1, 1, 1, 2, 3, 3]
@@ -38,7 +37,14 @@ def test_threads_grow_with_the_step_up_to_those_that_there_are():
 
 @pytest.mark.usefixtures("three_threads")
 def test_a_step_that_fails_leaves_the_number_as_it_was():
-    threads = StepThreads(SPEC)
+    threads = StepThreads(SPEC, 1)
     with pytest.raises(ZeroDivisionError), threads.of(1):
         raise ZeroDivisionError
+    assert torch.get_num_threads() == 3
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_what_a_thread_is_worth_is_measured_on_one():
+    flops = measure_flops_per_thread()
+    assert 1e9 < flops / WORTH_S < 1e13, "between a slow phone's core and ten times the fastest one's"
     assert torch.get_num_threads() == 3
