@@ -16,6 +16,7 @@ from aserve.models.spec import ModelSpec
 
 WORTH_S: Final = 0.9e-3
 """Work that keeps a thread busy for so long is worth having it."""
+_PRODUCT_SIZE: Final = 256
 
 
 class StepThreads:
@@ -54,16 +55,16 @@ def flops_per_token(spec: ModelSpec) -> int:
     return 2 * (spec.num_layers * per_layer + spec.vocab_size * spec.hidden_size)
 
 
-def measure_flops_per_thread(size: int = 256, rounds: int = 5) -> int:
-    """What one thread computes in `WORTH_S`, going by the fastest of some float32 products: 2 milliseconds or less."""
-    x = torch.ones(size, size)
+def measure_flops_per_thread() -> int:
+    """What one thread computes in `WORTH_S`, by the fastest of five float32 products: a few milliseconds in all."""
+    x = torch.ones(_PRODUCT_SIZE, _PRODUCT_SIZE)
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        fastest_s = min(_product_s(x) for _ in range(rounds))
+        fastest_s = min(_product_s(x) for _ in range(5))
     finally:
         torch.set_num_threads(num_threads)
-    return int(2 * size**3 * WORTH_S / fastest_s)
+    return int(2 * _PRODUCT_SIZE**3 * WORTH_S / fastest_s)
 
 
 def _product_s(x: torch.Tensor) -> float:
