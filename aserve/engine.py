@@ -19,16 +19,17 @@ from prometheus_client import CollectorRegistry
 
 from aserve.core.config import EngineConfig, ModelInfo
 from aserve.core.errors import AserveError, InvalidRequestError, UnavailableError
-from aserve.core.outputs import Completion, TextDelta
+from aserve.core.outputs import Completion, TextDelta, Transcript
 from aserve.core.params import BeamParams, SamplingParams
 from aserve.core.ports import Clock
 from aserve.core.request import Request
 from aserve.engine_loop import EngineLoop
 from aserve.engine_parts import EngineParts, EngineState, Loader, Progress
 from aserve.intake import check_ids, new_branch, new_request
-from aserve.mailbox import Mailbox
+from aserve.mailbox import Keeper, Mailbox
 from aserve.metrics.engine_metrics import EngineMetrics
-from aserve.scheduler.scheduler import Scheduler, Statistics
+from aserve.scheduler.scheduler import Scheduler
+from aserve.scheduler.statistics import Statistics
 from aserve.text.stream import TextStream
 
 OFF_LOOP_CHARS: Final = 2048
@@ -101,7 +102,7 @@ class AsyncEngine:
             self._state = EngineState.CLOSED
             raise
         metrics = EngineMetrics(self.registry, parts.info.names[0], parts.scheduler.statistics)
-        self._loop = EngineLoop(parts.scheduler, parts.runner, metrics, self._clock)
+        self._loop = EngineLoop(parts.scheduler, parts.runner, metrics, self._clock, parts.tokenizer.token_texts)
         self._task = asyncio.create_task(self._loop.run(), name="aserve engine loop")
         self._task.add_done_callback(self._loop_ended)
         self._watch = asyncio.create_task(self._loop.watch(), name="aserve event loop lag")
@@ -349,18 +350,14 @@ class AsyncEngine:
     async def complete_n(self, prompt: Prompt, params: SamplingParams | None = None) -> tuple[Completion, ...]:
         """All n choices at once, by index; ranked ones (best_of, beam search) are best first. Errors as in `open`."""
         prompt_token_ids = await self.encode(prompt) if isinstance(prompt, str) else tuple(prompt)
-        choices: defaultdict[int, list[TextDelta]] = defaultdict(list)
-
-        def keep(delta: TextDelta) -> bool:
-            choices[delta.index].append(delta)
-            return True
-
+        choices: defaultdict[int, Transcript] = defaultdict(Transcript)
+        keeper = Keeper(choices)
         async with self.open(prompt_token_ids, params) as mailbox:
-            mailbox.shortcut(keep)
+            mailbox.shortcut(keeper)
             async for delta in mailbox:
-                keep(delta)
-        scores = tuple(score for delta in choices[0] for score in delta.prompt_scores)
-        return tuple(Completion.of(prompt_token_ids, choices[index], scores) for index in sorted(choices))
+                keeper.take(delta)
+        scores = choices[0].prompt_scores
+        return tuple(choices[index].completion(prompt_token_ids, scores) for index in sorted(choices))
 
     async def beam_search(
         self, prompt: Prompt, beam: BeamParams, *, n: int | None = None, max_tokens: int | None = None

@@ -10,19 +10,20 @@ step means for them. Does not know what a block, a tensor, a prompt's text or HT
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Final
 
 from aserve.core.errors import AserveError, InvalidRequestError, StepFailedError, UnavailableError
-from aserve.core.ids import RequestId
-from aserve.core.outputs import FinishReason, SeqDelta
+from aserve.core.ids import ChoiceId, RequestId
+from aserve.core.outputs import FinishReason, SeqDelta, StepTokens
 from aserve.core.plan import StepPlan
 from aserve.core.ports import Clock, Flight, Runner
 from aserve.core.request import Request
 from aserve.mailbox import Mailbox
 from aserve.metrics.engine_metrics import EngineMetrics, RequestTimes
-from aserve.scheduler.scheduler import Scheduler, Statistics
+from aserve.scheduler.scheduler import Scheduler
+from aserve.scheduler.statistics import Statistics
 from aserve.text.stream import TextStream
 
 WATCH_S: Final = 0.1
@@ -33,27 +34,49 @@ StreamMaker = Callable[[], TextStream]
 
 
 class _Reader:
-    """A request that somebody waits for: the text of each choice so far, its times, and where its deltas go."""
+    """A request that somebody waits for: its times, where its deltas go, and how many choices are open."""
 
-    __slots__ = ("mailbox", "num_open", "request", "streams", "times")
+    __slots__ = ("mailbox", "num_open", "request", "times")
 
-    def __init__(self, request: Request, streams: list[TextStream], times: RequestTimes) -> None:
+    def __init__(self, request: Request, times: RequestTimes) -> None:
         self.request = request
-        self.mailbox = Mailbox(len(streams), request.id)
-        self.streams = streams
+        self.mailbox = Mailbox(request.params.n, request.id)
         self.times = times
-        self.num_open = len(streams)
+        self.num_open = request.params.n
+
+
+class _Choice:
+    """One answer: its text so far, and who waits for it. num_cached: see SeqDelta, once it has begun."""
+
+    __slots__ = ("num_cached", "reader", "stream")
+
+    def __init__(self, reader: _Reader, stream: TextStream) -> None:
+        self.reader = reader
+        self.stream = stream
+        self.num_cached = 0
 
 
 class EngineLoop:
-    """Steps the scheduler and the runner for as long as `run` runs. Every method is for one event loop's thread."""
+    """Steps the scheduler and the runner for as long as `run` runs. Every method is for one event loop's thread.
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, metrics: EngineMetrics, clock: Clock) -> None:
+    token_texts: as a Tokenizer's.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        metrics: EngineMetrics,
+        clock: Clock,
+        token_texts: Mapping[int, str | None],
+    ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._metrics = metrics
         self._clock = clock
+        self._token_texts = token_texts
         self._readers: dict[RequestId, _Reader] = {}
+        self._choices: dict[ChoiceId, _Choice] = {}
         self._doorbell = asyncio.Event()
         self._ended: AserveError | None = None
 
@@ -107,9 +130,10 @@ class EngineLoop:
         """Wait for requests that the scheduler has."""
         readers = []
         for request, new_stream in zip(requests, new_streams, strict=True):
-            streams = [new_stream() for _ in range(request.params.n)]
-            reader = _Reader(request, streams, self._metrics.arrived(request, self._clock()))
+            reader = _Reader(request, self._metrics.arrived(request, self._clock()))
             self._readers[request.id] = reader
+            for index in range(request.params.n):
+                self._choices[request.id, index] = _Choice(reader, new_stream())
             readers.append(reader)
         self._doorbell.set()
         try:
@@ -117,6 +141,8 @@ class EngineLoop:
         finally:  # finished, failed, cancelled or disconnected: one way out
             for reader in readers:
                 del self._readers[reader.request.id]
+                for index in range(reader.request.params.n):
+                    del self._choices[reader.request.id, index]
                 self._scheduler.cancel(reader.request.id)
                 reader.times.left(self._clock())
 
@@ -163,8 +189,7 @@ class EngineLoop:
         except Exception as error:  # the same edge, later
             self._step_failed(plan, error)
             return False
-        deltas = self._scheduler.commit(result)
-        self._publish(deltas)
+        self._publish(self._scheduler.commit(result))
         return True
 
     @staticmethod
@@ -184,21 +209,39 @@ class EngineLoop:
                 reader.times.left(self._clock(), FinishReason.ERROR)
                 reader.mailbox.fail(error)
 
-    def _publish(self, deltas: Iterable[SeqDelta]) -> None:
-        """The one loop over a step's outputs."""
+    def _publish(self, step: StepTokens) -> None:
+        """The one loop over a step's tokens: most are looked up together, and each is text as it is."""
         now = self._clock()
-        for delta in deltas:
-            reader = self._readers.get(delta.request_id)
-            if reader is None:
+        texts = map(self._token_texts.__getitem__, step.token_ids)
+        all_times: list[RequestTimes] = []
+        for choice_id, token_id, text in zip(step.choices, step.token_ids, texts, strict=True):
+            choice = self._choices.get(choice_id)
+            if choice is None:
                 continue
-            text = reader.streams[delta.index].push(delta)
-            reader.times.tokens(now, len(delta.token_ids))
-            if text is None:
-                continue
-            if text.finish_reason is not None:
-                if delta.finish_reason is None:  # a stop string, which the scheduler does not see
-                    self._scheduler.finish(delta.request_id, delta.index)
-                reader.num_open -= 1
-                if not reader.num_open:
-                    reader.times.finished(now, text.finish_reason)
-            reader.mailbox.put(text)
+            reader = choice.reader
+            all_times.append(reader.times)
+            request_id, index = choice_id
+            if text is None or not choice.stream.is_plain or not reader.mailbox.offer(index, text, token_id):
+                delta = SeqDelta(request_id, (token_id,), None, None, index, choice.num_cached)
+                self._publish_delta(choice, delta, now)
+        self._metrics.one_token_each(now, all_times)
+        for delta in step.deltas:
+            choice = self._choices.get((delta.request_id, delta.index))
+            if choice is not None:
+                choice.num_cached = delta.num_cached_tokens
+                choice.reader.times.tokens(now, len(delta.token_ids))
+                self._publish_delta(choice, delta, now)
+
+    def _publish_delta(self, choice: _Choice, delta: SeqDelta, now: float) -> None:
+        """A delta, as text, to its reader."""
+        text = choice.stream.push(delta)
+        if text is None:
+            return
+        reader = choice.reader
+        if text.finish_reason is not None:
+            if delta.finish_reason is None:  # a stop string, which the scheduler does not see
+                self._scheduler.finish(delta.request_id, delta.index)
+            reader.num_open -= 1
+            if not reader.num_open:
+                reader.times.finished(now, text.finish_reason)
+        reader.mailbox.put(text)

@@ -3,26 +3,66 @@
 An `asyncio.Queue` of one parcel. The loop never waits: while the parcel has not been taken, what comes later is merged
 into it, so that a reader who lags gets fewer and larger deltas, and a stalled one holds one delta per choice.
 
-A reader who is up to date need not be woken for each token: by `shortcut` it leaves a function with the mailbox, which
-is called with each delta that comes while the reader waits, instead of ending its wait. What the reader gets is the
-same, in the same order; only who calls whom differs.
+A reader who is up to date need not be woken for each token: by `shortcut` it leaves a taker with the mailbox, which is
+called with what comes while the reader waits, instead of ending its wait. What the reader gets is the same, in the same
+order; only who calls whom differs.
 
-    put -->  the reader waits, and has left a shortcut that takes the delta?  --> done
-        '->  else the parcel --> the reader, when it comes
+    offer, put -->  the reader waits, and has left a taker that takes it?  --> done
+           put '->  else the parcel --> the reader, when it comes
 
-Knows nothing of tokens, scheduling or HTTP.
+Knows nothing of scheduling or HTTP.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from aserve.core.ids import RequestId
 from aserve.core.outputs import TextDelta
 
-Shortcut = Callable[[TextDelta], bool]
-"""Takes a delta, or returns False to have the reader take it. Must not wait."""
 Parcel = dict[int, TextDelta]
 """Merged deltas by choice."""
+
+
+class Taker(Protocol):
+    """Takes what comes in its reader's place, or returns False to have the reader take it. Must not wait."""
+
+    def take(self, delta: TextDelta) -> bool:
+        """A delta that is not its choice's last."""
+        ...
+
+    def take_token(self, index: int, text: str, token_id: int) -> bool:
+        """A token of choice `index` that is not its first and not its last, and has no scores."""
+        ...
+
+
+class Kept(Protocol):
+    """What a choice is put together in."""
+
+    def add(self, delta: TextDelta) -> None:
+        """The next delta."""
+        ...
+
+    def add_token(self, text: str, token_id: int) -> None:
+        """The next token."""
+        ...
+
+
+class Keeper:
+    """A taker for who wants whole answers. choices: by index, what each is put together in."""
+
+    def __init__(self, choices: Mapping[int, Kept] | Sequence[Kept]) -> None:
+        self._choices = choices
+
+    def take(self, delta: TextDelta) -> bool:
+        """Always."""
+        self._choices[delta.index].add(delta)
+        return True
+
+    def take_token(self, index: int, text: str, token_id: int) -> bool:
+        """Always."""
+        self._choices[index].add_token(text, token_id)
+        return True
 
 
 class Mailbox:
@@ -38,20 +78,29 @@ class Mailbox:
         self._error: Exception | None = None  # what comes after it
         self._taken: list[TextDelta] = []
         self._num_open = num_choices
-        self._reader: asyncio.Task[object] | None = None  # while it waits
-        self._shortcut: Shortcut | None = None
+        self._reader: asyncio.Task[object] | None = None  # while it waits, with nothing before it untaken
+        self._taker: Taker | None = None
 
-    def shortcut(self, take: Shortcut) -> None:
-        """From now on a delta that comes while the reader waits is offered to `take`, unless it is a choice's last.
+    def shortcut(self, taker: Taker) -> None:
+        """From now on what comes while the reader waits is offered to `taker`, unless it is a choice's last.
 
-        What `take` raises ends the request: it is raised where the reader waits.
+        What `taker` raises ends the request: it is raised where the reader waits.
         """
-        self._shortcut = take
+        self._taker = taker
+
+    def offer(self, index: int, text: str, token_id: int) -> bool:
+        """A choice's next token, as in `Taker.take_token`, for the shortcut alone; False if it has to be `put`."""
+        if self._taker is None or self._reader is None or self._reader.cancelling():
+            return False
+        try:
+            return self._taker.take_token(index, text, token_id)
+        except Exception as error:  # the reader's edge: its failure is its own, and not the loop's that called it
+            self.fail(error)
+            return True
 
     def put(self, delta: TextDelta) -> None:
         """Add a delta; merges with one of the same choice that has not been taken."""
-        take = self._shortcut
-        if take is not None and delta.finish_reason is None and self._is_awaited() and self._offer(take, delta):
+        if delta.finish_reason is None and self._offer(delta):
             return
         earlier = self._parcel.get(delta.index)
         self._parcel[delta.index] = delta if earlier is None else earlier.merge(delta)
@@ -65,15 +114,14 @@ class Mailbox:
     def _post(self) -> None:
         if self._queue.empty():
             self._queue.put_nowait(self._parcel)
+            self._reader = None
 
-    def _is_awaited(self) -> bool:
-        """Whether the reader waits, and has not given up, with nothing before it untaken."""
-        return self._reader is not None and self._queue.empty() and not self._reader.cancelling()
-
-    def _offer(self, take: Shortcut, delta: TextDelta) -> bool:
+    def _offer(self, delta: TextDelta) -> bool:
+        if self._taker is None or self._reader is None or self._reader.cancelling():
+            return False
         try:
-            return take(delta)
-        except Exception as error:  # the reader's edge: its failure is its own, and not the loop's that called it
+            return self._taker.take(delta)
+        except Exception as error:  # as in `offer`
             self.fail(error)
             return True
 

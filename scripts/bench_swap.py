@@ -22,7 +22,8 @@ from aserve.core.ids import RequestId
 from aserve.core.params import SamplingParams
 from aserve.core.request import Request
 from aserve.engine import EngineParts
-from aserve.scheduler.scheduler import Scheduler, Statistics
+from aserve.scheduler.scheduler import Scheduler
+from aserve.scheduler.statistics import Statistics
 
 NUM_CHOICES = 4
 
@@ -68,7 +69,8 @@ async def run(parts: EngineParts, scheduler: Scheduler, requests: list[Request])
         plan = scheduler.plan(time.perf_counter() - start_s)
         launched = parts.runner.launch(plan) if plan is not None else None
         if flying is not None:
-            num_tokens += sum(len(delta.token_ids) for delta in scheduler.commit(await flying.land()))
+            step = scheduler.commit(await flying.land())
+            num_tokens += len(step.token_ids) + sum(len(delta.token_ids) for delta in step.deltas)
         elif launched is None:
             return num_tokens / (time.perf_counter() - start_s), scheduler.statistics()
         flying = launched

@@ -13,6 +13,7 @@ from math import exp, log
 
 from aserve.core.ids import BlockId, HostBlockId, Row, SeqId
 from aserve.core.layout import Window
+from aserve.core.outputs import SeqDelta, StepTokens
 from aserve.core.plan import BlockOps, RowSampling, SeqSlice, StepPlan, StepResult, TokenScores
 
 BYTE_TOKENS = range(256, 512)
@@ -77,6 +78,18 @@ def continuation(
         context.append((len(context), token_id, mark))
         generated.append(token_id)
     return generated
+
+
+def deltas_of(step: StepTokens) -> list[SeqDelta]:
+    """All that a step brought as deltas, each choice once."""
+    tokens = zip(step.choices, step.token_ids, strict=True)
+    deltas = [
+        *step.deltas,
+        *(SeqDelta(request_id, (token_id,), index=index) for (request_id, index), token_id in tokens),
+    ]
+    choices = {(delta.request_id, delta.index) for delta in deltas}
+    assert len(choices) == len(deltas), "a choice comes up once"
+    return deltas
 
 
 class FakeRow:

@@ -87,7 +87,7 @@ def searched(folder: Path, searches: list[Search]) -> tuple[dict[str, list[SeqDe
         )
     found: dict[str, list[SeqDelta]] = {}
     while (plan := parts.scheduler.plan(0.0)) is not None:
-        for delta in parts.scheduler.commit(parts.runner.run(plan)):
+        for delta in parts.scheduler.commit(parts.runner.run(plan)).deltas:
             found.setdefault(delta.request_id, []).append(delta)
     parts.runner.close()
     return found, parts.scheduler

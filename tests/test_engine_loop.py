@@ -51,7 +51,7 @@ class Bench:
             max_in_flight=max_in_flight,
         )
         metrics = EngineMetrics(CollectorRegistry(), "model", self.scheduler.statistics)
-        self.loop = EngineLoop(self.scheduler, runner, metrics, FakeClock())
+        self.loop = EngineLoop(self.scheduler, runner, metrics, FakeClock(), tokenizer.token_texts)
 
     def open(self, name, prompt, max_tokens, **fields):
         params = SamplingParams(**fields)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from aserve.core.errors import StepFailedError
 from aserve.core.ids import RequestId
-from aserve.core.outputs import FinishReason, TextDelta
-from aserve.mailbox import Mailbox
+from aserve.core.outputs import Completion, FinishReason, TextDelta, Transcript
+from aserve.mailbox import Keeper, Mailbox
 
 
 def delta(text, index=0, finish=None):
@@ -92,16 +92,19 @@ def test_any_interleaving_of_writing_and_reading_gives_the_same_text(script):
 
 
 class Taker:
-    """A shortcut that takes deltas while it is told to."""
+    """A shortcut that takes what comes while it is told to."""
 
     def __init__(self):
         self.taken = []
         self.willing = True
 
-    def __call__(self, delta):
+    def take(self, delta):
         if self.willing:
             self.taken.append(delta.text)
         return self.willing
+
+    def take_token(self, index, text, token_id):
+        return self.take(TextDelta(text, (token_id,), index=index))
 
 
 async def waiting(mailbox):
@@ -112,39 +115,52 @@ async def waiting(mailbox):
 
 
 async def test_a_shortcut_takes_deltas_while_the_reader_waits_and_leaves_the_last_to_him():
-    mailbox, take = Mailbox(), Taker()
-    mailbox.shortcut(take)
+    mailbox, taker = Mailbox(), Taker()
+    mailbox.shortcut(taker)
     mailbox.put(delta("a"))  # nobody waits yet
+    assert not mailbox.offer(0, "?", 7)
     assert (await anext(mailbox)).text == "a"
     reader = await waiting(mailbox)
     mailbox.put(delta("b"))
-    mailbox.put(delta("c"))
-    assert take.taken == ["b", "c"]
-    mailbox.put(delta("d", finish=FinishReason.STOP))
-    assert await reader == delta("d", finish=FinishReason.STOP)
+    assert mailbox.offer(0, "c", 7)
+    mailbox.put(delta("d"))
+    assert taker.taken == ["b", "c", "d"]
+    mailbox.put(delta("e", finish=FinishReason.STOP))
+    assert not mailbox.offer(0, "?", 7)
+    assert await reader == delta("e", finish=FinishReason.STOP)
 
 
 async def test_what_a_shortcut_leaves_comes_to_the_reader_in_order_and_later_deltas_after_it():
-    mailbox, take = Mailbox(), Taker()
-    mailbox.shortcut(take)
+    mailbox, taker = Mailbox(), Taker()
+    mailbox.shortcut(taker)
     reader = await waiting(mailbox)
     mailbox.put(delta("a"))
-    take.willing = False
+    taker.willing = False
+    assert not mailbox.offer(0, "b", ord("b"))
     mailbox.put(delta("b"))
-    take.willing = True
+    taker.willing = True
+    assert not mailbox.offer(0, "c", ord("c"))
     mailbox.put(delta("c"))  # the reader has been woken, and has not run: it comes after b, by the same way
-    assert take.taken == ["a"]
+    assert taker.taken == ["a"]
     assert (await reader).text == "bc"
 
 
-async def test_what_a_shortcut_raises_is_raised_in_the_reader_and_not_in_the_writer():
-    def take(_delta):
-        raise ZeroDivisionError
+@pytest.mark.parametrize("way", ["put", "offer"])
+async def test_what_a_shortcut_raises_is_raised_in_the_reader_and_not_in_the_writer(way):
+    class Broken:
+        def take(self, _delta):
+            raise ZeroDivisionError
+
+        def take_token(self, _index, _text, _token_id):
+            raise ZeroDivisionError
 
     mailbox = Mailbox()
-    mailbox.shortcut(take)
+    mailbox.shortcut(Broken())
     reader = await waiting(mailbox)
-    mailbox.put(delta("a"))
+    if way == "put":
+        mailbox.put(delta("a"))
+    else:
+        assert mailbox.offer(0, "a", 7)
     mailbox.put(delta("b"))
     assert (await reader).text == "b"
     with pytest.raises(ZeroDivisionError):
@@ -152,25 +168,36 @@ async def test_what_a_shortcut_raises_is_raised_in_the_reader_and_not_in_the_wri
 
 
 async def test_a_reader_who_gave_up_waiting_is_not_offered_anything():
-    mailbox, take = Mailbox(), Taker()
-    mailbox.shortcut(take)
+    mailbox, taker = Mailbox(), Taker()
+    mailbox.shortcut(taker)
     reader = await waiting(mailbox)
     reader.cancel()
+    assert not mailbox.offer(0, "?", 7)
     mailbox.put(delta("a"))
     await asyncio.wait({reader})
     mailbox.put(delta("b"))
-    assert take.taken == []
+    assert taker.taken == []
     assert (await anext(mailbox)).text == "ab"
 
 
-@given(st.lists(st.sampled_from(["put", "read", "take", "turn"]), max_size=40))
+async def test_a_keeper_puts_choices_together():
+    choices = [Transcript(), Transcript()]
+    keeper = Keeper(choices)
+    assert keeper.take(delta("a", 1))
+    assert keeper.take_token(1, "b", ord("b"))
+    assert keeper.take(delta("c", 1, FinishReason.STOP))
+    assert choices[1].completion((7,), ()) == Completion((7,), "abc", tuple(b"abc"), FinishReason.STOP, index=1)
+
+
+@given(st.lists(st.sampled_from(["put", "token", "read", "take", "turn"]), max_size=40))
 def test_with_a_shortcut_and_without_a_reader_gets_the_same_text(script):
     """The twin of the shortcut is the mailbox without one. "read" and "take" change whether the one or other does."""
 
     async def run(*, with_shortcut):
-        mailbox, take, read, reads = Mailbox(), Taker(), [], asyncio.Event()
+        mailbox, taker, reads = Mailbox(), Taker(), asyncio.Event()
+        read = taker.taken
         if with_shortcut:
-            mailbox.shortcut(lambda each: take(each) and read.append(each.text) is None)
+            mailbox.shortcut(taker)
 
         async def reader():
             async for each in mailbox:
@@ -179,12 +206,13 @@ def test_with_a_shortcut_and_without_a_reader_gets_the_same_text(script):
 
         task = asyncio.create_task(reader())
         for number, step in enumerate(script):
-            if step == "put":
-                mailbox.put(delta(f"{number} "))
+            text = f"{number} "
+            if step == "put" or (step == "token" and not mailbox.offer(0, text, 7)):
+                mailbox.put(delta(text))
             elif step == "read":
                 (reads.clear if reads.is_set() else reads.set)()
             elif step == "take":
-                take.willing = not take.willing
+                taker.willing = not taker.willing
             elif step == "turn":
                 await asyncio.sleep(0)
         reads.set()

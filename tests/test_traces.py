@@ -32,6 +32,7 @@ from aserve.scheduler.preemption import PreemptionRule
 from aserve.scheduler.queue import first_come_first_served, priority_with_ageing
 from aserve.scheduler.scheduler import Scheduler
 from tests.checkpoints import EOS_ID, VOCAB_SIZE, checkpoints, write_checkpoint
+from tests.fakes import deltas_of
 
 __all__ = ["checkpoints"]
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
@@ -90,7 +91,7 @@ class Drive:
             self._flying.append((plan, self._runner.launch(plan)))
         if self._flying and (plan is None or len(self._flying) == self._depth):
             _, flight = self._flying.popleft()
-            for delta in self.scheduler.commit(await flight.land()):
+            for delta in deltas_of(self.scheduler.commit(await flight.land())):
                 self.answers[delta.request_id, delta.index].extend(delta.token_ids)
             return True
         return plan is not None

@@ -4,6 +4,8 @@ from typing import NewType
 
 RequestId = NewType("RequestId", str)
 """One call of a user; unique among the live requests of an engine."""
+ChoiceId = tuple[RequestId, int]
+"""One answer of a call: the request, and which of its choices."""
 SeqId = NewType("SeqId", int)
 """One sequence of tokens in the scheduler; never reused in an engine's life."""
 Row = NewType("Row", int)

@@ -1,11 +1,10 @@
-"""What comes out: tokens from the scheduler (SeqDelta), then text for a reader (TextDelta), then a whole Completion."""
+"""What comes out: tokens from the scheduler (StepTokens), text for a reader (TextDelta), in the end a Completion."""
 
 import enum
-from collections.abc import Sequence
 
 import msgspec
 
-from aserve.core.ids import RequestId
+from aserve.core.ids import ChoiceId, RequestId
 from aserve.core.plan import TokenScores
 
 
@@ -37,6 +36,18 @@ class SeqDelta(msgspec.Struct, frozen=True, gc=False):
     scores: tuple[TokenScores, ...] = ()
     prompt_scores: tuple[TokenScores, ...] = ()
     cumulative_logprob: float | None = None
+
+
+class StepTokens(msgspec.Struct, frozen=True, gc=False):
+    """What readers learn from a step. A choice comes up once at most.
+
+    choices, token_ids: side by side, for each choice that gained one token and has nothing else to tell: the token is
+    not its first and not its last, and has no scores. deltas: what the others have to tell.
+    """
+
+    choices: list[ChoiceId]
+    token_ids: list[int]
+    deltas: list[SeqDelta]
 
 
 class TextDelta(msgspec.Struct, frozen=True, gc=False):
@@ -93,22 +104,45 @@ class Completion(msgspec.Struct, frozen=True):
     cumulative_logprob: float | None = None
     index: int = 0
 
-    @classmethod
-    def of(
-        cls, prompt_token_ids: tuple[int, ...], deltas: Sequence[TextDelta], prompt_scores: tuple[TokenScores, ...]
-    ) -> "Completion":
-        """All deltas of one choice together. prompt_scores: the prompt's, which its first choice brings."""
-        assert deltas, "I19: a choice ends with a terminal delta"
-        last = deltas[-1]
+
+class Transcript:
+    """One choice, put together as it comes. prompt_scores: those that came with it."""
+
+    __slots__ = ("_last", "_scores", "_texts", "_token_ids", "prompt_scores")
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._scores: list[TokenScores] = []
+        self.prompt_scores: tuple[TokenScores, ...] = ()
+        self._last: TextDelta | None = None
+
+    def add(self, delta: TextDelta) -> None:
+        """The choice's next delta."""
+        self._texts.append(delta.text)
+        self._token_ids.extend(delta.token_ids)
+        self._scores.extend(delta.scores)
+        self.prompt_scores += delta.prompt_scores
+        self._last = delta
+
+    def add_token(self, text: str, token_id: int) -> None:
+        """A token with nothing to tell but itself."""
+        self._texts.append(text)
+        self._token_ids.append(token_id)
+
+    def completion(self, prompt_token_ids: tuple[int, ...], prompt_scores: tuple[TokenScores, ...]) -> Completion:
+        """The whole, after the last delta. prompt_scores: the prompt's, which its first choice brings."""
+        last = self._last
+        assert last is not None, "I19: a choice ends with a terminal delta"
         assert last.finish_reason is not None, "I19: a choice ends with a terminal delta"
-        return cls(
+        return Completion(
             prompt_token_ids=prompt_token_ids,
-            text="".join(delta.text for delta in deltas),
-            token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
+            text="".join(self._texts),
+            token_ids=tuple(self._token_ids),
             finish_reason=last.finish_reason,
             stop_reason=last.stop_reason,
             num_cached_tokens=last.num_cached_tokens,
-            scores=tuple(score for delta in deltas for score in delta.scores),
+            scores=tuple(self._scores),
             prompt_scores=prompt_scores,
             cumulative_logprob=last.cumulative_logprob,
             index=last.index,

@@ -23,8 +23,8 @@ STATE_KEY: Final = "aserve.direct_line"
 class DirectLine:
     """A connection's, for the response under way.
 
-    is_clear: whether `write` would be taken without waiting: the line is connected, the client is there and keeps up.
-    write: takes a piece of the body. To be called after `is_clear`, and while no `send` waits.
+    is_clear: whether `write` would write: the line is connected, the client is there and keeps up.
+    write: writes a piece of the body, not b"", or returns False. To be called while no `send` waits.
     """
 
     __slots__ = ("_first", "is_clear", "write")
@@ -32,7 +32,7 @@ class DirectLine:
     def __init__(self) -> None:
         self._first: bytes | None = None
         self.is_clear: Callable[[], bool] = _never
-        self.write: Callable[[bytes], None] = _dead
+        self.write: Callable[[bytes], bool] = _dead
 
     def request(self, first: bytes) -> None:
         """Ask for the line from when `first`, the next piece to be sent, has arrived."""
@@ -42,7 +42,7 @@ class DirectLine:
         """Whether a piece that arrived is the one that was announced, and not one of equal or other content."""
         return piece is self._first
 
-    def connect(self, is_clear: Callable[[], bool], write: Callable[[bytes], None]) -> None:
+    def connect(self, is_clear: Callable[[], bool], write: Callable[[bytes], bool]) -> None:
         """Open the line, until `disconnect`."""
         self._first = None
         self.is_clear = is_clear
@@ -65,5 +65,5 @@ def _never() -> bool:
     return False
 
 
-def _dead(_piece: bytes) -> None:
-    raise AssertionError("a line that is not clear takes nothing")
+def _dead(_piece: bytes) -> bool:
+    return False

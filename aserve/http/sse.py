@@ -58,14 +58,14 @@ class EventStream(EventSourceResponse):
 
     @property
     def takes_more(self) -> bool:
-        """Whether `write_now` may be called, which is when the client has taken what was sent before."""
+        """Whether `write_now` would write."""
         return self._line is not None and self._line.is_clear()
 
     def write_now(self, piece: bytes) -> bool:
-        """Write a piece (b"" is none) without waiting, while nothing else is being sent. Always True: it is taken."""
-        assert self._line is not None, "the stream takes more"
+        """Write a piece (b"" is none), while nothing else is being sent. False: the client has not kept up."""
         if piece:
-            self._line.write(piece)
+            if self._line is None or not self._line.write(piece):
+                return False
             self._since_s = self._time()
         return True
 

@@ -7,7 +7,7 @@ Knows no block, no tensor and no HTTP; it is told times, and reads no clock.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 from prometheus_client import CollectorRegistry
@@ -100,6 +100,7 @@ class EngineMetrics(Collector):
         self.loop_lags_s = deque([0.0], maxlen=NUM_LOOP_LAGS)
         """How late the event loop was, the last times that it was asked."""
         self.num_finished = dict.fromkeys(FinishReason, 0)
+        self._last_step_s = 0.0
         registry.register(self)
 
     def arrived(self, request: Request, now: float) -> "RequestTimes":
@@ -110,6 +111,21 @@ class EngineMetrics(Collector):
         """A step raised. Only the number is kept: an exception's text has no place in a metric."""
         del error
         self.num_step_failures += 1
+
+    def one_token_each(self, now: float, requests: "Sequence[RequestTimes]") -> None:
+        """Each of these got one more token, not its first. Those that got one of the step before too are alike."""
+        num_alike = 0
+        for times in requests:
+            if times.last_s == self._last_step_s:
+                num_alike += 1
+            else:
+                self.inter_token_s.observe(now - times.last_s)
+            times.last_s = now
+            times.num_tokens += 1
+        if num_alike:
+            self.inter_token_s.observe(now - self._last_step_s, num_alike)
+        self.num_generation_tokens += len(requests)
+        self._last_step_s = now
 
     def collect(self) -> Iterator[Metric]:
         """Every metric as of now; called by the registry at each scrape."""
@@ -176,15 +192,18 @@ class EngineMetrics(Collector):
 
 
 class RequestTimes:
-    """The clock readings of one request. Times are seconds of the engine's clock."""
+    """The clock readings of one request. Times are seconds of the engine's clock.
 
-    __slots__ = ("_arrived_s", "_ended", "_last_s", "_metrics", "_num_prompt_tokens", "_num_tokens")
+    last_s: of the last token, or the arrival. num_tokens: so far.
+    """
+
+    __slots__ = ("_arrived_s", "_ended", "_metrics", "_num_prompt_tokens", "last_s", "num_tokens")
 
     def __init__(self, metrics: EngineMetrics, num_prompt_tokens: int, now: float) -> None:
         self._metrics = metrics
         self._num_prompt_tokens = num_prompt_tokens
-        self._num_tokens = 0
-        self._arrived_s = self._last_s = now
+        self.num_tokens = 0
+        self._arrived_s = self.last_s = now
         self._ended = False
 
     def tokens(self, now: float, num_tokens: int) -> None:
@@ -192,14 +211,14 @@ class RequestTimes:
         if num_tokens == 0:
             return
         metrics = self._metrics
-        if self._num_tokens == 0:
+        if self.num_tokens == 0:
             metrics.first_token_s.observe(now - self._arrived_s)
             metrics.num_prompt_tokens += self._num_prompt_tokens
         else:
-            metrics.inter_token_s.observe((now - self._last_s) / num_tokens, num_tokens)
+            metrics.inter_token_s.observe((now - self.last_s) / num_tokens, num_tokens)
         metrics.num_generation_tokens += num_tokens
-        self._num_tokens += num_tokens
-        self._last_s = now
+        self.num_tokens += num_tokens
+        self.last_s = now
 
     def finished(self, now: float, reason: FinishReason) -> None:
         """The request ended at `now`; lengths and latency are kept of answers that are whole."""
@@ -210,7 +229,7 @@ class RequestTimes:
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             metrics.latency_s.observe(now - self._arrived_s)
             metrics.prompt_tokens.observe(self._num_prompt_tokens)
-            metrics.generation_tokens.observe(self._num_tokens)
+            metrics.generation_tokens.observe(self.num_tokens)
 
     def left(self, now: float, reason: FinishReason = FinishReason.ABORT) -> None:
         """The reader is gone, or is about to be sent away; what that ended, unless it had finished."""

@@ -120,7 +120,6 @@ class Beams:
         )
         for member in members:
             member.last_position = member.num_prompt - 1
-            member.quiet_until = -1
 
     def report(self, slot: int, scores: TokenScores) -> bool:
         """A slot's step has landed; whether all have reported."""

@@ -27,9 +27,9 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Several
 
 from aserve.core.errors import InvalidRequestError
-from aserve.core.ids import BlockHash, RequestId, SeqId
+from aserve.core.ids import BlockHash, ChoiceId, RequestId, SeqId
 from aserve.core.layout import Window
-from aserve.core.outputs import SeqDelta
+from aserve.core.outputs import SeqDelta, StepTokens
 from aserve.core.plan import SeqSlice, StepPlan, StepResult, TokenScores
 from aserve.core.request import Request
 from aserve.kv_cache.paged_cache import PagedCache
@@ -44,8 +44,6 @@ from aserve.scheduler.sequence import Sequence
 from aserve.scheduler.states import State
 from aserve.scheduler.statistics import Statistics
 from aserve.scheduler.stopping import reason_to_stop
-
-__all__ = ["Scheduler", "Statistics"]
 
 
 class Scheduler:
@@ -219,7 +217,7 @@ class Scheduler:
         self._in_flight.append(plan)
         return plan
 
-    def commit(self, result: StepResult) -> list[SeqDelta]:
+    def commit(self, result: StepResult) -> StepTokens:
         """Take in the oldest step in flight: append its tokens, seal what has filled up, end what has ended.
 
         A slice of a sequence that has ended meanwhile is ignored (I19); that of a preempted one still yields its token.
@@ -232,13 +230,14 @@ class Scheduler:
             slices = self._seal_chunks(slices)
             assert len(slices) == len(result.token_ids), "each slice that samples has a token"
         sequences = self._sequences
+        choices: list[ChoiceId] = []
+        quiet_ids: list[int] = []
         deltas: list[SeqDelta] = []
         token_ids = iter(result.token_ids)
         for piece in slices:
             token_id = next(token_ids)
-            try:
-                sequence = sequences[piece.seq_id]
-            except KeyError:  # it has ended
+            sequence = sequences.get(piece.seq_id)
+            if sequence is None:  # it has ended
                 continue
             num_landed = piece.start + piece.num_tokens
             if num_landed >= sequence.table.seal_at:  # never true of a preempted sequence: it has no blocks
@@ -247,8 +246,9 @@ class Scheduler:
                 deltas.extend(self._landed(sequence, token_id, num_landed, scores.get(sequence.id)))
                 continue
             sequence.token_ids.append(token_id)
-            deltas.append(SeqDelta(sequence.request_id, (token_id,), None, None, sequence.index, sequence.num_cached))
-        return deltas
+            choices.append(sequence.choice_id)
+            quiet_ids.append(token_id)
+        return StepTokens(choices, quiet_ids, deltas)
 
     def fail(self, step_id: int) -> tuple[RequestId, ...]:
         """The step raised. Drop it and those planned on top of it; end every request with a slice in them.
@@ -303,8 +303,7 @@ class Scheduler:
         alive = {*residents.waiting, *residents.running, *residents.swapped}
         assert set(self._sequences.values()) == alive, "I19: a sequence is lost or undead"
         listed = [sequence for members in self._requests.values() for sequence in members]
-        assert len(listed) == len(alive), "I19: a request is lost or undead"
-        assert set(listed) == alive, "I19: a request is lost or undead"
+        assert len(listed) == len(alive) == len(alive.intersection(listed)), "I19: a request is lost or undead"
         for sequence in residents.running:
             flying = [piece for plan in self._in_flight for piece in plan.slices if piece.seq_id == sequence.id]
             check_running(sequence, flying, self._cache, self._admission.context_len)
@@ -325,7 +324,7 @@ class Scheduler:
     def _landed(
         self, sequence: Sequence, token_id: int, num_landed: int, score: TokenScores | None
     ) -> Iterable[SeqDelta]:
-        """A token that ends its sequence, has scores, or is not for the reader yet: what comes out of it."""
+        """A token that begins or ends an answer, has scores, or is not for the reader yet: what comes out of it."""
         group = sequence.group
         if group is not None and group.beams is not None:
             assert score is not None, "beams are scored"
@@ -336,6 +335,8 @@ class Scheduler:
         if token_id in sequence.stop_ids or num_landed > sequence.last_position:
             reason, stop_reason = reason_to_stop(sequence, token_id)
             self._end(sequence)
+        elif sequence.sampling.num_logprobs is None:
+            sequence.quiet_until = sequence.last_position
         delta = SeqDelta(
             sequence.request_id,
             (token_id,),

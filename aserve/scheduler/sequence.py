@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from aserve.core.ids import RequestId, Row, SeqId
+from aserve.core.ids import ChoiceId, RequestId, Row, SeqId
 from aserve.core.plan import RowControls, RowInit, RowSampling, TokenScores
 from aserve.core.request import Request
 from aserve.kv_cache.table import BlockTable
@@ -32,11 +32,13 @@ _NO_CONTROLS: Final = RowControls()
 class Sequence:
     """Read and written on the hot path, hence plain attributes.
 
-    index: which choice of its request. group: those that share the prompt with it; None for one that is alone.
+    index: which choice of its request; choice_id has both.
+    group: those that share the prompt with it; None for one that is alone.
     origin: the sequence that it continues, while that runs; its prompt is then the other's past.
     max_len: tokens at which it ends with reason "length", prompt included.
     last_position: the last one worth computing: it yields the token that brings max_len (or, of a beam, the next).
-    quiet_until: up to this position a token that ends nothing needs no second look; -1 where every token does.
+    quiet_until: up to this position a token that ends nothing needs no second look; -1 where every token does, as
+        the first always.
     row: its place in the runner's tables while RUNNING.
     num_bound: blocks that its next RowInit brings; None when the runner knows the row.
     num_cached: prompt tokens found in the prefix cache at first admission.
@@ -47,6 +49,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "choice_id",
         "group",
         "id",
         "index",
@@ -88,6 +91,7 @@ class Sequence:
         self.index = index
         self.request = request
         self.request_id: RequestId = request.id
+        self.choice_id: ChoiceId = (request.id, index)
         self.group: Group | None = None
         self.origin: Sequence | None = None
         self.sort_key = sort_key
@@ -98,8 +102,7 @@ class Sequence:
         self.max_len = min(num_prompt + request.max_tokens, context_len)
         self.last_position = self.max_len - 2
         scores_prompt = self.sampling.num_prompt_logprobs is not None
-        is_scored = scores_prompt or self.sampling.num_logprobs is not None
-        self.quiet_until = -1 if is_scored else self.last_position
+        self.quiet_until = -1
         self.num_prefill = num_prompt
         self.num_computed = 0
         self.num_cached = 0

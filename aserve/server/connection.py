@@ -284,7 +284,7 @@ class Connection(asyncio.Protocol):
             parse_socket_addr(family, self._transport.get_extra_info("sockname")),
             self._send,
             is_clear=self._is_clear,
-            write=self._transport.write,
+            write_now=self._write_now,
         )
 
     # What the protocol calls
@@ -302,6 +302,13 @@ class Connection(asyncio.Protocol):
     def _is_clear(self) -> bool:
         """Whether a write would be taken without waiting."""
         return self._writable.is_set() and not self._transport.is_closing()
+
+    def _write_now(self, data: bytes) -> bool:
+        """Write if `_is_clear`."""
+        if not self._writable.is_set() or self._transport.is_closing():
+            return False
+        self._transport.write(data)
+        return True
 
     async def _write(self, data: bytes) -> None:
         if self._transport.is_closing():

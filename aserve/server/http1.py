@@ -32,16 +32,16 @@ _MESSAGES: Final = {
 class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is not typed for mypy
     """One connection's requests, one at a time. While the server drains, each answer says that it is the last.
 
-    arguments: H11Protocol's, but for the ConnectionState. is_clear, write: of the connection's transport.
+    arguments: H11Protocol's, but for the ConnectionState. is_clear, write_now: the connection's, as a DirectLine's.
     """
 
-    def __init__(self, *arguments: Any, is_clear: Callable[[], bool], write: Callable[[bytes], None]) -> None:
+    def __init__(self, *arguments: Any, is_clear: Callable[[], bool], write_now: Callable[[bytes], bool]) -> None:
         app, config, context, group, *rest = arguments
         self._line = DirectLine()
         state = ConnectionState({STATE_KEY: self._line})
         super().__init__(app, config, context, group, state, *rest)
         self._is_clear = is_clear
-        self._write = write
+        self._write_now = write_now
         self._is_chunked = False
 
     @property
@@ -84,8 +84,8 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is not typed for my
         is_known = self.connection.their_http_version >= b"1.1"
         return has_body and is_known and not has_length and self.stream.scope["method"] not in ("HEAD", "CONNECT")
 
-    def _write_chunk(self, piece: bytes) -> None:
-        self._write(b"%x\r\n%b\r\n" % (len(piece), piece))
+    def _write_chunk(self, piece: bytes) -> bool:
+        return self._write_now(b"%x\r\n%b\r\n" % (len(piece), piece))
 
     async def _send_error_response(self, status_code: int) -> None:
         unread, _ = self.connection.trailing_data

@@ -30,6 +30,11 @@ class Detokenizer:
         self._unfinished = b""  # the first bytes of a character: at most 3
         self._leading = "" if keep_leading_space else token_bytes.leading  # what may still be dropped
 
+    @property
+    def is_between_characters(self) -> bool:
+        """Whether the next token's text is the same wherever it stands."""
+        return not self._unfinished and not self._leading
+
     def feed(self, token_ids: Iterable[int]) -> str:
         """The text that these tokens complete; it never ends inside a character."""
         encoded = self._unfinished + b"".join(map(self._token_bytes.__getitem__, token_ids))

@@ -24,6 +24,8 @@ class TextStream:
 
     keep_leading_space: the text continues a prompt, so a space before its first word is shown
     (SentencePiece drops it from a text of its own).
+    is_plain: a token that has a text of its own (`Tokenizer.token_texts`), and ends nothing, adds just that. Such a
+    token need not be pushed.
     """
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, *, keep_leading_space: bool = False) -> None:
@@ -33,6 +35,8 @@ class TextStream:
         self._shows_stop = params.include_stop_str_in_output
         self._num_unmatched = params.min_tokens  # tokens to come whose text is not searched
         self._finished = False
+        self._has_plain = params.skip_special_tokens and not params.stop
+        self.is_plain = False  # before the first push has told whether a leading space is dropped
 
     @property
     def stopped(self) -> bool:
@@ -47,21 +51,6 @@ class TextStream:
         """
         if self._finished or not (delta.token_ids or delta.finish_reason or delta.prompt_scores):
             return None
-        if self._matcher is None and delta.finish_reason is None:  # most deltas of most requests
-            return TextDelta(
-                self._detokenizer.feed(delta.token_ids),
-                delta.token_ids,
-                None,
-                None,
-                delta.index,
-                delta.num_cached_tokens,
-                delta.scores,
-                delta.prompt_scores,
-            )
-        return self._push_any(delta)
-
-    def _push_any(self, delta: SeqDelta) -> TextDelta:
-        """`push` of any delta that has something to tell; the twin of its shorter way."""
         ended_by_model = delta.finish_reason is FinishReason.STOP and delta.stop_reason is None
         is_hidden = ended_by_model and not self._shows_stop
         text, num_tokens = self._read(delta.token_ids[:-1] if is_hidden else delta.token_ids)
@@ -75,6 +64,7 @@ class TextStream:
             finish_reason, stop_reason = FinishReason.STOP, self._matcher.stop
             text += stop_reason if self._shows_stop else ""
         self._finished = finish_reason is not None
+        self.is_plain = self._has_plain and self._detokenizer.is_between_characters
         return TextDelta(
             text,
             delta.token_ids[:num_tokens],

@@ -51,6 +51,21 @@ class TokenBytes(dict[int, bytes]):
         return found
 
 
+class TokenTexts(dict[int, str | None]):
+    """Maps a token id to its text, computed on first use; None where its bytes are not whole characters."""
+
+    def __init__(self, token_bytes: TokenBytes) -> None:
+        self._token_bytes = token_bytes
+
+    def __missing__(self, token_id: int) -> str | None:
+        try:
+            text = self._token_bytes[token_id].decode()
+        except UnicodeDecodeError:
+            text = None
+        self[token_id] = text
+        return text
+
+
 def _decoder_spec(backend: tokenizers.Tokenizer) -> Mapping[str, Any] | None:
     if backend.decoder is None:
         return None

@@ -12,7 +12,7 @@ from typing import Final, Self
 import tokenizers
 
 from aserve.core.errors import CheckpointError, InvalidRequestError
-from aserve.text.token_bytes import TokenBytes
+from aserve.text.token_bytes import TokenBytes, TokenTexts
 from aserve.text.tokenizer_config import TokenizerConfig, read_tokenizer_config
 
 TOKENIZER_FILE: Final = "tokenizer.json"
@@ -23,7 +23,7 @@ class Tokenizer:
 
     vocab_size: how many tokens there are (a model's may be larger, padded). special_ids: tokens that are not text.
     bos_id, eos_id: None where the checkpoint names none. text_bytes: the bytes of each token, special ones skipped;
-    token_bytes: those of special tokens too.
+    token_bytes: those of special tokens too. token_texts: the texts of text_bytes.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
@@ -39,6 +39,7 @@ class Tokenizer:
         self.eos_id: Final = self._id_of(config.named_tokens.get("eos_token"))
         self.text_bytes: Final = TokenBytes(backend, skip=self.special_ids)
         self.token_bytes: Final = TokenBytes(backend)
+        self.token_texts: Final = TokenTexts(self.text_bytes)
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:

@@ -168,7 +168,7 @@ async def test_the_line_of_a_connection_serves_one_response_after_another():
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": first, "more_body": True})
         assert line.is_clear()
-        line.write(b"b" * 300)
+        assert line.write(b"b" * 300)
         await send({"type": "http.response.body", "body": b"c"})
 
     async with serving(app) as site:
@@ -184,8 +184,7 @@ async def test_the_line_of_a_connection_serves_one_response_after_another():
 def test_a_dead_line_is_never_clear_and_takes_nothing():
     line = DirectLine()
     assert not line.is_clear()
-    with pytest.raises(AssertionError, match="not clear"):
-        line.write(b"x")
+    assert not line.write(b"x")
 
 
 def test_other_servers_have_no_line():

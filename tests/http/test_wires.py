@@ -1,5 +1,6 @@
 """Chunks put together from bytes are the JSON that they are meant to be, whatever the text and the names."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,6 +37,18 @@ def make_wire(wire, model, fields):
         return ChatWire(engine, "some-id", model, ChatFields(messages=messages, **fields))
     fields = CompletionFields(prompt="hi", **fields)
     return TextWire(engine, "some-id", model, fields, num_choices=1, echoed=None)
+
+
+@pytest.mark.parametrize("wire", [ChatWire, TextWire])
+@given(delta=DELTAS, model=st.text())
+def test_a_frame_around_a_text_is_its_delta(wire, delta, model):
+    """The fast way to a chunk and the slow one; where chunks have more than the text, there is no fast one."""
+    made = make_wire(wire, model, {})
+    head, tail = made.frame(delta.index)
+    plain = TextDelta(delta.text or "x", (7,), index=delta.index)
+    assert head + msgspec.json.encode(plain.text) + tail == made.delta(plain, None)
+    for fields in ({"return_token_ids": True}, {"logprobs": True if wire is ChatWire else 1}):
+        assert make_wire(wire, model, fields).frame(0) is None
 
 
 @pytest.mark.parametrize("wire", [ChatWire, TextWire])

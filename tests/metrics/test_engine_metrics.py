@@ -140,3 +140,20 @@ def test_the_event_loops_worst_lag_of_late(registry, metrics):
     assert registry.get_sample_value("aserve_event_loop_lag_seconds", {"model_name": "model"}) == 0.25
     metrics.loop_lags_s.extend([0.001] * 100)
     assert registry.get_sample_value("aserve_event_loop_lag_seconds", {"model_name": "model"}) == 0.001
+
+
+def test_tokens_of_many_requests_at_once_are_counted_as_each_alone(registry, metrics):
+    """Two that step together, one that joins them later, and a request of two choices, which comes up twice."""
+    twins = EngineMetrics(CollectorRegistry(), "model", lambda: COUNTS)
+    script = [(1.0, [0, 1]), (1.5, [0, 1]), (2.25, [0]), (3.0, [0, 1, 2, 2]), (3.125, [2, 0, 2, 1])]
+    together, alone = ([each.arrived(request(), 0.5) for _ in range(3)] for each in (metrics, twins))
+    for times in (*together, *alone):
+        times.tokens(0.75, 1)
+    for now, indices in script:
+        metrics.one_token_each(now, [together[index] for index in indices])
+        for index in indices:
+            alone[index].tokens(now, 1)
+    assert [times.num_tokens for times in together] == [times.num_tokens for times in alone]
+    assert metrics.num_generation_tokens == twins.num_generation_tokens
+    read = [each.inter_token_s.family("gaps", "", "model", "m").samples for each in (metrics, twins)]
+    assert read[0] == read[1]

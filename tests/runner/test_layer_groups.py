@@ -23,6 +23,7 @@ from aserve.runner.rows import RowTable
 from aserve.runner.runner import ModelRunner
 from aserve.scheduler.scheduler import Scheduler
 from tests.checkpoints import VOCAB_SIZE, checkpoints
+from tests.fakes import deltas_of
 from tests.runner.toy import ToyLM, chunk, fed, init
 
 __all__ = ["checkpoints"]
@@ -89,7 +90,7 @@ def generate_over_poison(folder: Path, ops: Ops, prompt: list[int], num_tokens: 
     answer, most = [], 0
     try:
         while (plan := scheduler.plan(0.0)) is not None:
-            for delta in scheduler.commit(runner.run(plan)):
+            for delta in deltas_of(scheduler.commit(runner.run(plan))):
                 answer += delta.token_ids
             most = max(most, scheduler.statistics().num_used_blocks)
             kv.planes_YBX[:, list(scheduler._cache._pool._free)] = torch.nan

@@ -22,6 +22,7 @@ from aserve.runner.flight import StepFlight
 from aserve.runner.kv_store import allocate_kv
 from aserve.runner.runner import ModelRunner
 from aserve.scheduler.scheduler import Scheduler
+from tests.fakes import deltas_of
 
 VOCAB_SIZE = 97
 POISON = VOCAB_SIZE - 1
@@ -156,7 +157,7 @@ async def answer(
             if plan is not None:
                 flying.append(runner.launch(plan))
             elif flying:
-                for delta in scheduler.commit(await flying.popleft().land()):
+                for delta in deltas_of(scheduler.commit(await flying.popleft().land())):
                     tokens[delta.request_id] += delta.token_ids
             else:
                 return tokens

@@ -13,7 +13,7 @@ from aserve.core.params import SamplingParams
 from aserve.core.plan import RowSampling, StepPlan, StepResult, TokenScores
 from aserve.core.request import Request
 from aserve.scheduler.scheduler import Scheduler
-from tests.fakes import FakeKV, continuation, scores_of, seen_by
+from tests.fakes import FakeKV, continuation, deltas_of, scores_of, seen_by
 from tests.scheduler.reference_beams import reference_beam_search
 
 LETTERS = range(3)
@@ -180,7 +180,7 @@ class SyncLoop:
     def commit(self) -> list[SeqDelta]:
         """Land the oldest step."""
         _, result = self.in_flight.popleft()
-        deltas = self.scheduler.commit(result)
+        deltas = deltas_of(self.scheduler.commit(result))
         for delta in deltas:
             choice = self.answers[delta.request_id].choices[delta.index]
             assert choice.is_open, f"I19: {delta} after the end"

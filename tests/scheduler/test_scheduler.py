@@ -7,6 +7,7 @@ from aserve.core.ids import RequestId
 from aserve.core.outputs import FinishReason, SeqDelta
 from aserve.core.plan import RowInit, RowSampling, SeqSlice, StepPlan, StepResult
 from aserve.scheduler.scheduler import Scheduler
+from tests.fakes import deltas_of
 from tests.scheduler.sync_loop import EOS, SyncLoop, request
 
 GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
@@ -19,7 +20,7 @@ def scheduler_of(num_blocks: int = 8, **limits: float) -> Scheduler:
 
 
 def land(scheduler: Scheduler, plan: StepPlan, *token_ids: int) -> list[SeqDelta]:
-    deltas = scheduler.commit(StepResult(plan.step_id, token_ids))
+    deltas = deltas_of(scheduler.commit(StepResult(plan.step_id, token_ids)))
     scheduler.check()
     return deltas
 
@@ -83,7 +84,7 @@ def test_long_prompts_are_computed_in_chunks_beside_those_who_decode():
         SeqSlice(seq_id=1, row=1, start=3, num_tokens=3, token_ids=(1, 1, 2), samples=True),
     )
     assert land(scheduler, first, 5) == [SeqDelta("a", (5,))]
-    assert land(scheduler, second, 6, 7) == [SeqDelta("a", (6,)), SeqDelta("b", (7,))]
+    assert land(scheduler, second, 6, 7) == [SeqDelta("b", (7,)), SeqDelta("a", (6,))]
 
 
 def test_a_second_reader_of_the_same_prompt_is_given_its_blocks_once_they_have_landed():
@@ -99,7 +100,7 @@ def test_a_second_reader_of_the_same_prompt_is_given_its_blocks_once_they_have_l
     assert third.inits == (RowInit(row=2, seq_id=2, sampling=GREEDY, block_ids=(1,)),)
     assert third.slices[-1] == SeqSlice(2, 2, start=2, num_tokens=2, token_ids=(2, 0), new_blocks=(8,), samples=True)
     land(scheduler, second, 5, 5)
-    assert land(scheduler, third, 5, 5, 5)[2] == SeqDelta("c", (5,), num_cached_tokens=2)
+    assert land(scheduler, third, 5, 5, 5)[0] == SeqDelta("c", (5,), num_cached_tokens=2)
 
 
 def test_when_memory_is_short_the_newest_gives_way_and_keeps_the_token_in_flight():

@@ -1,3 +1,4 @@
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -249,11 +250,18 @@ def test_scores_are_cut_where_the_tokens_are():
     assert (last.prompt_scores, last.index, last.cumulative_logprob) == ((), 3, -6.5)
 
 
-@given(sequences(), st.lists(st.integers(0, 3), max_size=8))
-def test_the_short_way_of_a_push_is_the_long_one(sequence, sizes):
-    tokenizer, params, token_ids, finish_reason, stop_reason, _ = sequence
+@given(sequences(), st.booleans())
+def test_a_token_that_is_not_pushed_to_a_plain_stream_has_the_text_that_pushing_gives(sequence, skip_special_tokens):
+    tokenizer, params, token_ids, *_ = sequence
+    params = msgspec.structs.replace(params, skip_special_tokens=skip_special_tokens)
     short, long = TextStream(tokenizer, params), TextStream(tokenizer, params)
-    for each in chunked(token_ids, sizes, finish_reason, stop_reason):
-        pushed = short.push(each)
-        if pushed is not None:
-            assert pushed == long._push_any(each)
+    for token_id in token_ids:
+        pushed = long.push(delta([token_id]))
+        if pushed is None:
+            return
+        text = tokenizer.token_texts[token_id]
+        if text is None or not short.is_plain:
+            assert short.push(delta([token_id])) == pushed
+        else:
+            assert pushed == TextDelta(text, (token_id,))
+        assert short.is_plain == long.is_plain

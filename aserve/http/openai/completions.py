@@ -139,6 +139,12 @@ class TextWire:
         end = b"}]" + usage_suffix(usage) + b"}\n\n"
         return b"".join((self._choice_head, start, _encode(delta.text), logprobs, reasons, token_ids, end))
 
+    def frame(self, index: int) -> tuple[bytes, bytes] | None:
+        """Around the text."""
+        if self._with_token_ids or self._with_logprobs:
+            return None
+        return self._choice_head + b'%d,"text":' % index, b',"logprobs":null,"finish_reason":null}]}\n\n'
+
     def usage(self, usage: Usage) -> bytes:
         """The chunk without choices."""
         return self._head + b',"choices":[],"usage":' + _encode(usage) + b"}\n\n"

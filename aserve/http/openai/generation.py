@@ -9,7 +9,7 @@ Of P prompts with n choices each, choice k of prompt p has the index p * n + k.
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -23,9 +23,11 @@ from aserve.http.json_response import JsonResponse
 from aserve.http.openai.tally import Tally, TokenIds, usage_of
 from aserve.http.sse import DONE, EventStream, StreamLimits
 from aserve.http.tasks import task_group
-from aserve.mailbox import Mailbox
+from aserve.mailbox import Keeper, Mailbox
 
 Usage = dict[str, Any]
+
+_encode: Final = msgspec.json.encode
 
 
 class Wire(Protocol):
@@ -42,6 +44,13 @@ class Wire(Protocol):
 
     def delta(self, delta: TextDelta, usage: Usage | None) -> bytes:
         """What a choice gained."""
+        ...
+
+    def frame(self, index: int) -> tuple[bytes, bytes] | None:
+        """What comes before and after a choice's text, as JSON, in `delta` of a text alone, that is not empty.
+
+        None where events say more than the text.
+        """
         ...
 
     def usage(self, usage: Usage) -> bytes:
@@ -86,14 +95,10 @@ async def answer(
             await _stream(generation, wire, mailbox, exchange, limits)
             return
         tallies = generation.tallies()
-
-        def keep(delta: TextDelta) -> bool:
-            tallies[delta.index].add(delta)
-            return True
-
-        mailbox.shortcut(keep)
+        keeper = Keeper(tallies)
+        mailbox.shortcut(keeper)
         async for delta in _deltas(generation, mailbox):
-            keep(delta)
+            keeper.take(delta)
     n = generation.params.n
     completions = [tally.completion(_first(tallies, i, n).prompt_scores) for i, tally in enumerate(tallies)]
     body = wire.whole(completions, usage_of(tallies, n))
@@ -114,12 +119,8 @@ async def _stream(
     async with aclosing(pieces()) as rest:
         first = await anext(rest)  # what fails until now still has an HTTP status
         stream = EventStream(first, rest, limits)
-
-        def write_now(delta: TextDelta) -> bool:
-            return stream.takes_more and stream.write_now(events.of(delta))
-
         if not generation.scores_only:
-            mailbox.shortcut(write_now)
+            mailbox.shortcut(_Writer(events, stream))
         await exchange.reply(stream)
 
 
@@ -141,20 +142,46 @@ async def _without_output(deltas: AsyncIterator[TextDelta]) -> AsyncIterator[Tex
         )
 
 
+class _Writer:
+    """Writes events from where the deltas come, while the client keeps up."""
+
+    def __init__(self, events: "Events", stream: EventStream) -> None:
+        self._events = events
+        self._stream = stream
+
+    def take(self, delta: TextDelta) -> bool:
+        """Unless the client is behind."""
+        return self._stream.takes_more and self._stream.write_now(self._events.of(delta))
+
+    def take_token(self, index: int, text: str, token_id: int) -> bool:
+        """Unless the client is behind, or the event would say more than the text."""
+        del token_id
+        frame = self._events.frames[index]
+        if frame is None or not self._stream.write_now(frame[0] + _encode(text) + frame[1] if text else b""):
+            return False
+        self._events.tallies[index].num_tokens += 1
+        return True
+
+
 class Events:
-    """Deltas to events, in pieces that are each worth one send: the last answer's end, usage and [DONE] are one."""
+    """Deltas to events, in pieces that are each worth one send: the last answer's end, usage and [DONE] are one.
+
+    tallies, frames: of each choice; see `Wire.frame`.
+    """
 
     def __init__(self, generation: Generation, wire: Wire) -> None:
         self._wire = wire
         self._n = generation.params.n
         self._include_usage = generation.include_usage
         self._continuous_usage = generation.continuous_usage
-        self._tallies = generation.tallies()
-        self._num_open = len(self._tallies)
+        self.tallies = generation.tallies()
+        indices = range(len(self.tallies))
+        self.frames = [None if generation.continuous_usage else wire.frame(index) for index in indices]
+        self._num_open = len(self.tallies)
 
     def of(self, delta: TextDelta) -> bytes:
         """The events that tell of a delta; b"" where there is nothing to tell yet."""
-        tally = self._tallies[delta.index]
+        tally = self.tallies[delta.index]
         if tally.has_begun and delta.finish_reason is None and not self._continuous_usage:  # nearly always
             tally.count(delta)
             return self._wire.delta(delta, None)
@@ -162,10 +189,10 @@ class Events:
         tally.count(delta)
         if not tally.has_begun:
             return b""  # it has scores of the prompt so far, which go out together
-        usage = usage_of(self._tallies, self._n) if self._continuous_usage else None
+        usage = usage_of(self.tallies, self._n) if self._continuous_usage else None
         opening = b""
         if begins:
-            prompt_scores = _first(self._tallies, delta.index, self._n).prompt_scores
+            prompt_scores = _first(self.tallies, delta.index, self._n).prompt_scores
             opening = self._wire.opening(delta.index, tally.prompt_token_ids, prompt_scores, usage)
         return opening + self._wire.delta(delta, usage) + self._end(delta)
 
@@ -174,7 +201,7 @@ class Events:
         self._num_open -= delta.finish_reason is not None
         if self._num_open > 0:
             return b""
-        usage = self._wire.usage(usage_of(self._tallies, self._n)) if self._include_usage else b""
+        usage = self._wire.usage(usage_of(self.tallies, self._n)) if self._include_usage else b""
         return usage + DONE
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from aserve.core.outputs import Completion, TextDelta
+from aserve.core.outputs import Completion, TextDelta, Transcript
 from aserve.core.plan import TokenScores
 
 TokenIds = tuple[int, ...]
@@ -18,7 +18,7 @@ class Tally:
     """
 
     __slots__ = (
-        "_deltas",
+        "_transcript",
         "has_begun",
         "num_cached_tokens",
         "num_tokens",
@@ -32,7 +32,7 @@ class Tally:
         self.num_cached_tokens = 0
         self.prompt_scores: tuple[TokenScores, ...] = ()
         self.has_begun = False
-        self._deltas: list[TextDelta] = []
+        self._transcript = Transcript()
 
     def count(self, delta: TextDelta) -> None:
         """Take in a delta that is sent on at once."""
@@ -44,11 +44,16 @@ class Tally:
     def add(self, delta: TextDelta) -> None:
         """Count a delta and keep it."""
         self.count(delta)
-        self._deltas.append(delta)
+        self._transcript.add(delta)
+
+    def add_token(self, text: str, token_id: int) -> None:
+        """Count a token, not the first, and keep it."""
+        self.num_tokens += 1
+        self._transcript.add_token(text, token_id)
 
     def completion(self, prompt_scores: tuple[TokenScores, ...]) -> Completion:
         """All that was added, after the last delta. prompt_scores: the prompt's, which its first choice brings."""
-        return Completion.of(self.prompt_token_ids, self._deltas, prompt_scores)
+        return self._transcript.completion(self.prompt_token_ids, prompt_scores)
 
 
 def usage_of(tallies: Sequence[Tally], n: int) -> dict[str, Any]:
