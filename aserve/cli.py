@@ -309,7 +309,9 @@ def _unknown(name: str, known: Sequence[str]) -> str:
 
 def serve(options: Options, server_options: ServerOptions) -> int:
     """Serve the OpenAI API until a signal. The socket answers while the model loads."""
-    from aserve.build import AsyncEngine  # each command imports what it needs: start-up counts
+    from sse_starlette import EventSourceResponse  # each command imports what it needs: start-up counts
+
+    from aserve.build import AsyncEngine
     from aserve.http import create_app
     from aserve.server import run
     from aserve.terminal import StartupPrinter
@@ -318,6 +320,7 @@ def serve(options: Options, server_options: ServerOptions) -> int:
     engine = AsyncEngine.from_options(options, on_progress=printer.report)
 
     def ready(url: str) -> None:
+        EventSourceResponse(iter(()))  # the first has anyio import its backend, and all streams would wait for that
         gc.collect()
         gc.freeze()  # else the collector goes through all that was loaded again and again, 0.1 s a time
         printer.close()

@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 
 from report import emit, percentile
+from sse_starlette import EventSourceResponse
 from step_stages import scripted_loader
 
 from aserve.engine import AsyncEngine
@@ -74,8 +75,9 @@ async def serve(arguments: argparse.Namespace) -> dict[str, float]:
     )
     serving = asyncio.create_task(server.run())
     url = await ready
+    EventSourceResponse(iter(()))  # this and the next two as `aserve serve` does
     gc.collect()
-    gc.freeze()  # as `aserve serve` does
+    gc.freeze()
     port = url.rpartition(":")[2]
     beats = Beats()
     probe = await child("probe", port, arguments)

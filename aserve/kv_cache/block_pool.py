@@ -14,6 +14,7 @@ Knows no tokens, tables or sequences: integers and hashes only.
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from itertools import islice
 
 from aserve.core.ids import BlockHash, BlockId
 
@@ -60,15 +61,15 @@ class BlockPool:
     def allocate(self, num_blocks: int) -> tuple[BlockId, ...]:
         """Take blocks from the front of the free queue, with one reference each. There must be enough."""
         assert num_blocks <= len(self._free), f"I1: {num_blocks} blocks asked for, {len(self._free)} are free"
-        taken = []
-        for _ in range(num_blocks):
-            block_id, _none = self._free.popitem(last=False)
-            block_hash = self._hashes[block_id]
+        taken = tuple(islice(self._free, num_blocks))
+        free, refs, hashes = self._free, self._refs, self._hashes
+        for block_id in taken:
+            del free[block_id]
+            refs[block_id] = 1
+            block_hash = hashes[block_id]
             if block_hash is not None:
                 self._evict(block_id, block_hash)
-            self._refs[block_id] = 1
-            taken.append(block_id)
-        return tuple(taken)
+        return taken
 
     def pin(self, block_ids: Iterable[BlockId]) -> None:
         """Add one reference each, taking free ones out of the queue."""
@@ -83,13 +84,15 @@ class BlockPool:
         A block that nobody holds any more queues up behind the other cached ones, or, when it bears no hash and so
         is of use to nobody, in front of them.
         """
+        free, refs, hashes = self._free, self._refs, self._hashes
         for block_id in block_ids:
-            assert self._refs[block_id] > 0, f"I3: block {block_id} released while free"
-            self._refs[block_id] -= 1
-            if self._refs[block_id] == 0:
-                self._free[block_id] = None
-                if self._hashes[block_id] is None:
-                    self._free.move_to_end(block_id, last=False)
+            num_refs = refs[block_id] - 1
+            assert num_refs >= 0, f"I3: block {block_id} released while free"
+            refs[block_id] = num_refs
+            if num_refs == 0:
+                free[block_id] = None
+                if hashes[block_id] is None:
+                    free.move_to_end(block_id, last=False)
 
     def register(self, block_id: BlockId, block_hash: BlockHash) -> None:
         """Let the block be found by its hash. Of two blocks with equal contents the first stays the one found."""

@@ -9,11 +9,15 @@ byte order: a hash is never stored or sent.
 Knows nothing of blocks, pools or sequences.
 """
 
+import time
 from array import array
 from collections.abc import Sequence
 from hashlib import sha256
+from typing import Final
 
 from aserve.core.ids import BlockHash
+
+_BLOCKS_AT_ONCE: Final = 128
 
 
 def root_hash(salt: bytes) -> BlockHash:
@@ -39,7 +43,14 @@ def extend_chain(chain: list[BlockHash], token_ids: Sequence[int], num_blocks: i
 
 
 def prompt_hashes(salt: bytes, token_ids: Sequence[int], block_size: int) -> tuple[BlockHash, ...]:
-    """Of the full blocks that a prompt may find cached: all but the one with its last token (I9). Without the root."""
+    """Of the full blocks that a prompt may find cached: all but the one with its last token (I9). Without the root.
+
+    Offers the GIL to other threads now and then: a long prompt takes longer than they should wait for it.
+    """
     chain = [root_hash(salt)]
-    extend_chain(chain, token_ids, (len(token_ids) - 1) // block_size, block_size)
+    num_blocks = (len(token_ids) - 1) // block_size
+    for num_hashed in range(_BLOCKS_AT_ONCE, num_blocks, _BLOCKS_AT_ONCE):
+        extend_chain(chain, token_ids, num_hashed, block_size)
+        time.sleep(0)
+    extend_chain(chain, token_ids, num_blocks, block_size)
     return tuple(chain[1:])

@@ -162,7 +162,7 @@ class PagedCache:
 
     def reserve(self, table: BlockTable, num_positions: int) -> tuple[BlockId, ...] | None:
         """Grow the table until it holds `num_positions`. Returns the new blocks, None if too few are free."""
-        num_new = -(-num_positions // self.block_size) * self.num_groups - len(table.block_ids)
+        num_new = max(0, -(-num_positions // self.block_size) * self.num_groups - len(table.block_ids))
         return self._grow(table, num_new) if num_new <= self._pool.num_free else None
 
     def reserve_most(self, table: BlockTable, num_positions: int) -> None:

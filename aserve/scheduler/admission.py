@@ -102,18 +102,20 @@ class Admission:
         """
         num_spare_blocks = self.num_spare_blocks if others_run else 0
         reads_cache = sequence.num_scored >= sequence.num_prompt
-        num_matched = self._cache.num_cached(sequence.table, sequence.token_ids) if reads_cache else 0
         forked = fork_source(sequence)
-        if forked is not None and forked[1] > num_matched and self._cache.can_fork(forked[0].table, forked[1]):
+        if forked is not None:
             source, num_common = forked
-            if source.id in settling or source.num_bound is not None or source.num_computed < num_common:
-                return None
-            return self._fork(sequence, source, num_common, num_spare_blocks)
+            num_matched = self._cache.num_cached(sequence.table, sequence.token_ids) if reads_cache else 0
+            if num_common > num_matched and self._cache.can_fork(source.table, num_common):
+                if source.id in settling or source.num_bound is not None or source.num_computed < num_common:
+                    return None
+                return self._fork(sequence, source, num_common, num_spare_blocks)
         hits = self._cache.acquire(
             sequence.table, sequence.token_ids, num_spare_blocks=num_spare_blocks, reads_cache=reads_cache
         )
         if hits is None:
             return None
+        num_matched = len(hits) // self._cache.num_groups * self._cache.block_size
         self._admitted(sequence, num_matched, len(hits), num_cached=num_matched)
         return ()
 
