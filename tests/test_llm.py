@@ -92,6 +92,15 @@ def test_a_prompt_that_cannot_be_answered_raises_its_own_error_and_the_next_call
     assert generate(llm, "One day")[0].token_ids == before[0].token_ids
 
 
+@pytest.fixture
+def heeds_ctrl_c():
+    """A process that a shell starts in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_ctrl_c_ends_a_call_and_the_next_one_works(llm):
     async def interrupt_when_running(engine):
         while not engine.statistics().num_running:  # noqa: ASYNC110  there is no event for it
