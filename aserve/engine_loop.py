@@ -131,9 +131,9 @@ class EngineLoop:
         readers = []
         for request, new_stream in zip(requests, new_streams, strict=True):
             reader = _Reader(request, self._metrics.arrived(request, self._clock()))
+            choices = {(request.id, index): _Choice(reader, new_stream()) for index in range(request.params.n)}
             self._readers[request.id] = reader
-            for index in range(request.params.n):
-                self._choices[request.id, index] = _Choice(reader, new_stream())
+            self._choices |= choices
             readers.append(reader)
         self._doorbell.set()
         try:
@@ -214,6 +214,7 @@ class EngineLoop:
         now = self._clock()
         texts = map(self._token_texts.__getitem__, step.token_ids)
         all_times: list[RequestTimes] = []
+        others: list[tuple[_Choice, SeqDelta]] = []
         for choice_id, token_id, text in zip(step.choices, step.token_ids, texts, strict=True):
             choice = self._choices.get(choice_id)
             if choice is None:
@@ -222,15 +223,16 @@ class EngineLoop:
             all_times.append(reader.times)
             request_id, index = choice_id
             if text is None or not choice.stream.is_plain or not reader.mailbox.offer(index, text, token_id):
-                delta = SeqDelta(request_id, (token_id,), None, None, index, choice.num_cached)
-                self._publish_delta(choice, delta, now)
+                others.append((choice, SeqDelta(request_id, (token_id,), None, None, index, choice.num_cached)))
         self._metrics.one_token_each(now, all_times)
         for delta in step.deltas:
             choice = self._choices.get((delta.request_id, delta.index))
             if choice is not None:
                 choice.num_cached = delta.num_cached_tokens
                 choice.reader.times.tokens(now, len(delta.token_ids))
-                self._publish_delta(choice, delta, now)
+                others.append((choice, delta))
+        for choice, delta in others:  # after all tokens are counted, for any of them may end its request
+            self._publish_delta(choice, delta, now)
 
     def _publish_delta(self, choice: _Choice, delta: SeqDelta, now: float) -> None:
         """A delta, as text, to its reader."""

@@ -109,9 +109,9 @@ class TimedScheduler:
     def commit(self, result: StepResult) -> Any:
         """The scheduler's."""
         start_ns = now_ns()
-        deltas = self._scheduler.commit(result)
+        step = self._scheduler.commit(result)
         self._watch.committed(start_ns)
-        return deltas
+        return step
 
 
 class TimedFlight:

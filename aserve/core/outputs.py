@@ -42,7 +42,8 @@ class StepTokens(msgspec.Struct, frozen=True, gc=False):
     """What readers learn from a step. A choice comes up once at most.
 
     choices, token_ids: side by side, for each choice that gained one token and has nothing else to tell: the token is
-    not its first and not its last, and has no scores. deltas: what the others have to tell.
+    not its first, has no scores and ends nothing (but perhaps a stop string, which is not looked for here).
+    deltas: what the others have to tell.
     """
 
     choices: list[ChoiceId]

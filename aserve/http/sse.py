@@ -62,7 +62,7 @@ class EventStream(EventSourceResponse):
         return self._line is not None and self._line.is_clear()
 
     def write_now(self, piece: bytes) -> bool:
-        """Write a piece (b"" is none), while nothing else is being sent. False: the client has not kept up."""
+        """Write a piece (b"" is none), while nothing else is being sent. False: `rest` has to bring it."""
         if piece:
             if self._line is None or not self._line.write(piece):
                 return False

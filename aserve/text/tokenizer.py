@@ -23,7 +23,8 @@ class Tokenizer:
 
     vocab_size: how many tokens there are (a model's may be larger, padded). special_ids: tokens that are not text.
     bos_id, eos_id: None where the checkpoint names none. text_bytes: the bytes of each token, special ones skipped;
-    token_bytes: those of special tokens too. token_texts: the texts of text_bytes.
+    token_bytes: those of special tokens too. token_texts: as text_bytes, as text; None where that is not whole
+    characters.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:

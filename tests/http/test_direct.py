@@ -7,6 +7,8 @@ import pytest
 
 from aserve.http import create_app
 from aserve.http.direct import STATE_KEY, DirectLine, direct_line
+from aserve.http.openai.chat import ChatWire
+from aserve.http.openai.completions import TextWire
 from tests.engines import says, scripted_engine
 from tests.fakes import FakeScript, ScriptedRunner
 from tests.server.wire import reply, request, serving, until
@@ -72,6 +74,7 @@ async def streamed(app, path, fields):
         {},
         {"n": 2},
         {"stop": ["more"]},
+        {"stream_options": {"include_usage": True}},
         {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
         {"return_token_ids": True},
     ],
@@ -84,6 +87,18 @@ async def test_with_the_line_and_without_it_a_stream_is_the_same(path, fields, o
         directly = await streamed(counted, path, {**fields, **options})
         assert directly == await streamed(twin, path, {**fields, **options})
         assert counted.num_sent < 10 < twin.num_sent
+
+
+@pytest.mark.parametrize(("path", "fields", "wire"), [(*TEXT, TextWire), (*CHAT, ChatWire)], ids=["text", "chat"])
+async def test_most_tokens_are_put_between_the_two_halves_of_a_chunk(monkeypatch, path, fields, wire):
+    spelled = []
+    delta_of = wire.delta
+    monkeypatch.setattr(wire, "delta", lambda self, delta, usage: spelled.append(delta) or delta_of(self, delta, usage))
+    async with scripted_engine(ANSWER) as engine:
+        app = create_app(engine)
+        directly = await streamed(app, path, fields)
+        assert directly.count(b"data: {") > 30
+        assert len(spelled) < 25  # the first, the last and those that are parts of characters
 
 
 async def test_a_layer_that_rewrites_bodies_is_not_passed_by():

@@ -63,3 +63,8 @@ def test_hashes_made_beforehand_are_those_of_admission(token_ids, block_size):
     chain = [root_hash(b"salt")]
     extend_chain(chain, token_ids, (len(token_ids) - 1) // block_size, block_size)
     assert prompt_hashes(b"salt", token_ids, block_size) == tuple(chain[1:])
+
+
+def test_a_long_prompts_hashes_are_those_of_one_chain():
+    token_ids = [number * number % 1000 for number in range(3001)]
+    assert list(prompt_hashes(b"salt", token_ids, 4)) == chain_of(token_ids[:-1], 4, b"salt")[1:]

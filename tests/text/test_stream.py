@@ -265,3 +265,25 @@ def test_a_token_that_is_not_pushed_to_a_plain_stream_has_the_text_that_pushing_
         else:
             assert pushed == TextDelta(text, (token_id,))
         assert short.is_plain == long.is_plain
+
+
+def test_a_stream_is_plain_once_its_leading_space_is_settled_and_between_characters():
+    stream = TextStream(SENTENCEPIECE, SamplingParams())
+    the = SENTENCEPIECE.encode("the", add_special_tokens=False)[0]
+    assert SENTENCEPIECE.token_texts[the] == " the"
+    assert not stream.is_plain
+    assert stream.push(delta([SENTENCEPIECE.bos_id])).text == ""
+    assert not stream.is_plain  # the space is still to be dropped
+    assert stream.push(delta([the])).text == "the"
+    assert stream.is_plain
+    first, *others = BYTE_LEVEL.encode("\N{ROBOT FACE}")
+    stream = TextStream(BYTE_LEVEL, SamplingParams())
+    assert BYTE_LEVEL.token_texts[first] is None
+    stream.push(delta([first]))
+    assert not stream.is_plain
+    stream.push(delta(others))
+    assert stream.is_plain
+    for params in (SamplingParams(stop=("x",)), SamplingParams(skip_special_tokens=False)):
+        stream = TextStream(BYTE_LEVEL, params)
+        stream.push(delta([70]))
+        assert not stream.is_plain

@@ -31,7 +31,7 @@ _encode: Final = msgspec.json.encode
 
 
 class Wire(Protocol):
-    """How one API spells an answer. Everything that returns bytes returns whole events; b"" is nothing to say.
+    """How one API spells an answer. What returns bytes returns whole events; b"" is nothing to say.
 
     usage: the token counts so far, where every event has them.
     """
