@@ -142,6 +142,7 @@ def _load(options: Options, report: Report) -> EngineParts:
     tokenizer_folder = _tokenizer_folder(options, checkpoint)
     tokenizer = Tokenizer.load(tokenizer_folder)
     chat_template = ChatTemplate.load(tokenizer_folder, options.chat_template)
+    chat_template.warm_up()
 
     report(Progress("memory"))
     layout = lay_out(model.spec.windows, options.max_model_len or model.spec.context_len)

@@ -33,7 +33,7 @@ def new_request(
     priority: int,
     arrival_s: float,
 ) -> Request:
-    """A Request with an id and a seed of its own, unless they are given.
+    """A Request with an id and a seed of its own, unless they are given. Its prompt's ids are checked elsewhere.
 
     Raises `InvalidRequestError` naming the field that is out of bounds, and `ContextLengthError` for a prompt that
     leaves no room to answer.
@@ -47,7 +47,6 @@ def new_request(
             f"the context is {info.max_model_len} tokens",
             "prompt",
         )
-    check_ids("prompt", prompt_token_ids, info.vocab_size)
     check_ids("stop_token_ids", params.stop_token_ids, info.vocab_size)
     check_ids("logit_bias", [token_id for token_id, _ in params.logit_bias], info.vocab_size)
     check_ids("allowed_token_ids", params.allowed_token_ids or (), info.vocab_size)

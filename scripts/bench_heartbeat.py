@@ -194,12 +194,12 @@ def main(words: Sequence[str] | None = None) -> int:
     if arguments.role == "probe":
         probe(arguments.port)
         return 0
-    if arguments.role == "load":
-        asyncio.run(load(arguments))
-        return 0
     import uvloop
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # of the load, too: it needs half the processor
+        if arguments.role == "load":
+            runner.run(load(arguments))
+            return 0
         figures = runner.run(serve(arguments))
     emit("heartbeat", {name: getattr(arguments, name.replace("-", "_")) for name in SIZES}, figures)
     limits = {

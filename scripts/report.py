@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +28,10 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def machine() -> dict[str, Any]:
-    """The processor, its cores and the versions that matter; the GPU too where torch was loaded and has one."""
+    """The processor, its cores and the versions that matter; the GPU too where torch was loaded and has one.
+
+    stolen_percent: of the cores' time since the script started, what a hypervisor gave to others; None where none says.
+    """
     names = [line.split(":", 1)[1].strip() for line in _cpuinfo() if line.startswith("model name")]
     return {
         "cpu": names[0] if names else platform.processor(),
@@ -35,6 +39,7 @@ def machine() -> dict[str, Any]:
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),  # None leaves the number of threads to each engine
         "python": platform.python_version(),
         **{name: version(name) for name in VERSIONS_OF},
+        "stolen_percent": rounded(_stolen_percent()),
         **_gpu(),
     }
 
@@ -67,6 +72,25 @@ def rounded(value: Any) -> Any:
     if not isinstance(value, float):
         return value
     return float(f"{value:.4g}") if math.isfinite(value) else None
+
+
+def _stolen_percent() -> float | None:
+    stolen_s = _stolen_s()
+    if stolen_s is None or _STARTED[1] is None:
+        return None
+    return 100 * (stolen_s - _STARTED[1]) / ((time.monotonic() - _STARTED[0]) * (os.cpu_count() or 1))
+
+
+def _stolen_s() -> float | None:
+    """Seconds of all cores together, since the machine started (Linux: proc(5), "steal")."""
+    try:
+        words = Path("/proc/stat").read_text().split(maxsplit=9)
+        return int(words[8]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+_STARTED: Final = time.monotonic(), _stolen_s()
 
 
 def _git(*arguments: str) -> str:

@@ -193,6 +193,8 @@ def scripted_loader(
 
     def load(report: Callable[[Progress], None]) -> EngineParts:
         tokenizer = Tokenizer.load(DEMO_FOLDER)
+        chat_template = ChatTemplate.load(DEMO_FOLDER)
+        chat_template.warm_up()
         config = EngineConfig(
             block_size=BLOCK_SIZE,
             num_blocks=1 + -(-(num_kv_tokens or max_num_seqs * (max_model_len + BLOCK_SIZE)) // BLOCK_SIZE),
@@ -222,7 +224,7 @@ def scripted_loader(
             ),
             runner=ScriptedRunner(tokenizer.encode(WORDS)),
             tokenizer=tokenizer,
-            chat_template=ChatTemplate.load(DEMO_FOLDER),
+            chat_template=chat_template,
         )
 
     return load

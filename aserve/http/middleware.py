@@ -14,6 +14,7 @@ import asyncio
 import hashlib
 import hmac
 import re
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -166,7 +167,7 @@ class Body:
     def __init__(self, held: HeldBytes, receive: Receive) -> None:
         self._held = held
         self._receive = receive
-        self._pieces: list[bytes] = []
+        self._pieces: deque[bytes] = deque()
         self.num_bytes = 0
 
     @property
@@ -182,11 +183,15 @@ class Body:
         return self._held.fits(self.num_bytes)
 
     async def replay(self) -> Message:
-        """A `receive` that gives the body once and then what the server's gives: the disconnect."""
+        """A `receive` that gives the body once and then what the server's gives: the disconnect.
+
+        A large one in the pieces in which it came: to join them takes longer than the event loop has time.
+        """
         if self._pieces:
-            body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-            self._pieces.clear()
-            return {"type": "http.request", "body": body, "more_body": False}
+            if self.num_bytes <= SMALL_BODY_BYTES:
+                self._pieces = deque([b"".join(self._pieces)])
+            piece = self._pieces.popleft()
+            return {"type": "http.request", "body": piece, "more_body": bool(self._pieces)}
         self.release()
         return await self._receive()
 
@@ -198,7 +203,7 @@ class Body:
 
 
 class WholeBody:
-    """Reads the body in full before it calls the application, which then gets it in one message.
+    """Reads the body in full before it calls the application, which then waits for no piece of it.
 
     413 when it is too large: by its Content-Length before a byte is read, else when the limit is passed.
     503 when it is large and there are too many like it. 408 when it stalls. A client that leaves before the end of its

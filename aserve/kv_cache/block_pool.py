@@ -12,11 +12,11 @@ Invariants:
 Knows no tokens, tables or sequences: integers and hashes only.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from itertools import islice
+from itertools import islice, takewhile
 
 from aserve.core.ids import BlockHash, BlockId
+from aserve.kv_cache.free_queue import FreeQueue
 
 NULL_BLOCK = BlockId(0)
 
@@ -33,7 +33,7 @@ class BlockPool:
         """Called when a cached block is given to somebody else, who has not written to it yet."""
         self._refs = [0] * num_blocks
         self._hashes: list[BlockHash | None] = [None] * num_blocks
-        self._free: OrderedDict[BlockId, None] = OrderedDict.fromkeys(map(BlockId, range(1, num_blocks)))
+        self._free = FreeQueue(num_blocks)
         self._index: dict[BlockHash, BlockId] = {}
 
     @property
@@ -54,6 +54,15 @@ class BlockPool:
         """The block that bears the hash, held or free. It stays so only until the next `allocate`: `pin` it first."""
         return self._index.get(block_hash)
 
+    def lookup_run(self, block_hashes: Iterable[BlockHash]) -> list[BlockId]:
+        """The blocks that bear the first hashes, up to one that none bears; that one is consumed, too."""
+        found = map(self._index.get, block_hashes)
+        return list(takewhile(bool, found))  # type: ignore[arg-type]  # neither None nor the null block is true
+
+    def num_idle(self, block_ids: Iterable[BlockId]) -> int:
+        """How many of the blocks nobody holds."""
+        return list(map(self._refs.__getitem__, block_ids)).count(0)
+
     def hash_of(self, block_id: BlockId) -> BlockHash | None:
         """The hash that the block bears in the index."""
         return self._hashes[block_id]
@@ -61,10 +70,9 @@ class BlockPool:
     def allocate(self, num_blocks: int) -> tuple[BlockId, ...]:
         """Take blocks from the front of the free queue, with one reference each. There must be enough."""
         assert num_blocks <= len(self._free), f"I1: {num_blocks} blocks asked for, {len(self._free)} are free"
-        taken = tuple(islice(self._free, num_blocks))
-        free, refs, hashes = self._free, self._refs, self._hashes
+        taken = self._free.pop(num_blocks)
+        refs, hashes = self._refs, self._hashes
         for block_id in taken:
-            del free[block_id]
             refs[block_id] = 1
             block_hash = hashes[block_id]
             if block_hash is not None:
@@ -73,10 +81,14 @@ class BlockPool:
 
     def pin(self, block_ids: Iterable[BlockId]) -> None:
         """Add one reference each, taking free ones out of the queue."""
+        refs = self._refs
+        idle = []
         for block_id in block_ids:
-            if self._refs[block_id] == 0:
-                del self._free[block_id]
-            self._refs[block_id] += 1
+            num_refs = refs[block_id]
+            if num_refs == 0:
+                idle.append(block_id)
+            refs[block_id] = num_refs + 1
+        self._free.remove(idle)
 
     def release(self, block_ids: Iterable[BlockId]) -> None:
         """Drop one reference each. Pass a table's blocks tail first, so that a prefix outlives its suffixes.
@@ -84,15 +96,17 @@ class BlockPool:
         A block that nobody holds any more queues up behind the other cached ones, or, when it bears no hash and so
         is of use to nobody, in front of them.
         """
-        free, refs, hashes = self._free, self._refs, self._hashes
+        refs, hashes = self._refs, self._hashes
+        cached: list[BlockId] = []
+        empty: list[BlockId] = []
         for block_id in block_ids:
             num_refs = refs[block_id] - 1
             assert num_refs >= 0, f"I3: block {block_id} released while free"
             refs[block_id] = num_refs
             if num_refs == 0:
-                free[block_id] = None
-                if hashes[block_id] is None:
-                    free.move_to_end(block_id, last=False)
+                (empty if hashes[block_id] is None else cached).append(block_id)
+        self._free.append(cached)
+        self._free.prepend(reversed(empty))  # as one after another
 
     def register(self, block_id: BlockId, block_hash: BlockHash) -> None:
         """Let the block be found by its hash. Of two blocks with equal contents the first stays the one found."""
@@ -112,12 +126,14 @@ class BlockPool:
 
     def check(self) -> None:
         """Assert I1, I3 and I5, and that index and blocks name each other. Cost: the whole pool."""
-        assert NULL_BLOCK not in self._free, "I5: the null block is free"
+        free = [*islice(self._free, self.num_blocks)]  # the null block ends the queue: it cannot be in it (I5)
+        is_free = set(free)
+        assert len(free) == len(is_free) == len(self._free), "I1: a block is free twice"
         assert self._refs[NULL_BLOCK] == 0, "I5: the null block is held"
         for block_id in map(BlockId, range(1, self.num_blocks)):
             refs = self._refs[block_id]
             assert refs >= 0, f"I1: block {block_id} has {refs} references"
-            assert (refs == 0) == (block_id in self._free), f"I3: block {block_id} has {refs} references"
+            assert (refs == 0) == (block_id in is_free), f"I3: block {block_id} has {refs} references"
             block_hash = self._hashes[block_id]
             assert block_hash is None or self._index.get(block_hash) == block_id, f"I8: hash of block {block_id}"
         num_hashed = sum(block_hash is not None for block_hash in self._hashes)

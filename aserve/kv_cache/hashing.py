@@ -9,9 +9,8 @@ byte order: a hash is never stored or sent.
 Knows nothing of blocks, pools or sequences.
 """
 
-import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from typing import Final
 
@@ -42,15 +41,13 @@ def extend_chain(chain: list[BlockHash], token_ids: Sequence[int], num_blocks: i
         chain.append(parent)
 
 
-def prompt_hashes(salt: bytes, token_ids: Sequence[int], block_size: int) -> tuple[BlockHash, ...]:
+def prompt_hashes(salt: bytes, token_ids: Sequence[int], block_size: int) -> Iterator[list[BlockHash]]:
     """Of the full blocks that a prompt may find cached: all but the one with its last token (I9). Without the root.
 
-    Offers the GIL to other threads now and then: a long prompt takes longer than they should wait for it.
+    Some at a time: all those of a long prompt take longer than an event loop may be kept waiting.
     """
     chain = [root_hash(salt)]
     num_blocks = (len(token_ids) - 1) // block_size
-    for num_hashed in range(_BLOCKS_AT_ONCE, num_blocks, _BLOCKS_AT_ONCE):
-        extend_chain(chain, token_ids, num_hashed, block_size)
-        time.sleep(0)
-    extend_chain(chain, token_ids, num_blocks, block_size)
-    return tuple(chain[1:])
+    for first in range(0, num_blocks, _BLOCKS_AT_ONCE):
+        extend_chain(chain, token_ids, min(first + _BLOCKS_AT_ONCE, num_blocks), block_size)
+        yield chain[first + 1 :]

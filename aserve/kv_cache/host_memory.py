@@ -93,8 +93,7 @@ class HostMemory:
         hits = tuple(on_device.values())
         wanted = dict.fromkeys(host_id for table in tables for host_id in _blocks(table))
         missing = [host_id for host_id in wanted if host_id not in on_device]
-        num_idle_hits = sum(self._pool.refs(block_id) == 0 for block_id in set(hits))
-        if len(missing) + num_spare_blocks > self._pool.num_free - num_idle_hits:
+        if len(missing) + num_spare_blocks > self._pool.num_free - self._pool.num_idle(set(hits)):
             return None
         self._pool.pin(hits)
         moved = tuple(zip(missing, self._move_in(missing), strict=True))

@@ -71,9 +71,9 @@ class PagedCache:
         """Blocks that sequences can hold: all but the null block."""
         return self._pool.num_blocks - 1
 
-    def prompt_hashes(self, salt: bytes, token_ids: Sequence[int]) -> tuple[BlockHash, ...]:
-        """What `acquire` would hash of a prompt. Touches nothing: any thread may do it beforehand."""
-        return prompt_hashes(salt, token_ids, self.block_size) if self._caches_prefixes else ()
+    def prompt_hashes(self, salt: bytes, token_ids: Sequence[int]) -> Iterator[list[BlockHash]]:
+        """What `acquire` would hash of a prompt, some blocks at a time. Touches nothing: it may be done beforehand."""
+        return prompt_hashes(salt, token_ids, self.block_size) if self._caches_prefixes else iter(())
 
     def new_table(self, salt: bytes, prompt_hashes: Iterable[BlockHash] = ()) -> BlockTable:
         """An empty table whose blocks are shared under equal salts only. prompt_hashes: those known beforehand."""
@@ -96,11 +96,11 @@ class PagedCache:
         """
         assert not table.block_ids, "I11: the table holds blocks"
         hits = self._match(table, token_ids) if reads_cache else []
-        on_host = [place for place in hits if isinstance(place, OnHost)]
-        held = [place for place in hits if not isinstance(place, OnHost) and place != NULL_BLOCK]
+        on_host = [place for place in hits if isinstance(place, OnHost)] if self.has_host_memory else []
+        on_device = [place for place in hits if not isinstance(place, OnHost)] if on_host else hits
+        held = self._held(on_device)  # type: ignore[arg-type]
         num_needed = max(self.footprint.peak(len(token_ids)) - len(held), len(on_host))
-        num_idle_hits = sum(self._pool.refs(block_id) == 0 for block_id in held)
-        if num_needed + num_spare_blocks > self._pool.num_free - num_idle_hits:
+        if num_needed + num_spare_blocks > self._pool.num_free - self._pool.num_idle(held):
             return None
         num_hits = len(hits) // self.num_groups
         self._pool.pin(held)
@@ -296,13 +296,11 @@ class PagedCache:
         extend_chain(table.hashes, token_ids, num_full, self.block_size)
         if self._windows:
             return self._match_windows(table.hashes[1 : num_full + 1])
-        hits: list[BlockId | OnHost] = []
-        on_device, on_host = self._pool.lookup, self._host.find
-        for block_hash in table.hashes[1 : num_full + 1]:
-            place = on_device(block_hash) or on_host(block_hash)
-            if place is None:
-                break
+        rest = iter(table.hashes[1 : num_full + 1])
+        hits: list[BlockId | OnHost] = [*self._pool.lookup_run(rest)]
+        while len(hits) < num_full and (place := self._host.find(table.hashes[len(hits) + 1])) is not None:
             hits.append(place)
+            hits.extend(self._pool.lookup_run(rest))
         return hits
 
     def _match_windows(self, span_hashes: list[BlockHash]) -> list[BlockId | OnHost]:

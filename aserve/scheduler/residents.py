@@ -135,7 +135,7 @@ class Residents:
             return
         copies = self._cache.rebase(sequence.table, parent.table, sequence.num_computed)
         self.copies.extend(copies)
-        sequence.token_ids = list(parent.token_ids)
+        sequence.token_ids = parent.token_ids[:]
         sequence.num_bound = len(sequence.table.block_ids)
 
     # Going.

@@ -23,7 +23,7 @@ Invariants, besides those of the block pool and the paged cache:
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Several
 
 from aserve.core.errors import InvalidRequestError
@@ -111,7 +111,7 @@ class Scheduler:
         )
         self._sequences: dict[SeqId, Sequence] = {}
         self._requests: dict[RequestId, list[Sequence]] = {}
-        self._histories: dict[RequestId, dict[int, list[int]]] = {}
+        self._histories: dict[RequestId, dict[int, Several[int]]] = {}
         self._in_flight: deque[StepPlan] = deque()
         self._next_seq_id = 0
         self._next_step_id = 0
@@ -122,8 +122,8 @@ class Scheduler:
         """Raise `ContextLengthError`, with both numbers, for a prompt that `add` would refuse."""
         self._admission.check_fits(num_prompt_tokens)
 
-    def prompt_hashes(self, request: Request) -> tuple[BlockHash, ...]:
-        """A long request's, to be made before `add`. Touches nothing: in any thread."""
+    def prompt_hashes(self, request: Request) -> Iterator[list[BlockHash]]:
+        """A request's, some at a time, to be made before `add`: a plan takes as long as what it still has to hash."""
         return self._cache.prompt_hashes(request.cache_salt, request.prompt_token_ids)
 
     def add(self, request: Request) -> None:

@@ -10,6 +10,7 @@ come back yet. `num_prefill` is the prompt, and after a preemption the prompt an
 Knows no budget, and not who changes it (the scheduler alone).
 """
 
+from array import array
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -32,6 +33,7 @@ _NO_CONTROLS: Final = RowControls()
 class Sequence:
     """Read and written on the hot path, hence plain attributes.
 
+    token_ids: prompt and what has landed; not a list, as the garbage collector would walk through those of all who run.
     index: which choice of its request; choice_id has both.
     group: those that share the prompt with it; None for one that is alone.
     origin: the sequence that it continues, while that runs; its prompt is then the other's past.
@@ -96,7 +98,7 @@ class Sequence:
         self.origin: Sequence | None = None
         self.sort_key = sort_key
         self.state = State.WAITING
-        self.token_ids = list(request.prompt_token_ids)
+        self.token_ids = array("I", request.prompt_token_ids)
         self.stop_ids = request.stop_ids
         self.sampling = row_sampling(request, index)
         self.max_len = min(num_prompt + request.max_tokens, context_len)

@@ -6,6 +6,7 @@ goes wrong here is the request's error. Does not tokenize: the text has its spec
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -35,7 +36,7 @@ ENGINE_VARIABLES: Final = frozenset({"messages", "tools", "documents", "add_gene
 
 
 class ChatTemplate:
-    """A checkpoint's templates, compiled when first used; safe to use from several threads."""
+    """A checkpoint's templates, compiled in `warm_up` or when first used; safe to use from several threads."""
 
     def __init__(
         self,
@@ -65,6 +66,11 @@ class ChatTemplate:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"chat_template: cannot read {template_file}: {error}") from error
         return cls({"default": source}, config.named_tokens)
+
+    def warm_up(self) -> None:
+        """Compile the default template, which takes as long as ten steps. One that is malformed says so when used."""
+        with suppress(InvalidRequestError):
+            self._template(with_tools=False)
 
     def render(
         self,

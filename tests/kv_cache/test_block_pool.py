@@ -94,6 +94,6 @@ def test_check_finds_a_reference_that_nobody_counts_and_a_hash_that_nobody_bears
     with pytest.raises(AssertionError, match="I8"):
         pool.check()
     pool._index.clear()
-    pool._free[NULL_BLOCK] = None
-    with pytest.raises(AssertionError, match="I5"):
+    pool._free.append([NULL_BLOCK])
+    with pytest.raises(AssertionError, match="I1"):
         pool.check()

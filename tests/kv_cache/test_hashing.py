@@ -1,7 +1,9 @@
 """The chain of block hashes."""
 
 from hashlib import sha256
+from itertools import chain
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,11 +62,14 @@ def test_hashes_agree_exactly_as_far_as_salt_and_tokens_do(one, other, block_siz
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=20), st.integers(1, 5))
 def test_hashes_made_beforehand_are_those_of_admission(token_ids, block_size):
-    chain = [root_hash(b"salt")]
-    extend_chain(chain, token_ids, (len(token_ids) - 1) // block_size, block_size)
-    assert prompt_hashes(b"salt", token_ids, block_size) == tuple(chain[1:])
+    expected = [root_hash(b"salt")]
+    extend_chain(expected, token_ids, (len(token_ids) - 1) // block_size, block_size)
+    assert [*chain.from_iterable(prompt_hashes(b"salt", token_ids, block_size))] == expected[1:]
 
 
-def test_a_long_prompts_hashes_are_those_of_one_chain():
-    token_ids = [number * number % 1000 for number in range(3001)]
-    assert list(prompt_hashes(b"salt", token_ids, 4)) == chain_of(token_ids[:-1], 4, b"salt")[1:]
+@pytest.mark.parametrize("num_tokens", [512, 513, 1024, 1025, 3001])
+def test_a_long_prompts_hashes_come_a_piece_at_a_time_and_are_those_of_one_chain(num_tokens):
+    token_ids = [number * number % 1000 for number in range(num_tokens)]
+    pieces = list(prompt_hashes(b"salt", token_ids, 4))
+    assert [*chain.from_iterable(pieces)] == chain_of(token_ids[:-1], 4, b"salt")[1:]
+    assert max(map(len, pieces)) <= 128

@@ -21,12 +21,12 @@ async def chat_prompt(engine: AsyncEngine, fields: ChatFields, messages: Sequenc
     )
 
 
-async def text_prompt(engine: AsyncEngine, fields: GenerationFields, prompt: str | list[int]) -> TokenIds:
+async def text_prompt(engine: AsyncEngine, fields: GenerationFields, prompt: str | TokenIds) -> TokenIds:
     """One prompt of a completion."""
     if isinstance(prompt, str):
         await asyncio.sleep(0)  # a thousand short prompts, each encoded at once, must not hold the loop
         return await engine.encode(prompt, add_special_tokens=fields.add_special_tokens is not False)
-    return tuple(prompt)
+    return prompt
 
 
 def truncated(engine: AsyncEngine, fields: GenerationFields, params: SamplingParams, prompt: TokenIds) -> TokenIds:

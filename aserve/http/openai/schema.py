@@ -17,6 +17,7 @@ from aserve.core.params import MAX_CHOICES, MAX_LOGPROBS, BeamParams, SamplingPa
 from aserve.engine import AsyncEngine
 from aserve.http.errors import echo
 from aserve.http.openai.fields import check_names
+from aserve.http.openai.tally import TokenIds
 from aserve.http.request_id import REQUEST_ID
 
 MAX_PROMPTS: Final = 1024
@@ -24,7 +25,7 @@ MAX_SEQUENCES: Final = 8192
 """Of all prompts of a request together: they are queued at one stroke, and nobody else is served meanwhile."""
 MAX_LOGIT_BIAS: Final = 100.0
 _TOKEN_ID: Final = re.compile(r"[0-9]{1,10}")
-_PROMPT_KINDS: Final[Mapping[type, Any]] = {str: list[str], list: list[list[int]]}
+_PROMPT_KINDS: Final[Mapping[type, Any]] = {str: list[str], list: list[TokenIds]}
 _PROMPT_SHAPES: Final = "prompt must be a string, a list of token ids, or a list of either, and not empty"
 DEFAULT_COMPLETION_TOKENS: Final = 16
 
@@ -276,7 +277,7 @@ def _logit_bias(biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
     return tuple(clamped.items())
 
 
-def prompts_of(prompt: Any) -> Sequence[str | list[int]]:
+def prompts_of(prompt: Any) -> Sequence[str | TokenIds]:
     """The prompts of a completion request: a text, a list of texts, a list of token ids, or a list of such lists."""
     if isinstance(prompt, str):
         return [prompt]
@@ -286,7 +287,7 @@ def prompts_of(prompt: Any) -> Sequence[str | list[int]]:
     if kind is not None and len(prompt) > MAX_PROMPTS:
         raise InvalidRequestError(f"prompt takes at most {MAX_PROMPTS} prompts, got {len(prompt)}", "prompt")
     try:
-        return msgspec.convert(prompt, kind) if kind else [msgspec.convert(prompt, list[int])]
+        return msgspec.convert(prompt, kind) if kind else [msgspec.convert(prompt, TokenIds)]
     except msgspec.ValidationError:
         raise InvalidRequestError(_PROMPT_SHAPES, "prompt") from None
 

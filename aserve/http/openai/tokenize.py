@@ -1,12 +1,16 @@
 """POST /tokenize and /detokenize."""
 
 import asyncio
+from typing import Final
 
 from aserve.core.errors import InvalidRequestError
-from aserve.engine import OFF_LOOP_TOKENS, AsyncEngine
+from aserve.engine import AsyncEngine
 from aserve.http.endpoint import Exchange, Handler
 from aserve.http.json_response import JsonResponse
 from aserve.http.openai.schema import DetokenizeFields, TokenizeFields, check_model, parse
+
+OFF_LOOP_TOKENS: Final = 2048
+"""Answers of more are written in a thread."""
 
 
 def tokenize(engine: AsyncEngine) -> Handler:
