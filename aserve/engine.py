@@ -9,33 +9,29 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, Self
 
-import msgspec
 from prometheus_client import CollectorRegistry
 
 from aserve.core.config import EngineConfig, ModelInfo
 from aserve.core.errors import AserveError, InvalidRequestError, UnavailableError
-from aserve.core.ids import BlockHash
 from aserve.core.outputs import Completion, TextDelta, Transcript
 from aserve.core.params import BeamParams, SamplingParams
 from aserve.core.ports import Clock
-from aserve.core.request import Request
 from aserve.engine_loop import EngineLoop
 from aserve.engine_parts import EngineParts, EngineState, Loader, Progress
 from aserve.intake import check_ids, new_branch, new_request
 from aserve.mailbox import Keeper, Mailbox
 from aserve.metrics.engine_metrics import EngineMetrics
+from aserve.preparation import Preparer
 from aserve.scheduler.statistics import Statistics
 from aserve.text.stream import TextStream
 
 OFF_LOOP_CHARS: Final = 2048
 """Texts longer than this are tokenized in a thread; below it the hop costs more than the work."""
-TOKENS_AT_ONCE: Final = 4096
-"""Of a prompt that is checked; a longer one takes turns with the event loop's other work."""
 
 Prompt = str | Sequence[int]
 
@@ -57,8 +53,7 @@ class AsyncEngine:
         self._load = load
         self._on_progress = on_progress
         self._clock = clock
-        self._long_prompts = asyncio.Lock()
-        """One is prepared at a time: the pieces of many would add up."""
+        self._preparer = Preparer()
         self._state = EngineState.NEW
         self._progress = Progress("new")
         self._parts: EngineParts | None = None
@@ -287,8 +282,7 @@ class AsyncEngine:
             priority=priority,
             arrival_s=self._clock(),
         )
-        async with self._long_prompts if len(prompt_token_ids) > TOKENS_AT_ONCE else nullcontext():
-            request = await _prepared(parts, request)
+        request = await self._preparer.prepared(request, parts.info, parts.scheduler)
         try:
             new_stream = partial(TextStream, parts.tokenizer, request.params, keep_leading_space=not starts_text)
             async with loop.open(request, new_stream) as mailbox:
@@ -368,24 +362,6 @@ class AsyncEngine:
         """
         num = beam.width if n is None else n
         return await self.complete_n(prompt, SamplingParams(beam=beam, n=num, max_tokens=max_tokens))
-
-
-async def _prepared(parts: EngineParts, request: Request) -> Request:
-    """With its prompt's ids checked and its blocks hashed, which a plan would otherwise do: a piece at a time.
-
-    Not in a thread: while that computes in Python, the event loop waits for the GIL before every callback.
-    """
-    token_ids = request.prompt_token_ids
-    for start in range(0, len(token_ids), TOKENS_AT_ONCE):
-        if start:
-            await asyncio.sleep(0)
-        check_ids("prompt", token_ids[start : start + TOKENS_AT_ONCE], parts.info.vocab_size)
-    hashes: list[BlockHash] = []
-    for some in parts.scheduler.prompt_hashes(request):
-        if hashes:
-            await asyncio.sleep(0)
-        hashes.extend(some)
-    return msgspec.structs.replace(request, prompt_hashes=tuple(hashes))
 
 
 def _close_unwanted(loading: asyncio.Future[EngineParts]) -> None:

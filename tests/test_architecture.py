@@ -12,7 +12,10 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "aserve"
 
-ENGINE = {"core", "scheduler", "text", "metrics", "engine_loop", "intake", "mailbox", "engine_parts", "engine"}
+ENGINE = {
+    *("core", "scheduler", "text", "metrics"),
+    *("engine_loop", "intake", "mailbox", "preparation", "engine_parts", "engine"),
+}
 LOWER_FLOORS = ENGINE | {"kv_cache", "kernels", "models", "runner", "http", "build", "llm", "server", "cli", "terminal"}
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -27,6 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mailbox": ENGINE,
     "engine_loop": ENGINE,
     "intake": {"core", "text"},
+    "preparation": {"core", "intake", "scheduler"},
     "engine_parts": {"core", "scheduler", "text"},
     "engine": ENGINE,
     "http": {"core", "engine", "mailbox", "metrics"},
@@ -52,6 +56,7 @@ WITHOUT_TORCH = [
     "mailbox",
     "engine_loop",
     "intake",
+    "preparation",
     "engine_parts",
     "engine",
     "http",

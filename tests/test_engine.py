@@ -23,8 +23,8 @@ from aserve.core.errors import (
 from aserve.core.outputs import FinishReason
 from aserve.core.params import SamplingParams
 from aserve.core.plan import StepResult
-from aserve.engine import TOKENS_AT_ONCE, EngineState, Progress
 from aserve.engine import AsyncEngine as BareEngine
+from aserve.engine import EngineState, Progress
 from tests.engines import says, scripted_engine, scripted_loader
 from tests.fakes import FakeScript, ScriptedRunner
 from tests.http.peer import until
@@ -404,46 +404,6 @@ async def test_an_answer_that_a_stop_string_ends_has_all_its_tokens_in_the_metri
         labels = {"model_name": engine.info.names[0]}
         name = "aserve_request_generation_tokens_sum"
         assert engine.registry.get_sample_value(name, labels) == 1 + len(answer.token_ids)
-
-
-async def test_a_long_prompt_is_hashed_before_it_is_opened_and_finds_what_a_short_one_left():
-    prompt = [index % 250 for index in range(TOKENS_AT_ONCE + 100)]
-    async with scripted_engine(max_model_len=8192, num_blocks=2400) as engine:
-        await engine.complete(prompt[: TOKENS_AT_ONCE - 100])
-        answer = await engine.complete(prompt)
-        assert answer.num_cached_tokens == TOKENS_AT_ONCE - 104  # of 8 tokens each, the block with the last one is not
-        assert (await engine.complete(prompt)).num_cached_tokens == TOKENS_AT_ONCE + 96
-
-
-async def test_long_prompts_take_turns_with_the_rest_of_the_event_loop_and_come_one_after_another(monkeypatch):
-    checked, turn = [], 0
-
-    async def count_turns():
-        nonlocal turn
-        while True:
-            turn += 1
-            await asyncio.sleep(0)
-
-    def check(field, token_ids, vocab_size):
-        if field == "prompt":
-            checked.append((token_ids[0], len(token_ids), turn))
-
-    monkeypatch.setattr("aserve.engine.check_ids", check)
-    num_tokens = 3 * TOKENS_AT_ONCE
-    async with scripted_engine(max_model_len=num_tokens + 100, num_blocks=8000) as engine:
-        counting = asyncio.create_task(count_turns())
-        await asyncio.gather(*(engine.complete([token_id] * num_tokens) for token_id in (1, 2)))
-        counting.cancel()
-    assert [piece[:2] for piece in checked] == [(1, TOKENS_AT_ONCE)] * 3 + [(2, TOKENS_AT_ONCE)] * 3
-    turns = [piece[2] for piece in checked]
-    assert len(set(turns)) == len(turns)
-
-
-async def test_a_long_prompt_of_wrong_ids_is_refused_as_a_short_one_is():
-    async with scripted_engine(max_model_len=8192, num_blocks=2400) as engine:
-        for num_tokens in (3, TOKENS_AT_ONCE + 1):
-            with pytest.raises(InvalidRequestError, match="token id 9999 is not in"):
-                await engine.complete([1] * num_tokens + [9999])
 
 
 async def test_an_engine_says_how_late_its_event_loop_is():
