@@ -309,6 +309,7 @@ def _unknown(name: str, known: Sequence[str]) -> str:
 
 def serve(options: Options, server_options: ServerOptions) -> int:
     """Serve the OpenAI API until a signal. The socket answers while the model loads."""
+    gc.disable()  # until all is loaded, and stays: to look for garbage in it takes a tenth of the start
     from sse_starlette import EventSourceResponse  # each command imports what it needs: start-up counts
 
     from aserve.build import AsyncEngine
@@ -321,8 +322,8 @@ def serve(options: Options, server_options: ServerOptions) -> int:
 
     def ready(url: str) -> None:
         EventSourceResponse(iter(()))  # the first has anyio import its backend, and all streams would wait for that
-        gc.collect()
         gc.freeze()  # else the collector goes through all that was loaded again and again, 0.1 s a time
+        gc.enable()
         printer.close()
         print("\n".join(engine.startup_lines()), file=sys.stderr)
         print(f"Ready. Try:\n  {curl_line(url, server_options.api_key)}", file=sys.stderr, flush=True)

@@ -1,5 +1,6 @@
 """The command line: precedence, reading of values, and complaints of one line that name the flag."""
 
+import gc
 import re
 from pathlib import Path
 
@@ -113,3 +114,22 @@ def test_the_flags_of_the_operations_page_exist():
     options = re.findall(r"^\| `--([a-z-]+)", page, flags=re.MULTILINE)
     assert len(options) >= 10
     assert {option.removeprefix("no-").replace("-", "_") for option in options} <= set(cli.FLAGS)
+
+
+def test_the_garbage_collector_rests_until_all_is_loaded(monkeypatch, capsys):
+    def run(engine, app, *, on_ready, **_):
+        assert not gc.isenabled()
+        monkeypatch.setattr(engine, "startup_lines", list)
+        on_ready("http://host")
+        return 0
+
+    monkeypatch.setattr("aserve.server.run", run)
+    _, options, server_options = parse()
+    try:
+        assert cli.serve(options, server_options) == 0
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.enable()
+        gc.unfreeze()
+    assert "Ready" in capsys.readouterr().err
