@@ -309,7 +309,7 @@ def _unknown(name: str, known: Sequence[str]) -> str:
 
 def serve(options: Options, server_options: ServerOptions) -> int:
     """Serve the OpenAI API until a signal. The socket answers while the model loads."""
-    gc.disable()  # until all is loaded, and stays: to look for garbage in it takes a tenth of the start
+    gc.disable()  # until all is loaded, and stays: to look for garbage in it takes a tenth of the time
     from sse_starlette import EventSourceResponse  # each command imports what it needs: start-up counts
 
     from aserve.build import AsyncEngine

@@ -21,13 +21,12 @@ MAX_STACK_BYTES = 64
 """A thread's, in the largest heads: a few registers in and out of the first cache, beside hundreds that stay."""
 ROOT = Path(__file__).parents[2]
 
-
 Variants = list[dict[str, object]]
 """What offline_shapes.py reports of each variant of each kernel."""
 
 
 def compiled_variants(folder: Path, *arguments: str) -> Variants:
-    """Compiled anew."""
+    """For the GPU that the arguments of offline_shapes.py name; compiled anew where the folder is empty."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     env["TRITON_CACHE_DIR"] = str(folder)
     command = [sys.executable, "-m", "tests.kernels.offline_shapes", *arguments]
