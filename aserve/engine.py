@@ -21,6 +21,7 @@ from aserve.core.errors import AserveError, InvalidRequestError, UnavailableErro
 from aserve.core.outputs import Completion, TextDelta, Transcript
 from aserve.core.params import BeamParams, SamplingParams
 from aserve.core.ports import Clock
+from aserve.core.request import Terms
 from aserve.engine_loop import EngineLoop
 from aserve.engine_parts import EngineParts, EngineState, Loader, Progress
 from aserve.intake import check_ids, new_branch, new_request
@@ -277,10 +278,7 @@ class AsyncEngine:
             parts.tokenizer,
             prompt_token_ids,
             params or self.default_params(),
-            request_id=request_id,
-            cache_salt=cache_salt,
-            priority=priority,
-            arrival_s=self._clock(),
+            Terms(arrival_s=self._clock(), request_id=request_id, cache_salt=cache_salt, priority=priority),
         )
         request = await self._preparer.prepared(request, parts.info, parts.scheduler)
         try:

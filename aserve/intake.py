@@ -15,7 +15,7 @@ from aserve.core.config import ModelInfo
 from aserve.core.errors import ContextLengthError, InvalidRequestError
 from aserve.core.ids import RequestId
 from aserve.core.params import SamplingParams
-from aserve.core.request import Request
+from aserve.core.request import Request, Terms
 from aserve.text.tokenizer import Tokenizer
 
 MAX_BAD_WORD_TOKENS: Final = 4096
@@ -27,11 +27,7 @@ def new_request(
     tokenizer: Tokenizer,
     prompt_token_ids: tuple[int, ...],
     params: SamplingParams,
-    *,
-    request_id: str | None,
-    cache_salt: str,
-    priority: int,
-    arrival_s: float,
+    terms: Terms,
 ) -> Request:
     """A Request with an id and a seed of its own, unless they are given. Its prompt's ids are checked elsewhere.
 
@@ -55,17 +51,19 @@ def new_request(
     bad_word_ids = _bad_word_ids(tokenizer, params.bad_words)
     _check_choice_left(params, stop_ids, bad_word_ids)
     return Request(
-        id=RequestId(request_id or uuid.uuid4().hex),
+        id=RequestId(terms.request_id or uuid.uuid4().hex),
         prompt_token_ids=prompt_token_ids,
         params=params,
         max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
         seed=secrets.randbits(63) if params.seed is None else params.seed,
-        arrival_s=arrival_s,
+        arrival_s=terms.arrival_s,
         stop_ids=stop_ids,
         eos_ids=eos_ids,
-        cache_salt=cache_salt.encode(),
-        priority=priority,
+        cache_salt=terms.cache_salt.encode(),
+        priority=terms.priority,
         bad_word_ids=bad_word_ids,
+        deadline_s=terms.deadline_s,
+        tenant=terms.tenant,
     )
 
 
@@ -82,16 +80,8 @@ def new_branch(
 
     Raises as `new_request`.
     """
-    branch = new_request(
-        info,
-        tokenizer,
-        history,
-        params,
-        request_id=None,
-        cache_salt="",
-        priority=origin.priority,
-        arrival_s=arrival_s,
-    )
+    terms = Terms(arrival_s=arrival_s, priority=origin.priority, deadline_s=origin.deadline_s, tenant=origin.tenant)
+    branch = new_request(info, tokenizer, history, params, terms)
     return msgspec.structs.replace(branch, cache_salt=origin.cache_salt)
 
 

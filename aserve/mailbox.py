@@ -17,6 +17,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from aserve.core.faults import WISHES
 from aserve.core.ids import RequestId
 from aserve.core.outputs import TextDelta
 
@@ -75,7 +76,7 @@ class Mailbox:
         self.request_id = request_id
         self._queue: asyncio.Queue[Parcel] = asyncio.Queue(1)
         self._parcel: Parcel = {}  # the one in the queue, or the next to go there
-        self._error: Exception | None = None  # what comes after it
+        self._error: BaseException | None = None  # what comes after it
         self._taken: list[TextDelta] = []
         self._num_open = num_choices
         self._reader: asyncio.Task[object] | None = None  # while it waits, with nothing before it untaken
@@ -94,7 +95,9 @@ class Mailbox:
             return False
         try:
             return self._taker.take_token(index, text, token_id)
-        except Exception as error:  # the reader's edge: its failure is its own, and not the loop's that called it
+        except WISHES:
+            raise
+        except BaseException as error:  # the reader's edge: its failure is its own, and not the loop's that called it
             self.fail(error)
             return True
 
@@ -106,7 +109,7 @@ class Mailbox:
         self._parcel[delta.index] = delta if earlier is None else earlier.merge(delta)
         self._post()
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """End the request: the reader gets what was put before, then `error` is raised."""
         self._error = error
         self._post()
@@ -121,7 +124,9 @@ class Mailbox:
             return False
         try:
             return self._taker.take(delta)
-        except Exception as error:  # as in `offer`
+        except WISHES:
+            raise
+        except BaseException as error:  # as in `offer`
             self.fail(error)
             return True
 

@@ -14,7 +14,7 @@ PACKAGE = ROOT / "aserve"
 
 ENGINE = {
     *("core", "scheduler", "text", "metrics"),
-    *("engine_loop", "intake", "mailbox", "preparation", "engine_parts", "engine"),
+    *("edges", "engine_loop", "intake", "mailbox", "preparation", "engine_parts", "engine"),
 }
 LOWER_FLOORS = ENGINE | {"kv_cache", "kernels", "models", "runner", "http", "build", "llm", "server", "cli", "terminal"}
 
@@ -27,13 +27,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernels": {"core"},
     "models": {"core", "kernels"},
     "runner": {"core", "kernels", "models"},
+    "edges": {"core"},
     "mailbox": ENGINE,
     "engine_loop": ENGINE,
     "intake": {"core", "text"},
     "preparation": {"core", "intake", "scheduler"},
     "engine_parts": {"core", "scheduler", "text"},
     "engine": ENGINE,
-    "http": {"core", "engine", "mailbox", "metrics"},
+    "http": {"core", "edges", "engine", "mailbox", "metrics"},
     "build": LOWER_FLOORS,
     "llm": LOWER_FLOORS,
     "server": LOWER_FLOORS,
@@ -53,6 +54,7 @@ WITHOUT_TORCH = [
     "scheduler",
     "text",
     "metrics",
+    "edges",
     "mailbox",
     "engine_loop",
     "intake",

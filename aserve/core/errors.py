@@ -7,6 +7,7 @@ AserveError
 ├── OverloadedError              too much is waiting; try again after `retry_after_s`
 ├── UnavailableError             loading, draining or closed; try again after `retry_after_s`
 ├── StepFailedError              the step that computed this request raised
+├── InternalError                a bug of ours met this request; its `fault_id` is in the log
 ├── ConfigError                  a flag or option is wrong
 └── CheckpointError              a model folder cannot be served, and why
 """
@@ -68,6 +69,14 @@ class StepFailedError(AserveError):
     """The step that was computing this request raised; the request ends, the engine goes on."""
 
     code = "engine_error"
+
+
+class InternalError(AserveError):
+    """A bug of ours, or of a library, that this request met. What happened is in the log, under `fault_id`."""
+
+    def __init__(self, fault_id: str) -> None:
+        super().__init__(f"internal error (fault {fault_id}); the server's log has the details")
+        self.fault_id = fault_id
 
 
 class ConfigError(AserveError):

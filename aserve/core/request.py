@@ -6,6 +6,17 @@ from aserve.core.ids import BlockHash, RequestId
 from aserve.core.params import SamplingParams
 
 
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """On what terms a request comes: what is neither its prompt nor how it is sampled. The fields are Request's."""
+
+    arrival_s: float
+    request_id: str | None = None
+    cache_salt: str = ""
+    priority: int = 0
+    deadline_s: float | None = None
+    tenant: str = ""
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt and what to do with it, fully resolved: no field below needs a model or a tokenizer to be read.
 
@@ -18,6 +29,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     bad_word_ids: params.bad_words as token sequences.
     prompt_hashes: names of the prompt's first full blocks, as far as they were computed beforehand.
     arrival_s: the engine's clock when it came, in seconds; orders the queue, never compared with wall time.
+    deadline_s: on the same clock, when it ends with what it has; None is never.
+    tenant: on whose account it runs; "" where nobody is told apart.
     """
 
     id: RequestId
@@ -32,3 +45,5 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     prompt_hashes: tuple[BlockHash, ...] = ()
+    deadline_s: float | None = None
+    tenant: str = ""

@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from aserve.core.errors import AserveError
+from aserve.edges import is_fault
 from aserve.engine import AsyncEngine
 from aserve.http.body import read_object
 from aserve.http.connection import ClientGone, while_connected
@@ -70,9 +70,11 @@ class JsonEndpoint:
             name_request(scope, body.fields.get("request_id"))
         except ClientGone:
             return
-        except AserveError as error:
+        except BaseException as error:
+            if not is_fault(error):
+                raise
             with suppress(ClientGone):
-                await reply(error_response(error))
+                await reply(error_response(error, scope[SCOPE_KEY]))
             return
         async with while_connected(receive):
             await self._handle(Exchange(body.fields, body.is_large, scope[SCOPE_KEY], reply))
@@ -82,5 +84,7 @@ class JsonEndpoint:
             await self._handler(exchange)
         except ClientGone:
             raise
-        except Exception as error:
-            await exchange.reply(error_response(error))
+        except BaseException as error:
+            if not is_fault(error):
+                raise
+            await exchange.reply(error_response(error, exchange.request_id))

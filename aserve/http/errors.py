@@ -1,13 +1,11 @@
 """Errors on the wire: every one is OpenAI's `{"error": {"message", "type", "param", "code"}}`, whatever raised it.
 
 Messages are printable ASCII of at most 300 characters, so that nothing that a client sent can forge a log line or come
-back multiplied. What we did not foresee is a 500 that says nothing of the cause; the cause goes to the log, without the
-exception's text, which may quote a prompt.
+back multiplied. What we did not foresee is a 500 that names a fault; the log says under that name what it was.
 """
 
 import http
 import logging
-import traceback
 from collections.abc import Mapping
 from typing import Final
 
@@ -24,6 +22,7 @@ from aserve.core.errors import (
     RetryableError,
     UnavailableError,
 )
+from aserve.core.faults import report
 
 MAX_MESSAGE_CHARS: Final = 300
 MAX_ECHO_CHARS: Final = 80
@@ -49,18 +48,21 @@ class HttpError(AserveError):
         self.headers = dict(headers or {})
 
 
-def error_response(error: Exception) -> Response:
-    """The whole answer for an error: status, body, and Retry-After where trying again may help."""
-    known = _known(error)
+def error_response(error: BaseException, request_id: str | None = None) -> Response:
+    """The whole answer for an error: status, body, and Retry-After where trying again may help.
+
+    request_id: whose it is, for the log line of an error that nobody foresaw.
+    """
+    known = _known(error, request_id)
     headers = dict(known.headers) if isinstance(known, HttpError) else {}
     if isinstance(known, RetryableError):
         headers["Retry-After"] = str(known.retry_after_s)
     return Response(error_body(known), status_of(known), headers, media_type="application/json")
 
 
-def error_body(error: Exception) -> bytes:
+def error_body(error: BaseException, request_id: str | None = None) -> bytes:
     """The JSON object of an error; also what is sent when a stream has begun and can have no status any more."""
-    known = _known(error)
+    known = _known(error, request_id)
     param = "model" if isinstance(known, ModelNotFoundError) else getattr(known, "param", None)
     fields = {"message": printable(known.message), "type": _type(status_of(known)), "param": param, "code": known.code}
     return msgspec.json.encode({"error": fields})
@@ -89,15 +91,11 @@ def echo(value: object) -> str:
     return printable(repr(value[:MAX_ECHO_CHARS]) if isinstance(value, str) else str(value), MAX_ECHO_CHARS)
 
 
-def _known(error: Exception) -> AserveError:
+def _known(error: BaseException, request_id: str | None) -> AserveError:
     """The error as one of ours; one that nobody foresaw is logged here, and told without detail."""
-    if isinstance(error, AserveError):
-        return error
     if isinstance(error, HTTPException):
         return _of_starlette(error)
-    trace = "".join(traceback.format_tb(error.__traceback__))
-    _log.error("unexpected %s while answering a request\n%s", type(error).__name__, trace)
-    return AserveError("internal error; the server's log has the details")
+    return report(_log, "answering", error, request_id)
 
 
 def _of_starlette(error: HTTPException) -> HttpError:

@@ -14,6 +14,7 @@ from typing import Final
 from sse_starlette import EventSourceResponse
 from starlette.types import Receive, Scope, Send
 
+from aserve.edges import is_fault
 from aserve.http.connection import ClientGone
 from aserve.http.direct import DirectLine, direct_line
 from aserve.http.errors import error_body
@@ -43,13 +44,17 @@ class EventStream(EventSourceResponse):
     """Sends `first`, then what `rest` yields as it comes; an exception from `rest` as the last event before [DONE].
 
     Raises `ClientGone` when the client is given up. The caller closes `rest`, and watches for the client's leaving.
+    request_id: whose stream it is, for the log.
     """
 
-    def __init__(self, first: bytes, rest: AsyncIterator[bytes], limits: StreamLimits) -> None:
+    def __init__(
+        self, first: bytes, rest: AsyncIterator[bytes], limits: StreamLimits, request_id: str | None = None
+    ) -> None:
         super().__init__(rest, ping=limits.ping_s, send_timeout=limits.send_timeout_s)
         self._first = first
         self._rest = rest
         self._limits = limits
+        self._request_id = request_id
         self._turn = asyncio.Lock()
         self._sending = False
         self._since_s = 0.0  # when the send in progress began, or the last one ended
@@ -89,8 +94,10 @@ class EventStream(EventSourceResponse):
                 await self._write(send, piece)
         except ClientGone:
             raise
-        except Exception as error:  # the status is long sent: the client learns of it in the stream
-            await self._write(send, event(error_body(error)) + DONE)
+        except BaseException as error:  # the status is long sent: the client learns of it in the stream
+            if not is_fault(error):
+                raise
+            await self._write(send, event(error_body(error, self._request_id)) + DONE)
 
     async def _write(self, send: Send, piece: bytes) -> None:
         async with self._turn:

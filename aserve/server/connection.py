@@ -27,6 +27,8 @@ from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.utils import parse_socket_addr
 from starlette.types import ASGIApp
 
+from aserve.core.faults import describe
+from aserve.edges import is_fault
 from aserve.server.http1 import Http1, hypercorn_config
 
 _log = logging.getLogger(__name__)
@@ -235,8 +237,10 @@ class Connection(asyncio.Protocol):
     async def _run(self) -> None:
         try:
             await self._serve()
-        except Exception:  # the edge where a connection's failure ends that connection alone
-            _log.exception("a connection failed")
+        except BaseException as error:  # the edge where a connection's failure ends that connection alone
+            if not is_fault(error):
+                raise
+            _log.error("a connection failed: %s", describe(error))
             self._transport.abort()
         else:
             self.close()

@@ -118,7 +118,7 @@ async def _stream(
 
     async with aclosing(pieces()) as rest:
         first = await anext(rest)  # what fails until now still has an HTTP status
-        stream = EventStream(first, rest, limits)
+        stream = EventStream(first, rest, limits, exchange.request_id)
         if not generation.scores_only:
             mailbox.shortcut(_Writer(events, stream))
         await exchange.reply(stream)

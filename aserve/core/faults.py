@@ -1,0 +1,45 @@
+"""Faults: what was raised by something that ought not to raise it, and how its request and the operator learn of it.
+
+    code that works on a request's data --raises--> edge --> report() --> the log: fault id, request id, where
+                                                                     '--> InternalError: fault id, for the client
+
+An exception's text may quote a prompt, so it goes nowhere: the log has types, files and lines.
+"""
+
+import logging
+import secrets
+import traceback
+
+from aserve.core.errors import AserveError, InternalError
+
+WISHES = (KeyboardInterrupt, SystemExit, GeneratorExit)
+"""Not faults but somebody's wish that all should end; an edge lets them pass, whatever else it catches."""
+
+
+def report(log: logging.Logger, place: str, error: BaseException, request_id: str | None = None) -> AserveError:
+    """The error that a request ends with: `error` itself if it is one of ours, else an `InternalError`, and a log line.
+
+    place: what was being done, such as "tokenizing".
+    """
+    if isinstance(error, AserveError):
+        return error
+    fault_id = secrets.token_hex(6)
+    whose = "" if request_id is None else f" of request {request_id}"
+    log.error("fault %s in %s%s: %s", fault_id, place, whose, describe(error))
+    return InternalError(fault_id)
+
+
+def describe(error: BaseException) -> str:
+    """The types of an exception and of those behind it, and where each came from; not a character of what they say."""
+    parts: list[str] = []
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        frames = "".join(
+            f"\n  {frame.filename}:{frame.lineno} in {frame.name}"
+            for frame in traceback.extract_tb(cause.__traceback__)
+        )
+        parts.append(f"{type(cause).__module__}.{type(cause).__qualname__}{frames}")
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return "\nbehind it: ".join(parts)

@@ -1,0 +1,21 @@
+"""Edges: where whatever a request made happen becomes the end of that request, and of nothing else.
+
+An edge stands around each place where a request's own data is worked on. It catches what Python does not count as an
+Exception, too: libraries raise such things (pyo3's PanicException), and asyncio refuses others (StopIteration).
+"""
+
+import asyncio
+
+from aserve.core.faults import WISHES
+
+
+def is_fault(error: BaseException) -> bool:
+    """Whether an exception is to be told to the request at whose edge it arrived, in a task.
+
+    False for the wish that all should end, and for the cancellation of the task itself. A CancelledError that comes
+    from elsewhere, a cancelled future say, is a fault like any other.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is not None and not task.cancelling()
+    return not isinstance(error, WISHES)
