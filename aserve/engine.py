@@ -6,6 +6,7 @@ two engines can live in one event loop. How a model is loaded is the business of
 """
 
 import asyncio
+import threading
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any, Final, Self
 from prometheus_client import CollectorRegistry
 
 from aserve.core.config import EngineConfig, ModelInfo
-from aserve.core.errors import AserveError, InvalidRequestError, UnavailableError
+from aserve.core.errors import AserveError, InvalidRequestError, StepTimeoutError, UnavailableError
 from aserve.core.outputs import Completion, TextDelta, Transcript
 from aserve.core.params import BeamParams, SamplingParams
 from aserve.core.ports import Clock
@@ -100,7 +101,14 @@ class AsyncEngine:
             self._state = EngineState.CLOSED
             raise
         metrics = EngineMetrics(self.registry, parts.info.names[0], parts.scheduler.statistics)
-        self._loop = EngineLoop(parts.scheduler, parts.runner, metrics, self._clock, parts.tokenizer.token_texts)
+        self._loop = EngineLoop(
+            parts.scheduler,
+            parts.runner,
+            metrics,
+            self._clock,
+            parts.tokenizer.token_texts,
+            step_timeout_s=parts.config.step_timeout,
+        )
         self._task = asyncio.create_task(self._loop.run(), name="aserve engine loop")
         self._task.add_done_callback(self._loop_ended)
         self._watch = asyncio.create_task(self._loop.watch(), name="aserve event loop lag")
@@ -147,7 +155,9 @@ class AsyncEngine:
                     raise error
         finally:
             self._loop = None
-            if parts is not None:
+            if parts is not None and isinstance(self.failure, StepTimeoutError):  # its thread may never come back
+                threading.Thread(target=parts.runner.close, name="aserve close", daemon=True).start()
+            elif parts is not None:
                 await asyncio.to_thread(parts.runner.close)
 
     async def drain(self, timeout_s: float) -> bool:

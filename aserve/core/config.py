@@ -22,6 +22,7 @@ SchedulingPolicy = Literal["fcfs", "priority"]
 PREEMPTION_MODES: Final = get_args(PreemptionMode)
 SCHEDULING_POLICIES: Final = get_args(SchedulingPolicy)
 MAX_DELAY_FACTOR: Final = 1000.0
+MAX_STEP_TIMEOUT_S: Final = 86_400.0
 RECOMPUTE_COST_S: Final = 20e-6
 """Of a token in a step of 8 billion parameters on a large GPU, where it is not measured."""
 SWAP_COST_S: Final = 80e-6
@@ -67,6 +68,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     long_prefill_token_threshold: int = 0
     scheduler_delay_factor: float = 0.0
     max_num_queued_reqs: int | None = None
+    step_timeout: float = 300.0
 
     def __post_init__(self) -> None:
         _one_of("load_format", self.load_format, LOAD_FORMATS)
@@ -85,6 +87,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"swap_space must be in [0, {2**20}) GiB, got {self.swap_space}")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}")
+        if not 0.0 <= self.step_timeout <= MAX_STEP_TIMEOUT_S:
+            raise ConfigError(f"step_timeout must be in [0, {MAX_STEP_TIMEOUT_S:g}] seconds, got {self.step_timeout}")
         if not 0.0 <= self.watermark < 0.5:
             raise ConfigError(f"watermark must be in [0, 0.5), got {self.watermark}")
         self._check_scheduling()
@@ -125,7 +129,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_windows: sliding windows by layer group; a span of block_size positions takes a block of each.
     recompute_cost_s, swap_cost_s: of a token computed anew, of a block moved one way; measured if there is swap space.
     max_in_flight: steps that are launched and have not landed, at most.
-    The last five before the notes are the options of those names.
+    The last six before the notes are the options of those names.
     """
 
     block_size: int
@@ -145,6 +149,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     long_prefill_token_threshold: int = 0
     scheduler_delay_factor: float = 0.0
     max_num_queued_reqs: int | None = None
+    step_timeout: float = 300.0
     notes: tuple[str, ...] = ()
 
     @property
@@ -253,6 +258,7 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         long_prefill_token_threshold=options.long_prefill_token_threshold,
         scheduler_delay_factor=options.scheduler_delay_factor,
         max_num_queued_reqs=options.max_num_queued_reqs,
+        step_timeout=options.step_timeout,
         notes=tuple(notes),
     )
 

@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from aserve.core.errors import (
     AserveError,
+    InsufficientMemoryError,
     InvalidRequestError,
     ModelNotFoundError,
     OverloadedError,
@@ -31,6 +32,7 @@ STATUS: Final[Mapping[type[AserveError], int]] = {
     InvalidRequestError: 400,
     ModelNotFoundError: 404,
     OverloadedError: 429,
+    InsufficientMemoryError: 503,
     UnavailableError: 503,
 }
 """By class, subclasses included; every other AserveError is a 500."""

@@ -69,6 +69,8 @@ def test_a_cache_without_room_for_a_block_is_refused():
         {"preemption_mode": "swap"},
         {"scheduling_policy": "lifo"},
         {"long_prefill_token_threshold": -1},
+        {"step_timeout": -1.0},
+        {"step_timeout": float("nan")},
         {"scheduler_delay_factor": -0.5},
         {"scheduler_delay_factor": float("nan")},
         {"scheduler_delay_factor": float("inf")},
@@ -110,6 +112,7 @@ def test_scheduling_is_as_wished():
         "preemption_mode": "swap",
         "scheduling_policy": "priority",
         "long_prefill_token_threshold": 64,
+        "step_timeout": 20.0,
         "scheduler_delay_factor": 0.5,
         "max_num_queued_reqs": 9,
     }
