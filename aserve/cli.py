@@ -150,7 +150,9 @@ ENGINE_FLAGS: Final = (
         "|".join(SCHEDULING_POLICIES),
         "who runs first: the earlier, or the lower priority number, which waiting makes up for",
     ),
-    Flag("step_timeout", read_number, "S", "seconds after which a step that has not landed ends the engine; 0 is never"),
+    Flag(
+        "step_timeout", read_number, "S", "seconds after which a step that has not landed ends the engine; 0 is never"
+    ),
     Flag("long_prefill_token_threshold", read_count, "N", "tokens of one prompt that a step computes; 0 is no limit"),
     Flag(
         "scheduler_delay_factor",

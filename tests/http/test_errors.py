@@ -44,7 +44,9 @@ from aserve.http.errors import HttpError, echo, error_body, error_response, prin
 def test_every_error_has_its_status_and_code(error, status, kind, param, code):
     response = error_response(error)
     assert response.status_code == status
-    assert json.loads(response.body) == {"error": {"message": error.message, "type": kind, "param": param, "code": code}}
+    assert json.loads(response.body) == {
+        "error": {"message": error.message, "type": kind, "param": param, "code": code}
+    }
     assert ("retry-after" in response.headers) == (status in (429, 503))
 
 
