@@ -237,7 +237,7 @@ def slope_mib_per_hour(samples: list[dict[str, Any]]) -> float:
     sizes = [sample["resident_kib"] / 1024 for sample in samples]
     mean_time, mean_size = sum(times) / len(times), sum(sizes) / len(sizes)
     spread = sum((at - mean_time) ** 2 for at in times)
-    return sum((a - mean_time) * (b - mean_size) for a, b in zip(times, sizes, strict=True)) / spread
+    return float(sum((a - mean_time) * (b - mean_size) for a, b in zip(times, sizes, strict=True)) / spread)
 
 
 async def soak(args: argparse.Namespace) -> dict[str, Any]:
@@ -248,8 +248,8 @@ async def soak(args: argparse.Namespace) -> dict[str, Any]:
     url = (await server.stdout.readline()).decode().strip()
     samples: list[dict[str, Any]] = []
 
-    async def listen() -> None:
-        async for line in server.stdout or ():
+    async def listen(lines: asyncio.StreamReader) -> None:
+        while line := await lines.readline():
             samples.append(json.loads(line))
 
     async def hang_up() -> None:
@@ -257,7 +257,7 @@ async def soak(args: argparse.Namespace) -> dict[str, Any]:
             await asyncio.sleep(60.0)
             server.send_signal(signal.SIGHUP)
 
-    listening = asyncio.create_task(listen())
+    listening = asyncio.create_task(listen(server.stdout))
     hanging_up = asyncio.create_task(hang_up()) if args.sighup else None
     run = Soak(url, time.monotonic() + args.minutes * 60)
     await run.run()
