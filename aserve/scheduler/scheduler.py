@@ -83,7 +83,9 @@ class Scheduler:
         max_in_flight: int = 2,
     ) -> None:
         assert max_in_flight <= 2 or not any(windows), "I24: windows hold two steps of positions"
-        self._max_in_flight = max_in_flight
+        self.max_in_flight = max_in_flight
+        """Steps that may be planned and not landed. One, while it is being found out who makes steps fail."""
+        self._most_in_flight = max_in_flight
         max_chunk = min(long_prefill_token_threshold or max_num_batched_tokens, max_num_batched_tokens)
         self._cache = PagedCache(
             num_blocks=num_blocks,
@@ -206,18 +208,13 @@ class Scheduler:
 
     # One step: plan, then commit or revert.
 
-    @property
-    def max_in_flight(self) -> int:
-        """Steps that may be planned and not landed. One, while it is being found out who makes steps fail."""
-        return 1 if self._aftermath.is_inquest else self._max_in_flight
-
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None if nothing can run before a step in flight has landed, or at all.
 
         now: seconds of the clock that `Request.arrival_s` was read from.
         """
         assert len(self._in_flight) < self.max_in_flight, "plan follows a commit"
-        plan = self._plan_trial(now) if self._aftermath.is_inquest else None
+        plan = self._plan_trial(now) if self._aftermath.is_on else None
         if plan is None:
             plan = self._planner.plan(now, self._next_step_id, self._in_flight)
         if plan is None:
@@ -229,10 +226,12 @@ class Scheduler:
 
     def _plan_trial(self, now: float) -> StepPlan | None:
         """A step of those alone who may be to blame for the one that failed; None where all may run."""
-        trial = self._aftermath.trial(self._requests)
-        if trial is None or (plan := self._planner.plan(now, self._next_step_id, (), trial)) is None:
+        plan = None
+        if (trial := self._aftermath.trial(self._requests)) is not None:
+            plan = self._planner.plan(now, self._next_step_id, (), trial)
+        if plan is None:
             self._aftermath.dismiss()
-            return None
+        self.max_in_flight = self._most_in_flight if plan is None else 1
         return plan
 
     def commit(self, result: StepResult) -> StepTokens:
@@ -244,6 +243,7 @@ class Scheduler:
         assert plan.step_id == result.step_id, f"step {result.step_id} landed before step {plan.step_id}"
         if self._aftermath.is_on:
             self._aftermath.landed()
+            self.max_in_flight = 1 if self._aftermath.is_inquest else self._most_in_flight
         scores = take_scores(self._sequences, plan, result) if result.scores or result.prompt_scores else {}
         slices = plan.slices
         if len(result.token_ids) != len(slices):
