@@ -108,6 +108,6 @@ def _of_starlette(error: HTTPException) -> HttpError:
 
 
 def _type(status: int) -> str:
-    if status >= 500:
+    if status >= 500 and status not in (501, 505):  # a method or version that nobody serves is the client's doing
         return "server_error"
     return "rate_limit_error" if status == 429 else "invalid_request_error"

@@ -17,6 +17,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final
+from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -38,7 +39,11 @@ MAX_TARGET_BYTES: Final = 8 * 1024
 PUBLIC_PATHS: Final = frozenset({"/health", "/ready", "/ping", "/version", "/metrics"})
 """What needs no key: probes and scrapers come without one, and none of these tells what anybody asked."""
 
-_HOST: Final = re.compile(rb"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
+METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"})
+"""What HTTP knows. Another is a 501; one of these that a path does not take is a 405."""
+
+_ENCODED_SLASH: Final = re.compile(rb"%2f", re.IGNORECASE)
+_HOST: Final = re.compile(rb"(?:[A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
 _CONTENT_LENGTH: Final = re.compile(rb"[0-9]{1,18}")
 _HTTP_VERSIONS: Final = frozenset({"1.0", "1.1", "2", "3"})
 
@@ -80,7 +85,11 @@ def guard(
 
 
 class HeadCheck:
-    """Refuses request heads that are too large, ambiguous, or that a proxy in front may have read differently."""
+    """Refuses request heads that are too large, ambiguous, or that a proxy in front may have read differently.
+
+    An encoded slash is no slash (RFC 3986, section 2.2): the path keeps it as `%2F`, so that `/v1%2Fmodels` is not
+    `/v1/models`.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -94,6 +103,9 @@ class HeadCheck:
         if refusal is not None:
             await refuse(refusal, scope, receive, send)
             return
+        path, num_slashes = _ENCODED_SLASH.subn(b"%252F", scope.get("raw_path") or b"")
+        if num_slashes:
+            scope["path"] = unquote(path.decode("latin-1"))
         await self._app(scope, receive, send)
 
 
@@ -109,6 +121,8 @@ def check_head(scope: Scope) -> HttpError | None:
         return HttpError(414, "uri_too_long", f"the URL is longer than {MAX_TARGET_BYTES} bytes")
     if scope["http_version"] not in _HTTP_VERSIONS:
         return HttpError(505, "http_version_not_supported", "this server speaks HTTP/1.1")
+    if scope["method"] not in METHODS:
+        return HttpError(501, "method_not_implemented", "this is no method of HTTP; methods are case-sensitive")
     if scope["method"] in ("CONNECT", "TRACE"):
         return HttpError(405, "method_not_allowed", "this method is not served", {"allow": "GET, HEAD, POST"})
     if b"content-length" in names and b"transfer-encoding" in names:
@@ -261,7 +275,7 @@ class WholeBody:
 async def refuse(error: HttpError, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer with an error and end the connection, throwing away what is still coming of the body."""
     response = error_response(error)
-    if scope["http_version"].startswith("1."):
+    if scope["http_version"] not in ("2", "3"):
         response.headers["connection"] = "close"
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(_discard(receive))  # beside the answer: a full queue of body messages could block it

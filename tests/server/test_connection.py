@@ -89,7 +89,7 @@ async def test_an_application_that_ignores_the_departure_is_cancelled():
         assert cancelled.is_set()
 
 
-async def test_an_application_that_raises_is_a_500_and_the_next_connection_is_fine(capfd):
+async def test_an_application_that_raises_is_a_500_and_the_next_connection_is_fine(caplog, capfd):
     async def broken(scope, receive, send):
         if scope["path"] == "/broken":
             raise RuntimeError("a bug")
@@ -99,7 +99,9 @@ async def test_an_application_that_raises_is_a_500_and_the_next_connection_is_fi
         assert (await site.ask(request(b"/broken"))).status == 500
         assert (await site.ask(request(b"/fine"))).status == 200
         await site.quiet()
-    assert "a bug" in capfd.readouterr().err
+    (record,) = caplog.records
+    assert "in the application: builtins.RuntimeError" in record.getMessage()
+    assert "a bug" not in caplog.text + capfd.readouterr().err
 
 
 async def test_a_silent_connection_is_closed():
