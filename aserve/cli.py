@@ -38,6 +38,8 @@ TRUE_WORDS: Final = {
     "no": False,
     "off": False,
 }
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+LOG_FORMATS: Final = ("text", "json")
 SUFFIXES: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
@@ -48,6 +50,12 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 8000
     api_key: tuple[str, ...] = ()
     shutdown_timeout: float = 30.0
+    drain_delay: float = 0.0
+    keepalive_timeout: float = 75.0
+    client_header_timeout: float = 5.0
+    send_timeout: float = 30.0
+    log_level: str = "info"
+    log_format: str = "text"
 
 
 class Flag(msgspec.Struct, frozen=True):
@@ -163,8 +171,21 @@ SERVER_FLAGS: Final = (
     Flag("host", str, "ADDRESS", "address to listen on"),
     Flag("port", read_count, "N", "port to listen on; 0 picks a free one"),
     Flag("api_key", str, "KEY", "keys that requests must carry; none means open", many=True),
-    Flag("shutdown_timeout", read_number, "SECONDS", "how long open requests get after the first SIGTERM"),
+    Flag("shutdown_timeout", read_number, "SECONDS", "how long open requests get after SIGTERM and --drain-delay"),
+    Flag(
+        "drain_delay", read_number, "SECONDS", "how long requests are still taken after SIGTERM while /ready says 503"
+    ),
+    Flag("keepalive_timeout", read_number, "SECONDS", "how long a connection may be idle"),
+    Flag("client_header_timeout", read_number, "SECONDS", "how long a request's head may take"),
+    Flag("send_timeout", read_number, "SECONDS", "how long a client may take nothing of its answer"),
+    Flag("log_level", _choice(LOG_LEVELS), "|".join(LOG_LEVELS), "the least that is logged"),
+    Flag("log_format", _choice(LOG_FORMATS), "|".join(LOG_FORMATS), "how a line of the log is written"),
 )
+SECONDS: Final = {
+    "shutdown_timeout": 0, "drain_delay": 0,
+    "keepalive_timeout": 0.1, "client_header_timeout": 0.1, "send_timeout": 0.1,
+}
+"""Of the server's times, the least."""
 FLAGS: Final = {flag.name: flag for flag in (*ENGINE_FLAGS, *SERVER_FLAGS)}
 DEFAULTS: Final = {
     field.name: field.default for options in (Options, ServerOptions) for field in msgspec.structs.fields(options)
@@ -254,8 +275,9 @@ def _server_options(given: dict[str, Any]) -> ServerOptions:
     options = ServerOptions(**given)
     if not 0 <= options.port <= 65535:
         raise ConfigError(f"--port must be in [0, 65535], got {options.port}")
-    if not 0 <= options.shutdown_timeout <= 86400:
-        raise ConfigError(f"--shutdown-timeout must be in [0, 86400] seconds, got {options.shutdown_timeout}")
+    for name, least in SECONDS.items():
+        if not least <= (seconds := getattr(options, name)) <= 86400:
+            raise ConfigError(f"{FLAGS[name].option} must be in [{least:g}, 86400] seconds, got {seconds:g}")
     return options
 
 
@@ -314,28 +336,37 @@ def serve(options: Options, server_options: ServerOptions) -> int:
 
     from aserve.build import AsyncEngine
     from aserve.http import create_app
-    from aserve.server import run
+    from aserve.http.sse import StreamLimits
+    from aserve.server import Limits, ServerConfig, logging_to, run
     from aserve.terminal import StartupPrinter
 
     printer = StartupPrinter()
     engine = AsyncEngine.from_options(options, on_progress=printer.report)
-
-    def ready(url: str) -> None:
-        EventSourceResponse(iter(()))  # the first has anyio import its backend, and all streams would wait for that
-        gc.freeze()  # else the collector goes through all that was loaded again and again, 0.1 s a time
-        gc.enable()
-        printer.close()
-        print("\n".join(engine.startup_lines()), file=sys.stderr)
-        print(f"Ready. Try:\n  {curl_line(url, server_options.api_key)}", file=sys.stderr, flush=True)
-
-    return run(
-        engine,
-        create_app(engine, api_keys=server_options.api_key),
-        host=server_options.host,
-        port=server_options.port,
-        drain_timeout_s=server_options.shutdown_timeout,
-        on_ready=ready,
+    given = server_options
+    config = ServerConfig(
+        host=given.host,
+        port=given.port,
+        drain_delay_s=given.drain_delay,
+        drain_timeout_s=given.shutdown_timeout,
+        limits=Limits(
+            head_timeout_s=given.client_header_timeout,
+            keep_alive_s=given.keepalive_timeout,
+            send_timeout_s=given.send_timeout,
+        ),
     )
+    app = create_app(engine, api_keys=given.api_key, stream_limits=StreamLimits(send_timeout_s=given.send_timeout))
+    with logging_to(sys.stderr, given.log_level, given.log_format) as say:
+
+        def ready(url: str) -> None:
+            EventSourceResponse(iter(()))  # the first has anyio import its backend, and all streams would wait for that
+            gc.freeze()  # else the collector goes through all that was loaded again and again, 0.1 s a time
+            gc.enable()
+            printer.close()
+            for line in (*engine.startup_lines(), "Ready. Try:", f"  {curl_line(url, given.api_key)}"):
+                say(line)
+
+        say(f"aserve {__version__}")
+        return run(engine, app, config, on_ready=ready, say=say)
 
 
 def chat(options: Options) -> int:

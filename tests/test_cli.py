@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aserve import cli
+from aserve import __version__, cli
 from aserve.core.errors import ConfigError
 
 
@@ -117,10 +117,11 @@ def test_the_flags_of_the_operations_page_exist():
 
 
 def test_the_garbage_collector_rests_until_all_is_loaded(monkeypatch, capsys):
-    def run(engine, app, *, on_ready, **_):
+    def run(engine, app, config, *, on_ready, say):
         assert not gc.isenabled()
         monkeypatch.setattr(engine, "startup_lines", list)
         on_ready("http://host")
+        say(f"draining takes {config.drain_timeout_s:g} s")
         return 0
 
     monkeypatch.setattr("aserve.server.run", run)
@@ -132,4 +133,6 @@ def test_the_garbage_collector_rests_until_all_is_loaded(monkeypatch, capsys):
     finally:
         gc.enable()
         gc.unfreeze()
-    assert "Ready" in capsys.readouterr().err
+    version, ready, curl, drain = capsys.readouterr().err.splitlines()
+    assert (version, ready, drain) == (f"aserve {__version__}", "Ready. Try:", "draining takes 30 s")
+    assert curl.startswith("  curl -N http://host/v1/chat/completions")

@@ -22,6 +22,7 @@ from urllib.parse import unquote
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aserve.http.errors import HttpError, error_response
+from aserve.http.scope import METHODS, route_path
 
 MAX_BODY_BYTES: Final = 32 * 1024 * 1024
 """The largest request body. A context of a million tokens is about 5 MB of JSON text, or 8 MB of token ids."""
@@ -39,8 +40,6 @@ MAX_TARGET_BYTES: Final = 8 * 1024
 PUBLIC_PATHS: Final = frozenset({"/health", "/ready", "/ping", "/version", "/metrics"})
 """What needs no key: probes and scrapers come without one, and none of these tells what anybody asked."""
 
-METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"})
-"""What HTTP knows. Another is a 501; one of these that a path does not take is a 405."""
 
 _ENCODED_SLASH: Final = re.compile(rb"%2f", re.IGNORECASE)
 _HOST: Final = re.compile(rb"(?:[A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
@@ -148,7 +147,7 @@ class BearerAuth:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 401 to a request without a valid key."""
-        if scope["type"] == "http" and _route_path(scope) not in self._public_paths and not self._knows(scope):
+        if scope["type"] == "http" and route_path(scope) not in self._public_paths and not self._knows(scope):
             await refuse(UNAUTHORIZED, scope, receive, send)
             return
         await self._app(scope, receive, send)
@@ -289,10 +288,3 @@ async def _discard(receive: Receive, timeout_s: float = 5.0) -> None:
                 pass
     except TimeoutError:
         return
-
-
-def _route_path(scope: Scope) -> str:
-    """The path below where the application is mounted, percent-decoded, exactly as a router would see it."""
-    path: str = scope["path"]
-    root: str = scope.get("root_path", "")
-    return path[len(root) :] if root and path.startswith(root + "/") else path

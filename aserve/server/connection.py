@@ -29,6 +29,7 @@ from starlette.types import ASGIApp
 
 from aserve.core.faults import describe
 from aserve.edges import is_fault
+from aserve.http.access import log_access
 from aserve.server.http1 import Http1, hypercorn_config
 
 _log = logging.getLogger(__name__)
@@ -115,6 +116,10 @@ class Connections:
         self._idle.pop(connection, None)
         self._changed.set()
 
+    async def announce_end(self) -> None:
+        """From now on whoever asks whether the server is ready hears that it is not."""
+        await self.context.terminate.set()
+
     async def drain(self) -> None:
         """From now on end each connection after its answer. Returns when no request is open."""
         await self.context.terminated.set()
@@ -166,6 +171,7 @@ class Connection(asyncio.Protocol):
         """Begin to serve, or say that the server is full."""
         self._transport = cast("asyncio.Transport", transport)
         if not self._connections.admit(self):
+            log_access(logging.WARNING, status=503, error="too_many_connections")
             self._transport.write(_BUSY)
             self._transport.close()
             return

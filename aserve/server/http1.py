@@ -24,8 +24,10 @@ from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.typing import ConnectionState
 
 from aserve.core.faults import report
+from aserve.http.access import log_access
 from aserve.http.direct import STATE_KEY, DirectLine
 from aserve.http.errors import HttpError, error_body
+from aserve.http.ops import LEAVING_KEY
 from aserve.server.strict import StrictConnection
 
 _log = logging.getLogger(__name__)
@@ -48,7 +50,7 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is not typed for my
     def __init__(self, *arguments: Any, is_clear: Callable[[], bool], write_now: Callable[[bytes], bool]) -> None:
         app, config, context, group, *rest = arguments
         self._line = DirectLine()
-        state = ConnectionState({STATE_KEY: self._line})
+        state = ConnectionState({STATE_KEY: self._line, LEAVING_KEY: context.terminate.is_set})
         super().__init__(app, config, context, group, state, *rest)
         self.connection = StrictConnection(h11.SERVER, max_incomplete_event_size=config.h11_max_incomplete_size)
         self._is_clear = is_clear
@@ -96,7 +98,9 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is not typed for my
         if status_code == 431 and b"\n" not in unread:
             status_code = 414  # h11 says 431 of any head that is too long; this one is still in its first line
         message = _MESSAGES.get(status_code, "this is not a valid HTTP/1.1 request")
-        body = error_body(HttpError(status_code, "bad_request", message))
+        error = HttpError(status_code, "bad_request", message)
+        log_access(logging.INFO, status=status_code, error=error.code)
+        body = error_body(error)
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),

@@ -257,5 +257,7 @@ async def test_a_dead_engine_ends_the_server_with_one_line_and_an_exit_code_of_i
         assert run.lines[1:] == [
             "aserve: the engine died (AssertionError, see above); the server ends with exit code 70"
         ]
-        (record,) = caplog.records
+        access, record = caplog.records
+        assert (access.name, access.fields["error"]) == ("aserve.access", "engine_unavailable")
         assert (record.name, record.levelname) == ("aserve.server.lifecycle", "CRITICAL")
+        assert "landed before" not in caplog.text
