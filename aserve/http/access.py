@@ -29,7 +29,8 @@ CLIENT_LEFT: Final = 499
 """nginx's status of a request whose client left before it was answered."""
 UNKNOWN: Final = "-"
 
-_log = logging.getLogger("aserve.access")
+_log = logging.getLogger(__name__)
+_lines = logging.getLogger("aserve.access")
 
 
 class Record:
@@ -108,7 +109,7 @@ class AccessLog:
             level = logging.DEBUG
         else:
             level = logging.WARNING if status >= 500 or (status < 400 and record.error is not None) else logging.INFO
-        if not _log.isEnabledFor(level):
+        if not _lines.isEnabledFor(level):
             return
         usage = {} if record.usage is None else record.usage()
         log_access(
@@ -137,8 +138,12 @@ class AccessLog:
 
 def log_access(level: int, **fields: Any) -> None:
     """Write a line of what is known; a formatter finds the same in the record's `fields`."""
-    known = {name: value for name, value in fields.items() if value is not None}
-    _log.log(level, "%s", _Line(known), extra={"fields": known})
+    known = {
+        name: round(value, 6) if isinstance(value, float) else value
+        for name, value in fields.items()
+        if value is not None
+    }
+    _lines.log(level, "%s", _Line(known), extra={"fields": known})
 
 
 class _Line:
@@ -150,8 +155,4 @@ class _Line:
     def __str__(self) -> str:
         named = dict(self._fields)
         begins = [str(named.pop(name, UNKNOWN)) for name in ("method", "path", "status")]
-        return " ".join([*begins, *(f"{name}={_shown(value)}" for name, value in named.items())])
-
-
-def _shown(value: object) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
+        return " ".join([*begins, *(f"{name}={value}" for name, value in named.items())])

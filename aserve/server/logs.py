@@ -66,13 +66,15 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """`{"time": "2026-01-02T03:04:05.678Z", "level": "info", "logger": "aserve.access", "message": ..., <fields>}`"""
+    """`{"time": "2026-01-02T03:04:05.678Z", "level": "info", "logger": "aserve.x", "message": ...}`
+
+    A record that has `fields` has them instead of the message, which says the same.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """One object on one line."""
-        fields: dict[str, Any] = getattr(record, "fields", {})
-        level = record.levelname.lower()
-        return self._line(record.created, level=level, logger=record.name, message=_message(record), **fields)
+        what: dict[str, Any] = getattr(record, "fields", None) or {"message": _message(record)}
+        return self._line(record.created, level=record.levelname.lower(), logger=record.name, **what)
 
     def said(self, line: str) -> str:
         """What people are told, as a message."""
@@ -139,11 +141,12 @@ class Writer(logging.Handler):
         num_told = 0
         line: str | None = ""
         while line is not None:
-            if line := self._lines.get():
-                self._try_to_write(line)
+            line = self._lines.get()
             if (num_dropped := self._num_dropped) > num_told:
                 self._try_to_write(self._formatter.said(f"aserve: {num_dropped - num_told} log lines were dropped"))
                 num_told = num_dropped
+            if line is not None:
+                self._try_to_write(line)
             self._lines.task_done()
 
     def _try_to_write(self, line: str) -> None:

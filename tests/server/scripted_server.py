@@ -9,7 +9,7 @@ import threading
 from aserve.core.errors import CheckpointError
 from aserve.engine import AsyncEngine
 from aserve.http import create_app
-from aserve.server import ServerConfig, run
+from aserve.server import ServerConfig, logging_to, run
 from tests.engines import EOS, scripted_loader
 
 
@@ -28,7 +28,8 @@ def main(what: str, drain_timeout_s: str) -> int:
     engine = AsyncEngine(load)
     app = create_app(engine)
     config = ServerConfig(port=0, drain_timeout_s=float(drain_timeout_s))
-    return run(engine, app, config, on_ready=lambda _: print("ready", file=sys.stderr))
+    with logging_to(sys.stderr, "info", "text") as say:
+        return run(engine, app, config, on_ready=lambda _: say("ready"), say=say)
 
 
 if __name__ == "__main__":
