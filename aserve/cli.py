@@ -104,6 +104,15 @@ def read_number(word: str) -> float:
         raise ConfigError(f"a number is expected, got {word!r}") from None
 
 
+def _seconds(least: float = 0.0) -> Callable[[str], float]:
+    def read(word: str) -> float:
+        if not least <= (seconds := read_number(word)) <= 86400:
+            raise ConfigError(f"seconds in [{least:g}, 86400] are expected, got {word!r}")
+        return seconds
+
+    return read
+
+
 def _choice(allowed: Sequence[str]) -> Callable[[str], str]:
     def read(word: str) -> str:
         if word not in allowed:
@@ -171,21 +180,14 @@ SERVER_FLAGS: Final = (
     Flag("host", str, "ADDRESS", "address to listen on"),
     Flag("port", read_count, "N", "port to listen on; 0 picks a free one"),
     Flag("api_key", str, "KEY", "keys that requests must carry; none means open", many=True),
-    Flag("shutdown_timeout", read_number, "SECONDS", "how long open requests get after SIGTERM and --drain-delay"),
-    Flag(
-        "drain_delay", read_number, "SECONDS", "how long requests are still taken after SIGTERM while /ready says 503"
-    ),
-    Flag("keepalive_timeout", read_number, "SECONDS", "how long a connection may be idle"),
-    Flag("client_header_timeout", read_number, "SECONDS", "how long a request's head may take"),
-    Flag("send_timeout", read_number, "SECONDS", "how long a client may take nothing of its answer"),
+    Flag("shutdown_timeout", _seconds(), "SECONDS", "how long open requests get after SIGTERM and --drain-delay"),
+    Flag("drain_delay", _seconds(), "SECONDS", "how long requests are taken after SIGTERM, while /ready says 503"),
+    Flag("keepalive_timeout", _seconds(0.1), "SECONDS", "how long a connection may be idle"),
+    Flag("client_header_timeout", _seconds(0.1), "SECONDS", "how long a request's head may take"),
+    Flag("send_timeout", _seconds(0.1), "SECONDS", "how long a client may take nothing of its answer"),
     Flag("log_level", _choice(LOG_LEVELS), "|".join(LOG_LEVELS), "the least that is logged"),
     Flag("log_format", _choice(LOG_FORMATS), "|".join(LOG_FORMATS), "how a line of the log is written"),
 )
-SECONDS: Final = {
-    "shutdown_timeout": 0, "drain_delay": 0,
-    "keepalive_timeout": 0.1, "client_header_timeout": 0.1, "send_timeout": 0.1,
-}
-"""Of the server's times, the least."""
 FLAGS: Final = {flag.name: flag for flag in (*ENGINE_FLAGS, *SERVER_FLAGS)}
 DEFAULTS: Final = {
     field.name: field.default for options in (Options, ServerOptions) for field in msgspec.structs.fields(options)
@@ -275,9 +277,6 @@ def _server_options(given: dict[str, Any]) -> ServerOptions:
     options = ServerOptions(**given)
     if not 0 <= options.port <= 65535:
         raise ConfigError(f"--port must be in [0, 65535], got {options.port}")
-    for name, least in SECONDS.items():
-        if not least <= (seconds := getattr(options, name)) <= 86400:
-            raise ConfigError(f"{FLAGS[name].option} must be in [{least:g}, 86400] seconds, got {seconds:g}")
     return options
 
 
@@ -338,24 +337,27 @@ def serve(options: Options, server_options: ServerOptions) -> int:
     from aserve.http import create_app
     from aserve.http.sse import StreamLimits
     from aserve.server import Limits, ServerConfig, logging_to, run
-    from aserve.terminal import StartupPrinter
+    from aserve.terminal import StartupLines, StartupPrinter
 
-    printer = StartupPrinter()
-    engine = AsyncEngine.from_options(options, on_progress=printer.report)
     given = server_options
+    timeouts = Limits(
+        head_timeout_s=given.client_header_timeout,
+        keep_alive_s=given.keepalive_timeout,
+        send_timeout_s=given.send_timeout,
+    )
     config = ServerConfig(
         host=given.host,
         port=given.port,
         drain_delay_s=given.drain_delay,
         drain_timeout_s=given.shutdown_timeout,
-        limits=Limits(
-            head_timeout_s=given.client_header_timeout,
-            keep_alive_s=given.keepalive_timeout,
-            send_timeout_s=given.send_timeout,
-        ),
+        limits=timeouts,
     )
-    app = create_app(engine, api_keys=given.api_key, stream_limits=StreamLimits(send_timeout_s=given.send_timeout))
     with logging_to(sys.stderr, given.log_level, given.log_format) as say:
+        say(f"aserve {__version__}")
+        printer = StartupPrinter() if given.log_format == "text" else StartupLines(say)
+        engine = AsyncEngine.from_options(options, on_progress=printer.report)
+        limits = StreamLimits(send_timeout_s=given.send_timeout)
+        app = create_app(engine, api_keys=given.api_key, stream_limits=limits)
 
         def ready(url: str) -> None:
             EventSourceResponse(iter(()))  # the first has anyio import its backend, and all streams would wait for that
@@ -365,7 +367,6 @@ def serve(options: Options, server_options: ServerOptions) -> int:
             for line in (*engine.startup_lines(), "Ready. Try:", f"  {curl_line(url, given.api_key)}"):
                 say(line)
 
-        say(f"aserve {__version__}")
         return run(engine, app, config, on_ready=ready, say=say)
 
 
