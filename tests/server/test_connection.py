@@ -104,6 +104,25 @@ async def test_an_application_that_raises_is_a_500_and_the_next_connection_is_fi
     assert "a bug" not in caplog.text + capfd.readouterr().err
 
 
+class Panic(BaseException):
+    """As libraries in Rust raise it."""
+
+
+async def test_what_python_counts_as_no_exception_ends_its_connection_alone_and_is_told_without_its_text(caplog):
+    async def panicking(scope, receive, send):
+        raise Panic("a prompt")
+
+    async with serving(panicking) as site:
+        client = await site.connect()
+        await client.send(request())
+        await client.rest()
+        await site.quiet()
+    (record,) = caplog.records
+    assert record.getMessage().startswith("a connection failed: ")
+    assert "tests.server.test_connection.Panic" in record.getMessage()
+    assert "a prompt" not in caplog.text
+
+
 async def test_a_silent_connection_is_closed():
     async with serving(Recorder(), keep_alive_s=0.02) as site:
         client = await site.connect()
