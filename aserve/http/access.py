@@ -95,7 +95,7 @@ class AccessLog:
         try:
             await self._app(scope, receive, watch)
         except BaseException as error:
-            if not is_fault(error):
+            if isinstance(error, OSError) or not is_fault(error):  # ASGI 2.4 says by an OSError that the client left
                 raise
             record.error = report(_log, "answering", error, scope.get(SCOPE_KEY))
             raise record.error from error

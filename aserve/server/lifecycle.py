@@ -163,7 +163,7 @@ class Server:
         delay_s = 0.0 if self._signals[0] == signal.SIGINT else self._config.drain_delay_s
         if delay_s > 0.0:
             self._say(f"aserve: unready; requests are taken for {delay_s:g} s more; signal again to stop at once")
-            await asyncio.sleep(delay_s)
+            await _finished(asyncio.sleep(delay_s), unless=self._engine.died)
         listener.close()
         await self._drain(connections)
         await self._close_engine(END_GRACE_S)

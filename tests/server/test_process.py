@@ -110,7 +110,7 @@ def test_a_log_that_nobody_reads_holds_nothing_up():
         assert server.line() == "ready"
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
         with contextlib.closing(connection):
-            for _ in range(600):
+            for _ in range(400):
                 connection.request("GET", "/v1/models")
                 assert connection.getresponse().read()
         with server.stream() as response:
