@@ -38,6 +38,8 @@ TRUE_WORDS: Final = {
     "no": False,
     "off": False,
 }
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+LOG_FORMATS: Final = ("text", "json")
 SUFFIXES: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
@@ -48,6 +50,12 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 8000
     api_key: tuple[str, ...] = ()
     shutdown_timeout: float = 30.0
+    drain_delay: float = 0.0
+    keepalive_timeout: float = 75.0
+    client_header_timeout: float = 5.0
+    send_timeout: float = 30.0
+    log_level: str = "info"
+    log_format: str = "text"
 
 
 class Flag(msgspec.Struct, frozen=True):
@@ -94,6 +102,15 @@ def read_number(word: str) -> float:
         return float(word)
     except ValueError:
         raise ConfigError(f"a number is expected, got {word!r}") from None
+
+
+def _seconds(least: float = 0.0) -> Callable[[str], float]:
+    def read(word: str) -> float:
+        if not least <= (seconds := read_number(word)) <= 86400:
+            raise ConfigError(f"seconds in [{least:g}, 86400] are expected, got {word!r}")
+        return seconds
+
+    return read
 
 
 def _choice(allowed: Sequence[str]) -> Callable[[str], str]:
@@ -166,7 +183,13 @@ SERVER_FLAGS: Final = (
     Flag("host", str, "ADDRESS", "address to listen on"),
     Flag("port", read_count, "N", "port to listen on; 0 picks a free one"),
     Flag("api_key", str, "KEY", "keys that requests must carry; none means open", many=True),
-    Flag("shutdown_timeout", read_number, "SECONDS", "how long open requests get after the first SIGTERM"),
+    Flag("shutdown_timeout", _seconds(), "SECONDS", "how long open requests get after SIGTERM and --drain-delay"),
+    Flag("drain_delay", _seconds(), "SECONDS", "how long requests are taken after SIGTERM, while /ready says 503"),
+    Flag("keepalive_timeout", _seconds(0.1), "SECONDS", "how long a connection may be idle"),
+    Flag("client_header_timeout", _seconds(0.1), "SECONDS", "how long a request's head may take"),
+    Flag("send_timeout", _seconds(0.1), "SECONDS", "how long a client may take nothing of its answer"),
+    Flag("log_level", _choice(LOG_LEVELS), "|".join(LOG_LEVELS), "the least that is logged"),
+    Flag("log_format", _choice(LOG_FORMATS), "|".join(LOG_FORMATS), "how a line of the log is written"),
 )
 FLAGS: Final = {flag.name: flag for flag in (*ENGINE_FLAGS, *SERVER_FLAGS)}
 DEFAULTS: Final = {
@@ -257,8 +280,6 @@ def _server_options(given: dict[str, Any]) -> ServerOptions:
     options = ServerOptions(**given)
     if not 0 <= options.port <= 65535:
         raise ConfigError(f"--port must be in [0, 65535], got {options.port}")
-    if not 0 <= options.shutdown_timeout <= 86400:
-        raise ConfigError(f"--shutdown-timeout must be in [0, 86400] seconds, got {options.shutdown_timeout}")
     return options
 
 
@@ -317,28 +338,39 @@ def serve(options: Options, server_options: ServerOptions) -> int:
 
     from aserve.build import AsyncEngine
     from aserve.http import create_app
-    from aserve.server import run
-    from aserve.terminal import StartupPrinter
+    from aserve.http.sse import StreamLimits
+    from aserve.server import Limits, ServerConfig, logging_to, run
+    from aserve.terminal import StartupLines, StartupPrinter
 
-    printer = StartupPrinter()
-    engine = AsyncEngine.from_options(options, on_progress=printer.report)
-
-    def ready(url: str) -> None:
-        EventSourceResponse(iter(()))  # the first has anyio import its backend, and all streams would wait for that
-        gc.freeze()  # else the collector goes through all that was loaded again and again, 0.1 s a time
-        gc.enable()
-        printer.close()
-        print("\n".join(engine.startup_lines()), file=sys.stderr)
-        print(f"Ready. Try:\n  {curl_line(url, server_options.api_key)}", file=sys.stderr, flush=True)
-
-    return run(
-        engine,
-        create_app(engine, api_keys=server_options.api_key),
-        host=server_options.host,
-        port=server_options.port,
-        drain_timeout_s=server_options.shutdown_timeout,
-        on_ready=ready,
+    given = server_options
+    timeouts = Limits(
+        head_timeout_s=given.client_header_timeout,
+        keep_alive_s=given.keepalive_timeout,
+        send_timeout_s=given.send_timeout,
     )
+    config = ServerConfig(
+        host=given.host,
+        port=given.port,
+        drain_delay_s=given.drain_delay,
+        drain_timeout_s=given.shutdown_timeout,
+        limits=timeouts,
+    )
+    with logging_to(sys.stderr, given.log_level, given.log_format) as say:
+        say(f"aserve {__version__}")
+        printer = StartupPrinter() if given.log_format == "text" else StartupLines(say)
+        engine = AsyncEngine.from_options(options, on_progress=printer.report)
+        limits = StreamLimits(send_timeout_s=given.send_timeout)
+        app = create_app(engine, api_keys=given.api_key, stream_limits=limits)
+
+        def ready(url: str) -> None:
+            EventSourceResponse(iter(()))  # the first has anyio import its backend, and all streams would wait for that
+            gc.freeze()  # else the collector goes through all that was loaded again and again, 0.1 s a time
+            gc.enable()
+            printer.close()
+            for line in (*engine.startup_lines(), "Ready. Try:", f"  {curl_line(url, given.api_key)}"):
+                say(line)
+
+        return run(engine, app, config, on_ready=ready, say=say)
 
 
 def chat(options: Options) -> int:

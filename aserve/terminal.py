@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TextIO
 
@@ -40,6 +41,23 @@ class StartupPrinter:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+class StartupLines:
+    """Says each stage of loading once, where lines are for machines."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._stage = ""
+
+    def report(self, progress: Progress) -> None:
+        """Say a stage that is new."""
+        if progress.stage != self._stage:
+            self._stage = progress.stage
+            self._say(progress.stage)
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 def run_chat(options: Options) -> int:

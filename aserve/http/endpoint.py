@@ -14,6 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from aserve.edges import is_fault
 from aserve.engine import AsyncEngine
+from aserve.http.access import Record, record_of
 from aserve.http.body import read_object
 from aserve.http.connection import ClientGone, while_connected
 from aserve.http.errors import error_response
@@ -28,12 +29,14 @@ class Exchange:
     """One request as its handler sees it: the body's fields, the request's id, and how to answer (once).
 
     is_large: the fields are so many, or so long, that going through them is work for a thread.
+    record: to be told what the access log shall say.
     """
 
     fields: dict[str, Any]
     is_large: bool
     request_id: str
     reply: Callable[[Response], Awaitable[None]]
+    record: Record
 
     async def work(self, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
         """Call what goes through the fields, off the event loop where they are large."""
@@ -77,7 +80,7 @@ class JsonEndpoint:
                 await reply(error_response(error, scope[SCOPE_KEY]))
             return
         async with while_connected(receive):
-            await self._handle(Exchange(body.fields, body.is_large, scope[SCOPE_KEY], reply))
+            await self._handle(Exchange(body.fields, body.is_large, scope[SCOPE_KEY], reply, record_of(scope)))
 
     async def _handle(self, exchange: Exchange) -> None:
         try:

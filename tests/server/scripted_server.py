@@ -9,7 +9,7 @@ import threading
 from aserve.core.errors import CheckpointError
 from aserve.engine import AsyncEngine
 from aserve.http import create_app
-from aserve.server import run
+from aserve.server import ServerConfig, logging_to, run
 from tests.engines import EOS, scripted_loader
 
 
@@ -27,9 +27,9 @@ def main(what: str, drain_timeout_s: str) -> int:
     load = loaders.get(what) or scripted_loader((*answer, EOS), max_model_len=10_000_000, num_blocks=200_000)
     engine = AsyncEngine(load)
     app = create_app(engine)
-    return run(
-        engine, app, port=0, drain_timeout_s=float(drain_timeout_s), on_ready=lambda _: print("ready", file=sys.stderr)
-    )
+    config = ServerConfig(port=0, drain_timeout_s=float(drain_timeout_s))
+    with logging_to(sys.stderr, "info", "text") as say:
+        return run(engine, app, config, on_ready=lambda _: say("ready"), say=say)
 
 
 if __name__ == "__main__":
