@@ -114,13 +114,16 @@ async def test_a_client_that_leaves(engine, lines, caplog):
 
 
 async def test_the_reason_of_a_500_is_in_its_line(lines, caplog):
-    runner = ScriptedRunner(model=FakeScript(b"abc"), land_errors={3: RuntimeError("sk-secret")})
+    runner = ScriptedRunner(
+        model=FakeScript(b"abc"), land_errors=dict.fromkeys(range(3, 20), RuntimeError("sk-secret"))
+    )
     async with scripted_engine(runner=runner) as engine, client_of(create_app(engine)) as client:
         await client.post(TEXT, json={"prompt": "hi", "max_tokens": 9, "stream": True})
         await engine.aclose()
         await client.post(TEXT, json={"prompt": "hi"})
     streamed, refused = lines()
     assert (streamed["status"], streamed["error"]) == (200, "engine_error")
+    assert f"fault {streamed['fault']} in a step" in caplog.text
     assert (refused["status"], refused["error"]) == (503, "engine_unavailable")
     assert {record.levelname for record in caplog.records if record.name == "aserve.access"} == {"WARNING"}
     assert "secret" not in caplog.text
