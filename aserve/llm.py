@@ -7,11 +7,11 @@ from typing import Any, Self
 
 from tqdm import tqdm
 
+from aserve.answers import Prompt
 from aserve.build import AsyncEngine
 from aserve.core.errors import UnavailableError
 from aserve.core.outputs import Completion
 from aserve.core.params import SamplingParams
-from aserve.engine import Prompt
 
 Messages = Sequence[Mapping[str, Any]]
 

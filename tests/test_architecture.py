@@ -14,7 +14,7 @@ PACKAGE = ROOT / "aserve"
 
 ENGINE = {
     *("core", "scheduler", "text", "metrics"),
-    *("edges", "engine_loop", "intake", "mailbox", "preparation", "engine_parts", "engine"),
+    *("answers", "edges", "engine_loop", "intake", "mailbox", "preparation", "engine_parts", "engine"),
 }
 LOWER_FLOORS = ENGINE | {"kv_cache", "kernels", "models", "runner", "http", "build", "llm", "server", "cli", "terminal"}
 
@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mailbox": ENGINE,
     "engine_loop": ENGINE,
     "intake": {"core", "text"},
+    "answers": {"core", "mailbox"},
     "preparation": {"core", "intake", "scheduler"},
     "engine_parts": {"core", "scheduler", "text"},
     "engine": ENGINE,
@@ -58,6 +59,7 @@ WITHOUT_TORCH = [
     "mailbox",
     "engine_loop",
     "intake",
+    "answers",
     "preparation",
     "engine_parts",
     "engine",
