@@ -16,7 +16,19 @@ ENGINE = {
     *("core", "scheduler", "text", "metrics"),
     *("answers", "edges", "engine_loop", "intake", "mailbox", "preparation", "engine_parts", "engine"),
 }
-LOWER_FLOORS = ENGINE | {"kv_cache", "kernels", "models", "runner", "http", "build", "llm", "server", "cli", "terminal"}
+LOWER_FLOORS = ENGINE | {
+    "kv_cache",
+    "kernels",
+    "models",
+    "runner",
+    "http",
+    "build",
+    "loop_thread",
+    "llm",
+    "server",
+    "cli",
+    "terminal",
+}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
@@ -36,6 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine_parts": {"core", "scheduler", "text"},
     "engine": ENGINE,
     "http": {"core", "edges", "engine", "mailbox", "metrics"},
+    "loop_thread": set(),
     "build": LOWER_FLOORS,
     "llm": LOWER_FLOORS,
     "server": LOWER_FLOORS,
@@ -59,6 +72,7 @@ WITHOUT_TORCH = [
     "mailbox",
     "engine_loop",
     "intake",
+    "loop_thread",
     "answers",
     "preparation",
     "engine_parts",

@@ -178,6 +178,11 @@ def integers(*, at_most: int, allowed: str = "") -> Rule:
     return lambda value: whole_numbers(sequence(value, at_most, allowed), allowed)
 
 
+def series(allowed: str, *, at_most: int = MAX_INT) -> Rule:
+    """A sequence of whatever. allowed: what that is, in words."""
+    return lambda value: sequence(value, at_most, allowed)
+
+
 def biases(*, at_most: int, largest: float) -> Rule:
     """A mapping of token ids to numbers, or such pairs, clamped to [-largest, largest]; of equal ids the last counts.
 
