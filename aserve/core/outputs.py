@@ -58,11 +58,11 @@ class StepTokens(msgspec.Struct, frozen=True, gc=False):
 class RequestTimings(msgspec.Struct, frozen=True, gc=False):
     """How long a request took, in seconds from its arrival at the engine.
 
-    queued_s: until it was first admitted to a step. first_token_s: until its first token; None where there was none.
-    total_s: until the end of the choice that tells it.
+    queued_s: until it was first admitted to a step. first_token_s: until its first token. Both are None where there was
+    no token. total_s: until the end of the choice that tells it.
     """
 
-    queued_s: float
+    queued_s: float | None
     first_token_s: float | None
     total_s: float
 

@@ -214,7 +214,7 @@ class RequestTimes:
         self.num_tokens = 0
         self._arrived_s = self.last_s = now
         self._first_s: float | None = None
-        self._queued_s = 0.0
+        self._queued_s: float | None = None
         self.has_ended = False
 
     def tokens(self, now: float, num_tokens: int, queued_s: float = 0.0) -> None:
