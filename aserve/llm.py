@@ -194,6 +194,9 @@ class LLM:
 
 def _end(engine: AsyncEngine, thread: LoopThread) -> None:
     """Close the engine, then its loop. Where the process is ending, memory comes back with it, and threads are gone."""
+    if thread.is_current:  # garbage is collected in whichever thread comes to it
+        threading.Thread(target=_end, args=(engine, thread), name="aserve LLM: closing").start()
+        return
     try:
         if threading.main_thread().is_alive():
             thread.run(engine.aclose())

@@ -27,6 +27,11 @@ class LoopThread:
         self._thread.start()
         self._loop = started.result()
 
+    @property
+    def is_current(self) -> bool:
+        """Whether it is the thread that asks."""
+        return threading.current_thread() is self._thread
+
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of a coroutine, which is run as a task of the loop. Raises what it raises.
 
@@ -44,11 +49,10 @@ class LoopThread:
             raise
 
     def close(self) -> None:
-        """Cancel what runs, and wait until the thread has ended, unless it is the one that calls. Idempotent."""
+        """Cancel what runs, and wait until the thread has ended. Idempotent."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
-            if threading.current_thread() is not self._thread:
-                self._thread.join()
+            self._thread.join()
 
 
 class _Call(Generic[T]):

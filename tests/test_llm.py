@@ -1,6 +1,7 @@
 """LLM: lists of prompts in one batch, from code without an event loop."""
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from aserve import LLM, BeamParams, SamplingParams
+from aserve import LLM, BeamParams, EngineState, SamplingParams
 from aserve.core.errors import CheckpointError, ConfigError, InvalidRequestError, UnavailableError
 from aserve.core.outputs import FinishReason
 
@@ -189,6 +190,21 @@ def test_p7_what_the_engine_can_it_can(llm):
 def test_p4_what_cannot_be_is_said_in_a_line(llm, call, message):
     with pytest.raises(InvalidRequestError, match=message):
         call(llm)
+
+
+def test_p5_one_that_is_forgotten_is_closed_whichever_thread_collects_it():
+    async def collect():
+        return gc.collect()
+
+    forgotten = LLM("demo", **LIMITS)
+    engine, thread = forgotten._engine, forgotten._thread
+    cycle = [forgotten]
+    cycle.append(cycle)
+    del forgotten, cycle
+    assert thread.run(collect()) > 0
+    thread._thread.join(60)
+    assert not thread._thread.is_alive()
+    assert engine.state is EngineState.CLOSED
 
 
 def run_script(*lines):
