@@ -97,6 +97,7 @@ class Ranking:
             delta.scores if self._shows_scores else (),
             self._prompt_scores if place == 0 else (),
             self._logprobs[index],
+            delta.queued_s,
         )
 
 
@@ -136,8 +137,8 @@ class Beams:
         self._reports.clear()
         return scores
 
-    def outcome(self, num_cached: int) -> Iterable[SeqDelta]:
-        """The best n hypotheses, as choices that come and end at once."""
+    def outcome(self, leader: Sequence) -> Iterable[SeqDelta]:
+        """The best n hypotheses, as choices that come and end at once. leader: the member that came first."""
         request = self._request
         for place, hypothesis in enumerate(self.search.best(request.params.n)):
             stop_id = hypothesis.stop_id
@@ -147,8 +148,9 @@ class Beams:
                 FinishReason.LENGTH if stop_id is None else FinishReason.STOP,
                 None if stop_id in request.eos_ids else stop_id,
                 place,
-                num_cached,
+                leader.num_cached,
                 cumulative_logprob=hypothesis.logprob,
+                queued_s=leader.queued_s,
             )
 
 
@@ -162,4 +164,5 @@ def _joined(earlier: SeqDelta, later: SeqDelta) -> SeqDelta:
         earlier.num_cached_tokens,
         earlier.scores + later.scores,
         earlier.prompt_scores + later.prompt_scores,
+        queued_s=earlier.queued_s,
     )

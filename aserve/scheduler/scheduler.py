@@ -350,17 +350,7 @@ class Scheduler:
             self._end(sequence)
         elif sequence.sampling.num_logprobs is None:
             sequence.quiet_until = sequence.last_position
-        delta = SeqDelta(
-            sequence.request_id,
-            (token_id,),
-            reason,
-            stop_reason,
-            sequence.index,
-            sequence.num_cached,
-            () if score is None else (score,),
-            sequence.prompt_scores,
-        )
-        sequence.prompt_scores = ()
+        delta = sequence.delta(token_id, reason, stop_reason, score)
         if group is None or group.ranking is None:
             return (delta,)
         assert score is not None, "ranked choices are scored"
@@ -373,9 +363,9 @@ class Scheduler:
         members = group.members
         moves = beams.search.advance(beams.take_reports())
         if beams.search.is_done:
-            num_cached = members[0].num_cached
+            leader = members[0]
             self.cancel(group.request.id)
-            return tuple(beams.outcome(num_cached))
+            return tuple(beams.outcome(leader))
         for member, (parent, _) in zip(members, moves, strict=True):
             if parent != member.index:
                 self._residents.take_over(member, members[parent])
