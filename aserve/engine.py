@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from contextlib import asynccontextmanager
 from functools import partial
 from types import MappingProxyType, TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from prometheus_client import CollectorRegistry
 
@@ -24,15 +24,14 @@ from aserve.core.ports import Clock
 from aserve.core.request import Terms
 from aserve.engine_loop import EngineLoop
 from aserve.engine_parts import EngineParts, EngineState, Loader, Progress
-from aserve.intake import check_ids, new_branch, new_request
+from aserve.intake import new_branch, new_request
 from aserve.mailbox import Keeper, Mailbox
 from aserve.metrics.engine_metrics import EngineMetrics
 from aserve.preparation import Preparer
 from aserve.scheduler.statistics import Statistics
 from aserve.text.stream import TextStream
-
-OFF_LOOP_CHARS: Final = 2048
-"""Texts longer than this are tokenized in a thread; below it the hop costs more than the work."""
+from aserve.texts import Texts
+from aserve.workers import Workers
 
 Prompt = str | Sequence[int]
 
@@ -55,6 +54,8 @@ class AsyncEngine:
         self._on_progress = on_progress
         self._clock = clock
         self._preparer = Preparer()
+        self.workers = Workers()
+        """Threads for what a request's texts need, its body included."""
         self._state = EngineState.NEW
         self._progress = Progress("new")
         self._parts: EngineParts | None = None
@@ -147,6 +148,7 @@ class AsyncEngine:
                     raise error
         finally:
             self._loop = None
+            self.workers.close()
             if parts is not None:
                 await asyncio.to_thread(parts.runner.close)
 
@@ -187,14 +189,22 @@ class AsyncEngine:
             raise UnavailableError(f"the engine is {self._state.value}")
         return self._parts
 
+    def _texts(self) -> Texts:
+        parts = self._ready()
+        return Texts(parts.tokenizer, parts.chat_template, parts.info, self.workers)
+
+    async def _ids_of(self, prompt: Prompt) -> tuple[int, ...]:
+        return await self.encode(prompt, must_fit=True) if isinstance(prompt, str) else tuple(prompt)
+
     # Text and tokens
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """Token ids of a text. Long texts are tokenized off the event loop. Raises `InvalidRequestError` (bad text)."""
-        tokenizer = self._ready().tokenizer
-        if len(text) <= OFF_LOOP_CHARS:
-            return tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
+    async def encode(self, text: str, *, add_special_tokens: bool = True, must_fit: bool = False) -> tuple[int, ...]:
+        """Token ids of a text. Long texts are tokenized off the event loop.
+
+        must_fit: refuse one that is too long for a prompt, before it is tokenized where that can be told. Raises
+        `InvalidRequestError` (bad text, more than `texts.MAX_TEXT_CHARS`) or `ContextLengthError` (it cannot fit).
+        """
+        return await self._texts().encode(text, add_special_tokens=add_special_tokens, must_fit=must_fit)
 
     async def encode_chat(
         self,
@@ -204,31 +214,33 @@ class AsyncEngine:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] = MappingProxyType({}),
         add_special_tokens: bool = False,
+        must_fit: bool = False,
     ) -> tuple[int, ...]:
         """Token ids of a conversation in the model's chat template; see `ChatTemplate.render` for the choices.
 
-        add_special_tokens: on top of those that the template writes, which is rarely wanted. Raises
-        `InvalidRequestError`, naming the field at fault.
+        add_special_tokens: on top of those that the template writes, which is rarely wanted. must_fit: as in `encode`.
+        Raises `InvalidRequestError`, naming the field at fault.
         """
-        template = self._ready().chat_template
-        text = await asyncio.to_thread(
-            template.render,
+        return await self._texts().encode_chat(
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             variables=variables,
+            add_special_tokens=add_special_tokens,
+            must_fit=must_fit,
         )
-        return await self.encode(text, add_special_tokens=add_special_tokens)
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """The text of token ids. Raises `InvalidRequestError` for an id that is outside the vocabulary."""
-        parts = self._ready()
+        return await self._texts().decode(token_ids, skip_special_tokens=skip_special_tokens)
 
-        def check_and_decode() -> str:
-            check_ids("tokens", token_ids, parts.info.vocab_size)
-            return parts.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+    def check_length(self, prompt: Prompt) -> None:
+        """Raise `ContextLengthError` for a prompt that cannot fit, as far as its length tells."""
+        self._texts().check_length(prompt)
 
-        return await asyncio.to_thread(check_and_decode)
+    def check_num_decoded(self, token_ids: Sequence[int]) -> None:
+        """Raise `InvalidRequestError` for more tokens than are decoded at a time."""
+        self._texts().check_num_decoded(token_ids)
 
     def token_strings(self, token_ids: Sequence[int]) -> tuple[str, ...]:
         """Each token as the vocabulary spells it. Raises `UnavailableError` before the model is loaded."""
@@ -272,7 +284,7 @@ class AsyncEngine:
         parts, loop = self._ready(), self._loop
         if loop is None or self._state is not EngineState.READY:
             raise UnavailableError(f"the engine is {self._state.value}")
-        prompt_token_ids = await self.encode(prompt) if isinstance(prompt, str) else tuple(prompt)
+        prompt_token_ids = await self._ids_of(prompt)
         request = new_request(
             parts.info,
             parts.tokenizer,
@@ -327,7 +339,7 @@ class AsyncEngine:
         self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None
     ) -> AsyncGenerator[TextDelta]:
         """`generate` for a conversation: a list of {"role": ..., "content": ...}."""
-        async with self.open(await self.encode_chat(messages), params, starts_text=True) as mailbox:
+        async with self.open(await self.encode_chat(messages, must_fit=True), params, starts_text=True) as mailbox:
             async for delta in mailbox:
                 yield delta
 
@@ -340,7 +352,7 @@ class AsyncEngine:
 
     async def complete_n(self, prompt: Prompt, params: SamplingParams | None = None) -> tuple[Completion, ...]:
         """All n choices at once, by index; ranked ones (best_of, beam search) are best first. Errors as in `open`."""
-        prompt_token_ids = await self.encode(prompt) if isinstance(prompt, str) else tuple(prompt)
+        prompt_token_ids = await self._ids_of(prompt)
         choices: defaultdict[int, Transcript] = defaultdict(Transcript)
         keeper = Keeper(choices)
         async with self.open(prompt_token_ids, params) as mailbox:

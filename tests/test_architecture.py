@@ -14,7 +14,7 @@ PACKAGE = ROOT / "aserve"
 
 ENGINE = {
     *("core", "scheduler", "text", "metrics"),
-    *("edges", "engine_loop", "intake", "mailbox", "preparation", "engine_parts", "engine"),
+    *("edges", "engine_loop", "intake", "mailbox", "preparation", "workers", "texts", "engine_parts", "engine"),
 }
 LOWER_FLOORS = ENGINE | {"kv_cache", "kernels", "models", "runner", "http", "build", "llm", "server", "cli", "terminal"}
 
@@ -32,9 +32,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine_loop": ENGINE,
     "intake": {"core", "text"},
     "preparation": {"core", "intake", "scheduler"},
+    "workers": {"core"},
+    "texts": {"core", "intake", "text", "workers"},
     "engine_parts": {"core", "scheduler", "text"},
     "engine": ENGINE,
-    "http": {"core", "edges", "engine", "mailbox", "metrics"},
+    "http": {"core", "edges", "engine", "mailbox", "metrics", "workers"},
     "build": LOWER_FLOORS,
     "llm": LOWER_FLOORS,
     "server": LOWER_FLOORS,
@@ -59,6 +61,8 @@ WITHOUT_TORCH = [
     "engine_loop",
     "intake",
     "preparation",
+    "workers",
+    "texts",
     "engine_parts",
     "engine",
     "http",

@@ -14,6 +14,7 @@ from aserve.http.errors import handle_error
 from aserve.http.middleware import MAX_BODY_BYTES, MAX_TOTAL_BODY_BYTES, guard
 from aserve.http.openai.chat import chat_completions
 from aserve.http.openai.completions import completions
+from aserve.http.openai.glance import token_limits
 from aserve.http.openai.models import model_routes
 from aserve.http.openai.tokenize import detokenize, tokenize
 from aserve.http.ops import ops_routes
@@ -39,7 +40,7 @@ def create_app(
     limits = stream_limits or StreamLimits()
 
     def post(path: str, handler: Handler) -> Route:
-        return Route(path, JsonEndpoint(engine, handler), methods=["POST"])
+        return Route(path, JsonEndpoint(engine, handler, token_limits(engine)), methods=["POST"])
 
     app = Starlette(
         routes=[
