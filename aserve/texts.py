@@ -1,8 +1,8 @@
 """Texts: a model's tokenizer and chat template, worked within bounds that are looked at first, and off the event loop.
 
-    messages --> template --> text --> so many characters? --> in pieces, twice the context? --> token ids --> do they fit?
-                                       no: nothing was         no: no more than that was         no: 400
-                                       tokenized; 400          tokenized; 400
+    messages --> template --> text --> too many characters? --> its pieces, too many tokens? --> token ids --> too many?
+                                       yes: 400, and nothing    yes: 400, and twice the context   yes: 400
+                                       was tokenized            was tokenized
 
 So a text that cannot fit costs what its context costs, however long it is.
 """
@@ -104,6 +104,7 @@ class Texts:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             variables=variables,
+            max_chars=self._max_prompt_chars if must_fit else self._max_chars,
         )
         return await self.encode(text, add_special_tokens=add_special_tokens, must_fit=must_fit, param="messages")
 
