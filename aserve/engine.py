@@ -189,7 +189,9 @@ class AsyncEngine:
             raise UnavailableError(f"the engine is {self._state.value}")
         return self._parts
 
-    def _texts(self) -> Texts:
+    @property
+    def texts(self) -> Texts:
+        """What is done with texts, and its bounds. Raises `UnavailableError` before the model is loaded."""
         parts = self._ready()
         return Texts(parts.tokenizer, parts.chat_template, parts.info, self.workers)
 
@@ -204,7 +206,7 @@ class AsyncEngine:
         must_fit: refuse one that is too long for a prompt, before it is tokenized where that can be told. Raises
         `InvalidRequestError` (bad text, more than `texts.MAX_TEXT_CHARS`) or `ContextLengthError` (it cannot fit).
         """
-        return await self._texts().encode(text, add_special_tokens=add_special_tokens, must_fit=must_fit)
+        return await self.texts.encode(text, add_special_tokens=add_special_tokens, must_fit=must_fit)
 
     async def encode_chat(
         self,
@@ -221,7 +223,7 @@ class AsyncEngine:
         add_special_tokens: on top of those that the template writes, which is rarely wanted. must_fit: as in `encode`.
         Raises `InvalidRequestError`, naming the field at fault.
         """
-        return await self._texts().encode_chat(
+        return await self.texts.encode_chat(
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -232,15 +234,7 @@ class AsyncEngine:
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """The text of token ids. Raises `InvalidRequestError` for an id that is outside the vocabulary."""
-        return await self._texts().decode(token_ids, skip_special_tokens=skip_special_tokens)
-
-    def check_length(self, prompt: Prompt) -> None:
-        """Raise `ContextLengthError` for a prompt that cannot fit, as far as its length tells."""
-        self._texts().check_length(prompt)
-
-    def check_num_decoded(self, token_ids: Sequence[int]) -> None:
-        """Raise `InvalidRequestError` for more tokens than are decoded at a time."""
-        self._texts().check_num_decoded(token_ids)
+        return await self.texts.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def token_strings(self, token_ids: Sequence[int]) -> tuple[str, ...]:
         """Each token as the vocabulary spells it. Raises `UnavailableError` before the model is loaded."""

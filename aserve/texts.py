@@ -27,6 +27,8 @@ MAX_DECODED_TOKENS: Final = 2**17
 MEASURED_CHARS_PER_TOKEN: Final = 8
 """A prompt with more for each token of the context is measured first, at the price of tokenizing it twice if it fits:
 ordinary text has 4."""
+JSON_BYTES_PER_CHAR: Final = 12
+"""At most, for a character that is escaped as two."""
 PIECE_CHARS: Final = 16 * 1024
 """What is measured at a time, in a few milliseconds."""
 
@@ -53,6 +55,15 @@ class Texts:
                 f"the prompt has {len(prompt)} characters, and no more than {self._max_prompt_chars} can fit: "
                 f"the context is {self._info.max_model_len} tokens",
                 param,
+            )
+
+    def check_json_length(self, num_bytes: int) -> None:
+        """Raise `ContextLengthError` for a prompt that cannot fit, by how long it is as a JSON string."""
+        if self._max_prompt_chars is not None and num_bytes > JSON_BYTES_PER_CHAR * self._max_prompt_chars + 2:
+            raise ContextLengthError(
+                f"the prompt has over {num_bytes // JSON_BYTES_PER_CHAR} characters, and no more than "
+                f"{self._max_prompt_chars} can fit: the context is {self._info.max_model_len} tokens",
+                "prompt",
             )
 
     def check_num_decoded(self, token_ids: Sequence[int]) -> None:

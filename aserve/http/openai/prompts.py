@@ -38,7 +38,7 @@ def check_lengths(engine: AsyncEngine, fields: GenerationFields, prompts: Sequen
     """Raise `ContextLengthError` where one of them cannot fit, before any is worked on."""
     if fields.truncate_prompt_tokens is None:
         for prompt in prompts:
-            engine.check_length(prompt)
+            engine.texts.check_length(prompt)
 
 
 def truncated(engine: AsyncEngine, fields: GenerationFields, params: SamplingParams, prompt: TokenIds) -> TokenIds:
