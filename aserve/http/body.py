@@ -18,6 +18,7 @@ piece by piece.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -114,7 +115,8 @@ def _parse(pieces: list[bytes], glance: Glance) -> dict[str, Any]:
         raise InvalidRequestError("the body is empty; a JSON object is expected")
     try:
         if len(body) > OFF_LOOP_BYTES and body.count(b":") <= MAX_STRINGS // 8:
-            _members(body, glance)  # what is refused at a glance is not counted, which takes longer
+            with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                _members(body, glance)  # what is refused at a glance is not counted, which takes longer
         outside = outside_strings(body)
         check_amount(outside)
         fields = _decode_object(body, glance)

@@ -112,7 +112,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.filters |= {"join": self._join, "tojson": self._tojson}
         self.filters |= {"_turns": self._turns, "_spread": self._spread}
         self.filters |= {"_weighed": self._budget.weigh, "_copied": self._budget.copy}
-        self.tests |= {name: self._metered(self.tests[name], self._check_texts) for name in READING_TESTS.split()}
+        tests: Mapping[str, Any] = self.tests
+        self.tests |= {name: self._metered(tests[name], self._check_texts) for name in READING_TESTS.split()}
         del self.globals["lipsum"]
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
 

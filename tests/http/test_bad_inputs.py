@@ -181,7 +181,9 @@ async def test_a_body_of_legitimate_size_is_taken(client):
 
 
 async def test_a_body_of_too_many_numbers_is_refused(client):
-    error = error_of(await client.post(TEXT, content=b'{"prompt":[' + b"1," * (MAX_VALUES + 1) + b"1]}", headers=JSON))
+    error = error_of(
+        await client.post(TEXT, content=b'{"prompt":[[' + b"1," * (MAX_VALUES + 1) + b"1]]}", headers=JSON)
+    )
     assert f"{MAX_VALUES} values" in error["message"]
 
 
