@@ -14,7 +14,18 @@ PACKAGE = ROOT / "aserve"
 
 ENGINE = {
     *("core", "scheduler", "text", "metrics"),
-    *("answers", "edges", "engine_loop", "intake", "mailbox", "preparation", "engine_parts", "engine"),
+    *(
+        "answers",
+        "edges",
+        "engine_loop",
+        "intake",
+        "mailbox",
+        "preparation",
+        "workers",
+        "texts",
+        "engine_parts",
+        "engine",
+    ),
 }
 LOWER_FLOORS = ENGINE | {
     "kv_cache",
@@ -45,9 +56,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "intake": {"core", "text"},
     "answers": {"core", "mailbox"},
     "preparation": {"core", "intake", "scheduler"},
+    "workers": {"core"},
+    "texts": {"core", "intake", "text", "workers"},
     "engine_parts": {"core", "scheduler", "text"},
     "engine": ENGINE,
-    "http": {"core", "edges", "engine", "mailbox", "metrics"},
+    "http": {"core", "edges", "engine", "mailbox", "metrics", "workers"},
     "loop_thread": set(),
     "build": LOWER_FLOORS,
     "llm": LOWER_FLOORS,
@@ -75,6 +88,8 @@ WITHOUT_TORCH = [
     "loop_thread",
     "answers",
     "preparation",
+    "workers",
+    "texts",
     "engine_parts",
     "engine",
     "http",

@@ -3,7 +3,6 @@
 The edge of a request's task: the only place under http/ besides sse.py that catches every exception.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,10 +14,11 @@ from starlette.types import Message, Receive, Scope, Send
 from aserve.edges import is_fault
 from aserve.engine import AsyncEngine
 from aserve.http.access import Record, record_of
-from aserve.http.body import read_object
+from aserve.http.body import Glance, at_nothing, read_object
 from aserve.http.connection import ClientGone, while_connected
 from aserve.http.errors import error_response
 from aserve.http.request_id import SCOPE_KEY, name_request
+from aserve.workers import Workers
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,7 +28,7 @@ T = TypeVar("T")
 class Exchange:
     """One request as its handler sees it: the body's fields, the request's id, and how to answer (once).
 
-    is_large: the fields are so many, or so long, that going through them is work for a thread.
+    is_large: the fields are so many, or so long, that going through them is work for one of the `workers`.
     record: to be told what the access log shall say.
     """
 
@@ -36,12 +36,13 @@ class Exchange:
     is_large: bool
     request_id: str
     reply: Callable[[Response], Awaitable[None]]
+    workers: Workers
     record: Record
 
     async def work(self, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
         """Call what goes through the fields, off the event loop where they are large."""
         if self.is_large:
-            return await asyncio.to_thread(function, *arguments, **options)
+            return await self.workers.run(function, *arguments, **options)
         return function(*arguments, **options)
 
 
@@ -49,11 +50,15 @@ Handler = Callable[[Exchange], Awaitable[None]]
 
 
 class JsonEndpoint:
-    """An ASGI application that calls `handler` with the JSON object of each request while the client is there."""
+    """An ASGI application that calls `handler` with the JSON object of each request while the client is there.
 
-    def __init__(self, engine: AsyncEngine, handler: Handler) -> None:
+    glance: looks at the fields of a large body before they are decoded.
+    """
+
+    def __init__(self, engine: AsyncEngine, handler: Handler, glance: Glance = at_nothing) -> None:
         self._engine = engine
         self._handler = handler
+        self._glance = glance
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -69,7 +74,7 @@ class JsonEndpoint:
 
         try:
             _ = self._engine.info  # without a model no request is worth reading
-            body = await read_object(scope, receive)
+            body = await read_object(scope, receive, self._engine.workers, self._glance)
             name_request(scope, body.fields.get("request_id"))
         except ClientGone:
             return
@@ -80,7 +85,8 @@ class JsonEndpoint:
                 await reply(error_response(error, scope[SCOPE_KEY]))
             return
         async with while_connected(receive):
-            await self._handle(Exchange(body.fields, body.is_large, scope[SCOPE_KEY], reply, record_of(scope)))
+            workers, record = self._engine.workers, record_of(scope)
+            await self._handle(Exchange(body.fields, body.is_large, scope[SCOPE_KEY], reply, workers, record))
 
     async def _handle(self, exchange: Exchange) -> None:
         try:
