@@ -111,11 +111,13 @@ def load(options: Options, report: Report) -> EngineParts:
     Raises `CheckpointError` for a model that cannot be found, read or served, `ConfigError` for an option that this
     machine or model cannot meet.
     """
+    report(Progress("finding the model"))
+    checkpoint = _find(options)
     report(Progress("loading torch"))
     from torch import OutOfMemoryError
 
     try:
-        return _load(options, report)
+        return _load(options, checkpoint, report)
     except OutOfMemoryError as error:
         reason = str(error).partition(". Of the allocated")[0]
         raise ConfigError(
@@ -124,15 +126,22 @@ def load(options: Options, report: Report) -> EngineParts:
         ) from error
 
 
-def _load(options: Options, report: Report) -> EngineParts:
-    from aserve.kernels.dispatch import select_ops
+def _find(options: Options) -> "Checkpoint":
+    """The model's folder, inspected: what is wrong with it is said before torch is loaded."""
     from aserve.models.checkpoint import resolve_checkpoint
+    from aserve.models.inspection import inspect
+
+    folder = str(DEMO_FOLDER) if options.model == DEMO_MODEL else options.model
+    checkpoint = resolve_checkpoint(folder, options.revision, options.download_dir, options.trust_remote_code)
+    inspect(checkpoint, dummy=options.load_format == "dummy", max_model_len=options.max_model_len)
+    return checkpoint
+
+
+def _load(options: Options, checkpoint: "Checkpoint", report: Report) -> EngineParts:
+    from aserve.kernels.dispatch import select_ops
     from aserve.models.loader import read_dtype
     from aserve.runner.graphs import graph_device
 
-    report(Progress("finding the model"))
-    folder = str(DEMO_FOLDER) if options.model == DEMO_MODEL else options.model
-    checkpoint = resolve_checkpoint(folder, options.revision, options.download_dir, options.trust_remote_code)
     device = choose_device(options.device)
     dtype = read_dtype(checkpoint, options.dtype)
     ops = select_ops(device)
