@@ -30,6 +30,7 @@ from aserve.core.config import (
     resolve,
 )
 from aserve.core.errors import CheckpointError, ConfigError, InvalidRequestError
+from aserve.core.foreign import foreign
 from aserve.core.layout import KVLayout, lay_out
 from aserve.core.params import SamplingParams
 from aserve.engine import EngineParts, Loader, Progress
@@ -148,10 +149,7 @@ def _load(options: Options, checkpoint: "Checkpoint", report: Report) -> EngineP
     model = _load_model(options, checkpoint, device, ops, report)
 
     report(Progress("tokenizer"))
-    tokenizer_folder = _tokenizer_folder(options, checkpoint)
-    tokenizer = Tokenizer.load(tokenizer_folder)
-    chat_template = ChatTemplate.load(tokenizer_folder, options.chat_template)
-    chat_template.warm_up()
+    tokenizer, chat_template = _load_text(options, checkpoint)
 
     report(Progress("memory"))
     layout = lay_out(model.spec.windows, options.max_model_len or model.spec.context_len)
@@ -264,6 +262,16 @@ def _load_model(
     )
     with ThreadPoolExecutor(1, thread_name_prefix="aserve-loader") as loader:
         return loader.submit(load).result()
+
+
+def _load_text(options: Options, checkpoint: "Checkpoint") -> tuple[Tokenizer, ChatTemplate]:
+    folder = _tokenizer_folder(options, checkpoint)
+    with foreign(f"{folder}: the tokenizer"):
+        tokenizer = Tokenizer.load(folder)
+    with foreign(f"{folder}: the chat template"):
+        chat_template = ChatTemplate.load(folder, options.chat_template)
+        chat_template.warm_up()
+    return tokenizer, chat_template
 
 
 def _tokenizer_folder(options: Options, checkpoint: "Checkpoint") -> Path:

@@ -61,7 +61,9 @@ def check_numbers(config: Mapping[str, Any]) -> None:
             continue
         low, high = _limits(key, value)
         if not low <= value <= high:
-            given = f"an integer of {value.bit_length()} bits" if abs(value) > 2**64 and isinstance(value, int) else value
+            given = (
+                f"an integer of {value.bit_length()} bits" if abs(value) > 2**64 and isinstance(value, int) else value
+            )
             raise CheckpointError(f"config.json: {path} must be in [{low:.9g}, {high:.9g}], got {given}")
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from aserve.core.errors import CheckpointError
+from aserve.core.foreign import first_line
 from aserve.models.bounds import check_numbers, walk
 from aserve.models.spec import read_eos_ids
 
@@ -116,7 +117,9 @@ def _check_files(folder: Path) -> None:
             seen.add(path)
             target = path.resolve()
             if not any(target.is_relative_to(place) for place in inside):
-                raise CheckpointError(f"{path}: a link to {target}, which is outside the folder; put the file itself there")
+                raise CheckpointError(
+                    f"{path}: a link to {target}, which is outside the folder; put the file itself there"
+                )
             if max_bytes is not None and path.is_file() and path.stat().st_size > max_bytes:
                 raise CheckpointError(f"{path}: {path.stat().st_size} bytes; at most {max_bytes} are read")
 
@@ -147,19 +150,15 @@ def _download(model: str, revision: str | None, download_dir: str | None, patter
             f"{model}{at}: not a local folder, not in the cache, and the hub cannot be reached (or is switched off)"
         ) from error
     except (OSError, ValueError, BrokenConnectionError) as error:
-        raise CheckpointError(f"{model}{at}: cannot be downloaded: {_first_line(error)}") from error
+        raise CheckpointError(f"{model}{at}: cannot be downloaded: {first_line(error)}") from error
     return Path(folder)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)[:200]
 
 
 def _read_object(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not readable as JSON: {_first_line(error)}") from error
+        raise CheckpointError(f"{path}: not readable as JSON: {first_line(error)}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: must hold a JSON object")
     return value
@@ -208,7 +207,9 @@ def _find_shards(path: Path, index: Path) -> tuple[Path, ...]:
         raise CheckpointError(f"{index}: weight_map must map tensors to file names, and maps none")
     for name in names:
         if Path(name).name != name or not name.endswith(".safetensors") or not name.isprintable():
-            raise CheckpointError(f"{index}: weight_map must map to .safetensors files in the folder, got {name[:80]!a}")
+            raise CheckpointError(
+                f"{index}: weight_map must map to .safetensors files in the folder, got {name[:80]!a}"
+            )
     shards = tuple(path / name for name in sorted(names))
     missing = [shard.name for shard in shards if not shard.is_file()]
     if missing:

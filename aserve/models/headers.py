@@ -1,4 +1,4 @@
-"""The header of a safetensors file: which tensors are in it, of which type and shape. Read without torch, in microseconds.
+"""The header of a safetensors file: which tensors are in it, of which type and shape. Read without torch.
 
     8 bytes: n, little-endian  |  n bytes of JSON: {name: {dtype, shape, data_offsets}, ...}  |  the tensors' bytes
 
@@ -73,7 +73,9 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
             )
         end = stop
         if end > num_data_bytes:
-            raise _refusal(path, f"tensor {name} ends at byte {end}, but the file has {num_data_bytes} after its header")
+            raise _refusal(
+                path, f"tensor {name} ends at byte {end}, but the file has {num_data_bytes} after its header"
+            )
     if end != num_data_bytes:
         raise _refusal(path, f"{num_data_bytes} bytes follow the header, but its tensors take {end}")
     return tensors

@@ -67,7 +67,7 @@ def read_headers(checkpoint: Checkpoint) -> dict[str, TensorHeader]:
 def _check_context(spec: ModelSpec, max_model_len: int | None) -> None:
     if spec.context_len > MAX_CONTEXT:
         raise CheckpointError(
-            f"config.json: max_position_embeddings with the rope scaling's factor makes a context of {spec.context_len} "
+            f"config.json: max_position_embeddings and the rope scaling's factor make a context of {spec.context_len} "
             f"tokens; at most {MAX_CONTEXT} are allowed"
         )
     if max_model_len is not None and max_model_len > spec.context_len:
@@ -96,7 +96,7 @@ def _check_tensors(spec: ModelSpec, tensors: Mapping[str, TensorHeader], folder:
             raise CheckpointError(f"{folder} has no tensor {name}, which config.json asks for ({fields})")
         if found.shape != tuple(dim.size for dim in dims):
             raise CheckpointError(
-                f"{folder}: tensor {name} is {list(found.shape)}, but config.json asks for "
+                f"{folder}: tensor {name} is {list(found.shape)}, but the config asks for "
                 f"{[dim.size for dim in dims]} ({fields})"
             )
         if found.dtype not in FLOATS:
@@ -138,4 +138,3 @@ def native_tensors(spec: ModelSpec) -> Iterator[tuple[str, tuple[Dim, ...]]]:
     yield "model.norm.weight", (hidden,)
     if not spec.tie_embeddings:
         yield HEAD, (vocab, hidden)
-

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from aserve.core.errors import CheckpointError
 from aserve.kernels.reference import ReferenceOps
 from aserve.models.checkpoint import resolve_checkpoint
+from aserve.models.inspection import inspect
 from aserve.models.interface import CausalLM
 from aserve.models.llama import Llama
 from aserve.models.loader import load_model, read_dtype
@@ -26,7 +27,9 @@ TOKENS = [5, 6, 7, 300, 1]
 
 
 def load(folder: Path, **options: Any) -> CausalLM:
-    return load_model(resolve_checkpoint(str(folder)), device="cpu", ops=ReferenceOps(), **options)
+    checkpoint = resolve_checkpoint(str(folder))
+    inspect(checkpoint, dummy=options.get("load_format") == "dummy")
+    return load_model(checkpoint, device="cpu", ops=ReferenceOps(), **options)
 
 
 def logits(model: CausalLM) -> torch.Tensor:
