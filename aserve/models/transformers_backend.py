@@ -14,7 +14,7 @@ line. Shape letters: kernels/ops.py. Importing this module imports transformers,
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -140,9 +140,7 @@ class TransformersModel:
     def __init__(self, model: Any, architecture: str, ops: Ops) -> None:
         self._ops = ops
         config = model.config.get_text_config()
-        self._decoder = model.get_decoder()
-        if self._decoder is model:
-            raise refusal(config, "transformers has no decoder of it apart from its head")
+        self._decoder = _find_decoder(model)
         # A mask of four dimensions is passed on as it is. Without one, transformers compares positions on the host to
         # find out whether sequences are packed, which waits for the device.
         self._mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=model.device)
@@ -154,7 +152,7 @@ class TransformersModel:
             context_len = _context_len(config)
             windows = read_windows(config, served, alone, context_len)
             check_company(config, lambda ids, probe: self._probe(ids, probe, self._mask).last_hidden_state[0])
-            self._head = _with_decoder(model, GivenHidden(type(output)))
+            self._head = _replace(model, self._decoder, GivenHidden(type(output)))
             vocab_size = self.logits(output.last_hidden_state[0]).shape[-1]
         q_shape, k_shape, v_shape = served.shapes[0]
         self.spec = ModelSpec(
@@ -260,8 +258,8 @@ def _check_size(config: Any, options: Mapping[str, Any], checkpoint: Checkpoint)
     buffer_bytes = sum(buffer.nbytes for buffer in model.buffers())
     if buffer_bytes > max(num_bytes, MAX_BUFFER_BYTES):
         raise CheckpointError(
-            f"{checkpoint.path}: config.json makes transformers allocate {buffer_bytes} bytes beside the weights, which "
-            f"are {num_bytes}"
+            f"{checkpoint.path}: config.json makes transformers allocate {buffer_bytes} bytes beside weights of "
+            f"{num_bytes}"
         )
 
 
@@ -300,12 +298,19 @@ def _without_progress_bars() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def _with_decoder(model: Any, decoder: nn.Module) -> Any:
-    """The model with another decoder in its place. (Its own set_decoder leaves models without such an attribute be.)"""
-    given = model.get_decoder()
+def _find_decoder(model: Any) -> nn.Module:
+    """What makes hidden states of token ids. (Some models' own get_decoder gives the model itself, or its head.)"""
+    for found in (model.get_decoder(), model.base_model, getattr(model, "model", model)):
+        if found is not model and any(isinstance(module, nn.Embedding) for module in found.modules()):
+            return cast("nn.Module", found)
+    raise refusal(model.config, "transformers has no decoder of it apart from its head")
+
+
+def _replace(model: Any, given: nn.Module, new: nn.Module) -> Any:
+    """The model with another module in place of one of its own."""
     path = next(name for name, module in model.named_modules() if module is given)
     parent, _, name = path.rpartition(".")
-    setattr(model.get_submodule(parent), name, decoder)
+    setattr(model.get_submodule(parent), name, new)
     return model
 
 
