@@ -30,15 +30,14 @@ from aserve.core.config import (
     resolve,
 )
 from aserve.core.errors import CheckpointError, ConfigError, InvalidRequestError
-from aserve.core.foreign import foreign
 from aserve.core.layout import KVLayout, lay_out
 from aserve.core.params import SamplingParams
 from aserve.engine import EngineParts, Loader, Progress
 from aserve.kv_cache.host_memory import copying_pays
+from aserve.model_folder import DEMO_MODEL, find_model, load_text
 from aserve.scheduler.preemption import PreemptionRule
 from aserve.scheduler.queue import Policy, first_come_first_served, priority_with_ageing
 from aserve.scheduler.scheduler import Scheduler
-from aserve.text.chat_template import ChatTemplate
 from aserve.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -50,8 +49,6 @@ if TYPE_CHECKING:
     from aserve.runner.graphs import GraphDevice
     from aserve.runner.runner import ModelRunner
 
-DEMO_MODEL: Final = "demo"
-DEMO_FOLDER: Final = Path(__file__).parent / "demo"
 SAMPLING_FIELDS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """What of generation_config.json becomes a default of SamplingParams."""
 PRIORITY_AGEING_S: Final = 10.0
@@ -113,7 +110,7 @@ def load(options: Options, report: Report) -> EngineParts:
     machine or model cannot meet.
     """
     report(Progress("finding the model"))
-    checkpoint = _find(options)
+    checkpoint = find_model(options)
     report(Progress("loading torch"))
     from torch import OutOfMemoryError
 
@@ -127,17 +124,6 @@ def load(options: Options, report: Report) -> EngineParts:
         ) from error
 
 
-def _find(options: Options) -> "Checkpoint":
-    """The model's folder, inspected: what is wrong with it is said before torch is loaded."""
-    from aserve.models.checkpoint import resolve_checkpoint
-    from aserve.models.inspection import inspect
-
-    folder = str(DEMO_FOLDER) if options.model == DEMO_MODEL else options.model
-    checkpoint = resolve_checkpoint(folder, options.revision, options.download_dir, options.trust_remote_code)
-    inspect(checkpoint, dummy=options.load_format == "dummy", max_model_len=options.max_model_len)
-    return checkpoint
-
-
 def _load(options: Options, checkpoint: "Checkpoint", report: Report) -> EngineParts:
     from aserve.kernels.dispatch import select_ops
     from aserve.models.loader import read_dtype
@@ -149,7 +135,7 @@ def _load(options: Options, checkpoint: "Checkpoint", report: Report) -> EngineP
     model = _load_model(options, checkpoint, device, ops, report)
 
     report(Progress("tokenizer"))
-    tokenizer, chat_template = _load_text(options, checkpoint)
+    tokenizer, chat_template = load_text(options, checkpoint, model.spec.vocab_size)
 
     report(Progress("memory"))
     layout = lay_out(model.spec.windows, options.max_model_len or model.spec.context_len)
@@ -262,28 +248,6 @@ def _load_model(
     )
     with ThreadPoolExecutor(1, thread_name_prefix="aserve-loader") as loader:
         return loader.submit(load).result()
-
-
-def _load_text(options: Options, checkpoint: "Checkpoint") -> tuple[Tokenizer, ChatTemplate]:
-    folder = _tokenizer_folder(options, checkpoint)
-    with foreign(f"{folder}: the tokenizer"):
-        tokenizer = Tokenizer.load(folder)
-    with foreign(f"{folder}: the chat template"):
-        chat_template = ChatTemplate.load(folder, options.chat_template)
-        chat_template.warm_up()
-    return tokenizer, chat_template
-
-
-def _tokenizer_folder(options: Options, checkpoint: "Checkpoint") -> Path:
-    """Random weights from a config alone borrow the demonstration model's tokenizer: text is noise either way."""
-    borrows = options.load_format == "dummy" and not checkpoint.has_tokenizer
-    if options.tokenizer == DEMO_MODEL or (options.tokenizer is None and borrows):
-        return DEMO_FOLDER
-    if options.tokenizer is None:
-        return checkpoint.path
-    from aserve.models.checkpoint import resolve_tokenizer
-
-    return resolve_tokenizer(options.tokenizer, options.revision, options.download_dir)
 
 
 def _model_info(

@@ -122,7 +122,7 @@ def shrunken(config_class: Any) -> Any:
         **{name: name for name in default.to_dict()},
         **{own: common for common, own in default.attribute_map.items()},
     }
-    shape = SHAPE | LATENT if "kv_lora_rank" in names else SHAPE
+    shape = {**SHAPE, **LATENT} if "kv_lora_rank" in names else SHAPE
     values = {own: shape[common] for own, common in names.items() if common in shape}
     if "kv_lora_rank" in names:
         values.pop("head_dim", None)  # follows from the parts

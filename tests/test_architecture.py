@@ -16,7 +16,19 @@ ENGINE = {
     *("core", "scheduler", "text", "metrics"),
     *("edges", "engine_loop", "intake", "mailbox", "preparation", "engine_parts", "engine"),
 }
-LOWER_FLOORS = ENGINE | {"kv_cache", "kernels", "models", "runner", "http", "build", "llm", "server", "cli", "terminal"}
+LOWER_FLOORS = ENGINE | {
+    "kv_cache",
+    "kernels",
+    "models",
+    "runner",
+    "http",
+    "model_folder",
+    "build",
+    "llm",
+    "server",
+    "cli",
+    "terminal",
+}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
@@ -35,6 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine_parts": {"core", "scheduler", "text"},
     "engine": ENGINE,
     "http": {"core", "edges", "engine", "mailbox", "metrics"},
+    "model_folder": {"core", "models", "text"},
     "build": LOWER_FLOORS,
     "llm": LOWER_FLOORS,
     "server": LOWER_FLOORS,
@@ -62,6 +75,7 @@ WITHOUT_TORCH = [
     "engine_parts",
     "engine",
     "http",
+    "model_folder",
 ]
 
 MAY_READ_ENVIRONMENT = {"cli.py"}

@@ -22,9 +22,9 @@ def foreign(place: str, *, passing: tuple[type[BaseException], ...] = ()) -> Ite
     """
     try:
         yield
-    except (AserveError, *WISHES, *passing):
-        raise
     except BaseException as error:
+        if isinstance(error, (AserveError, *WISHES, *passing)):
+            raise
         raise CheckpointError(f"{place}: {type(error).__name__}: {first_line(error)}") from error
 
 

@@ -19,8 +19,7 @@ MAX_CONTEXT: Final = 2**24
 """Positions: 1.6 times the longest context that has been published, Llama 4 Scout's."""
 
 INTEGERS: Final = (-(2**63), 2**63 - 1)
-LAYERS: Final = (-(2**11), 2**11)
-"""Negative ones count from the last layer (vision_feature_layer)."""
+MAX_LAYERS: Final = 2**11
 WIDTH: Final = (1, 2**18)
 INNER_WIDTH: Final = (0, 2**20)
 HEADS: Final = (1, 2**12)
@@ -33,6 +32,7 @@ TOKEN_ID: Final = (-1, 2**31 - 1)
 
 LIMITS: Final[Mapping[str, tuple[float, float]]] = {
     "vocab_size": (1, 2**24),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), (1, MAX_LAYERS)),
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "embed_dim", "word_embed_proj_dim", "embedding_size"), WIDTH),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "d_ff", "ffn_hidden_size", "hidden_dim"), INNER_WIDTH),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), INNER_WIDTH),
@@ -72,7 +72,7 @@ def walk(config: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
 
     The items of a list have the list's path and key. Raises `CheckpointError` for a config that is nested too deeply.
     """
-    pending: list[tuple[int, str, str, Any]] = [(1, "", key, value) for key, value in reversed(config.items())]
+    pending: list[tuple[int, str, str, Any]] = [(1, "", key, value) for key, value in [*config.items()][::-1]]
     while pending:
         depth, parent, key, value = pending.pop()
         if not key.isprintable() or len(key) > MAX_KEY:
@@ -84,7 +84,7 @@ def walk(config: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
         if depth == MAX_DEPTH:
             raise CheckpointError(f"config.json: {path[:80]} is nested in {depth} levels; fewer than that are allowed")
         if isinstance(value, dict):
-            pending += [(depth + 1, path, name, item) for name, item in reversed(value.items())]
+            pending += [(depth + 1, path, name, item) for name, item in [*value.items()][::-1]]
         else:
             pending += [(depth + 1, parent, key, item) for item in reversed(value)]
 
@@ -93,5 +93,5 @@ def _limits(key: str, value: float) -> tuple[float, float]:
     if key in LIMITS:
         return LIMITS[key]
     if COUNTS_LAYERS.search(key):
-        return LAYERS
+        return -MAX_LAYERS, MAX_LAYERS  # negative ones count from the last (vision_feature_layer)
     return INTEGERS if isinstance(value, int) else (-math.inf, math.inf)

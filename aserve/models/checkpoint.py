@@ -6,6 +6,7 @@ not know what the config means (spec.py), whether the weights agree (inspection.
 """
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,7 +116,7 @@ def _check_files(folder: Path) -> None:
     for pattern, max_bytes in {**MAX_BYTES, "*.safetensors": None, "additional_chat_templates": None}.items():
         for path in set(folder.glob(pattern)) - seen:
             seen.add(path)
-            target = path.resolve()
+            target = Path(os.path.realpath(path))  # which takes a link to itself as it is
             if not any(target.is_relative_to(place) for place in inside):
                 raise CheckpointError(
                     f"{path}: a link to {target}, which is outside the folder; put the file itself there"

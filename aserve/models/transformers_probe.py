@@ -144,18 +144,18 @@ def refusal(config: Any, reason: str) -> CheckpointError:
 
 def _window_of(config: Any, mask: Tensor, context_len: int) -> Window:
     """The causal window that a mask's rule is. Raises `CheckpointError` for any other rule."""
-    rule = getattr(mask, "rule", None)
-    if rule is None:
+    if not isinstance(mask, RuleMask) or mask.rule is None:
         raise refusal(config, "it makes an attention mask of its own")
     length = min(context_len, MAX_ROW)
 
     def sees(position: int) -> Tensor:
+        row: Tensor
         [[[row]]] = sdpa_mask(
             batch_size=1,
             q_length=1,
             kv_length=length,
             q_offset=position,
-            mask_function=rule,
+            mask_function=mask.rule,
             allow_is_causal_skip=False,
             use_vmap=mask.use_vmap,
         )

@@ -84,7 +84,7 @@ class SafetensorsWeights:
 
     def empty(self, *shape: int) -> Tensor:
         """An uninitialised tensor."""
-        return torch.empty(shape, dtype=self._dtype, device=self._device)
+        return _allocate(shape, self._dtype, self._device)
 
     def fill(self, out: Tensor, name: str) -> None:
         """Read a tensor into out, converting its type."""
@@ -130,6 +130,17 @@ def check_finite(name: str, tensor: Tensor) -> None:
         raise CheckpointError(f"tensor {name} has values that are not finite in {kind}; see --dtype")
 
 
+def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    try:
+        return torch.empty(shape, dtype=dtype, device=device)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:  # the CPU's allocator has no class of its own
+        raise CheckpointError(
+            f"no memory for a tensor of {list(shape)} as {dtype}, which config.json asks for"
+        ) from error
+
+
 class RandomWeights:
     """Weights drawn from a seed: normal with deviation 0.02, around 1 for norms and around 0 for the rest."""
 
@@ -140,7 +151,7 @@ class RandomWeights:
 
     def empty(self, *shape: int) -> Tensor:
         """An uninitialised tensor."""
-        return torch.empty(shape, dtype=self._dtype, device=self._device)
+        return _allocate(shape, self._dtype, self._device)
 
     def fill(self, out: Tensor, name: str) -> None:
         """Draw the values. The name decides the mean; the order of calls, the numbers."""
