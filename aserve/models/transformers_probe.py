@@ -129,11 +129,13 @@ def read_windows(config: Any, served: Probe, alone: Probe, context_len: int) -> 
 def check_company(config: Any, decode: Callable[[Sequence[int], Probe], Tensor]) -> None:
     """Raise `CheckpointError` if a token's hidden state depends on another one although attention answers with zeros.
 
-    decode: token ids to hidden states, [T, E].
+    decode: token ids to hidden states, [T, E]. A product's rounding may depend on the number of rows that an expert
+    gets, so that equality is up to that.
     """
-    first, second, other = (decode(tokens, Probe()).float() for tokens in ([0, 1], [0, 2], [2, 1]))
+    first, second, other = (decode(tokens, Probe()) for tokens in ([0, 1], [0, 2], [2, 1]))
+    tolerance = 1e-3 if first.dtype == torch.float32 else 0.05
     for one, same in ((first[0], second[0]), (first[1], other[1])):
-        if (one - same).abs().max() > 0.05 * one.abs().max():
+        if (one - same).abs().max() > tolerance * one.abs().max():
             raise refusal(config, "its layers mix tokens beside attention, and the cache does not hold what they keep")
 
 
