@@ -92,6 +92,11 @@ SHAPE: Final[Mapping[str, Any]] = {
     "eos_token_id": None,
     "decoder_start_token_id": 1,
     "is_decoder": True,
+    "rotary_dim": 8,
+    "attention_types": [[["global", "local"], 2]],
+    "default_language": "en_XX",
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
     "dropout": 0.0,
 }
 """What of a config is made small, or switched on, by its own or its common name."""
@@ -126,12 +131,22 @@ def shrunken(config_class: Any) -> Any:
     values = {own: shape[common] for own, common in names.items() if common in shape}
     if "kv_lora_rank" in names:
         values.pop("head_dim", None)  # follows from the parts
+    values = {own: value for own, value in values.items() if not isinstance(getattr(config_class, own, None), property)}
+    if values.get("layer_types", default) is None and getattr(default, "layer_types", None):
+        values["layer_types"] = some_of(default.layer_types, SHAPE["num_hidden_layers"])
     for part, part_class in getattr(config_class, "sub_configs", {}).items():
         if part_class is not AutoConfig and getattr(default, part, None) is not None:
             values[part] = shrunken(part_class).to_dict()
         elif getattr(default, part, None) is not None:
             values[part] = shrunken(type(getattr(default, part))).to_dict()
     return config_class(**values)
+
+
+def some_of(kinds: Sequence[str], number: int) -> list[str]:
+    """The first of them, the last replaced so that one is there of a kind that only comes later."""
+    first = list(kinds[:number])
+    later = [kind for kind in kinds if kind not in first]
+    return first[: number - 1] + later[:1] if later else first
 
 
 def write_checkpoint(folder: Path, model_type: str) -> None:

@@ -20,6 +20,7 @@ MAX_CONTEXT: Final = 2**24
 
 INTEGERS: Final = (-(2**63), 2**63 - 1)
 MAX_LAYERS: Final = 2**11
+DEPTHS: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 WIDTH: Final = (1, 2**18)
 INNER_WIDTH: Final = (0, 2**20)
 HEADS: Final = (1, 2**12)
@@ -32,7 +33,7 @@ TOKEN_ID: Final = (-1, 2**31 - 1)
 
 LIMITS: Final[Mapping[str, tuple[float, float]]] = {
     "vocab_size": (1, 2**24),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), (1, MAX_LAYERS)),
+    **dict.fromkeys(DEPTHS, (1, MAX_LAYERS)),
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "embed_dim", "word_embed_proj_dim", "embedding_size"), WIDTH),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "d_ff", "ffn_hidden_size", "hidden_dim"), INNER_WIDTH),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), INNER_WIDTH),
@@ -51,7 +52,7 @@ LIMITS: Final[Mapping[str, tuple[float, float]]] = {
 """Lowest and highest value by key, at any depth. Null stands for a default, and is none of this module's business."""
 
 COUNTS_LAYERS: Final = re.compile(r"(^|_)(layers?|depth|blocks)$")
-"""Ends of the keys by which architectures spell a number of layers (num_hidden_layers, n_layer, decoder_layers)."""
+"""Ends of other keys that count layers or name one (decoder_layers, max_window_layers)."""
 
 
 def check_numbers(config: Mapping[str, Any]) -> None:

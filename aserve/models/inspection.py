@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from aserve.core.errors import CheckpointError, ConfigError
-from aserve.models.bounds import COUNTS_LAYERS, MAX_CONTEXT, walk
+from aserve.models.bounds import DEPTHS, MAX_CONTEXT, walk
 from aserve.models.checkpoint import Checkpoint
 from aserve.models.headers import TensorHeader, read_header
 from aserve.models.spec import FAMILIES, ModelSpec, read_architecture, read_spec
@@ -83,7 +83,7 @@ def _check_context(spec: ModelSpec, max_model_len: int | None) -> None:
 
 def _check_layers(config: Mapping[str, Any], num_tensors: int) -> None:
     for path, key, value in walk(config):
-        if COUNTS_LAYERS.search(key) and isinstance(value, int) and value > num_tensors:
+        if key in DEPTHS and isinstance(value, int) and value > num_tensors:
             raise CheckpointError(f"config.json: {path} is {value}, but the weights are {num_tensors} tensors")
 
 

@@ -108,7 +108,10 @@ def attend_in_cache(  # noqa: PLR0913  (transformers' signature)
 ) -> tuple[Tensor, None]:
     """transformers' attention function: q, k, v [1, heads, T, D] to ([1, T, H, D], no attention weights)."""
     if aserve_step is None:
-        raise TypeError("its layers do not hand keyword arguments on to attention")
+        raise CheckpointError(
+            f"{type(module).__name__} of transformers is not handed forward's keyword arguments, by which attention "
+            "would reach the paged cache"
+        )
     q_THD, k_TKD, v_TKD = (x[0].transpose(0, 1) for x in (query, key, value))
     call = LayerCall(
         layer=getattr(module, "layer_idx", None),

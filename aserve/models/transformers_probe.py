@@ -82,6 +82,8 @@ def check_calls(config: Any, probe: Probe) -> None:
     """Raise `CheckpointError` unless each layer attended once, causally, and in the way that the cache is laid out."""
     layers = [call.layer for call in probe.calls]
     if layers != list(range(config.num_hidden_layers)):
+        if len(layers) == config.num_hidden_layers:
+            raise refusal(config, "its layers run several times, or in another order than their numbers")
         raise refusal(config, f"of {config.num_hidden_layers} layers {len(layers)} attend by transformers' interface")
     if getattr(config, "is_encoder_decoder", False) or getattr(config, "num_kv_shared_layers", 0):
         raise refusal(config, "its layers share keys and values")

@@ -111,6 +111,14 @@ def test_a_config_alone_needs_dummy_weights(checkpoints, tmp_path):
     assert not torch.equal(first, other)
 
 
+def test_a_layer_that_a_config_names_beyond_the_last_is_no_number_of_layers(checkpoints, tmp_path):
+    source = checkpoints("qwen3")
+    folder = copy_config(source, tmp_path / "copy", max_window_layers=1000)
+    (folder / "model.safetensors").symlink_to("weights")
+    (folder / "weights").write_bytes((source / "model.safetensors").read_bytes())
+    assert load(folder).spec.windows == (None, None)
+
+
 def test_quantized_weights_are_refused(checkpoints, tmp_path):
     folder = copy_config(checkpoints("llama"), tmp_path / "config", quantization_config={"quant_method": "gptq"})
     with pytest.raises(CheckpointError, match="quantized weights are not supported yet"):

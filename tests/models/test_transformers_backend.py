@@ -102,6 +102,7 @@ MOE = {"num_local_experts": 4, "num_experts_per_tok": 2}
             "layer 0 has chunked_att",
         ),
         ("Lfm2ForCausalLM", "lfm2", {"layer_types": ["full_attention", "conv"]}, "of 2 layers 1 attend"),
+        ("NemotronForCausalLM", "nemotron", {}, "NemotronAttention .* is not handed forward's keyword arguments"),
         ("Gemma3ForCausalLM", "gemma3_text", {"use_bidirectional_attention": True}, "its attention is not causal"),
         ("NobodysForCausalLM", "llama", {}, "neither aserve nor transformers .* knows it"),
     ],
