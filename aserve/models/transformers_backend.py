@@ -151,7 +151,7 @@ class TransformersModel:
         with torch.inference_mode():
             output = self._probe([0], served, self._mask)
             check_calls(config, served)
-            self._probe([0], alone, None)
+            self._probe([0], alone, torch.ones(1, 1, dtype=torch.int64, device=model.device))
             context_len = _context_len(config)
             windows = read_windows(config, served, alone, context_len)
             check_company(config, lambda ids, probe: self._probe(ids, probe, self._mask).last_hidden_state[0])
@@ -186,11 +186,11 @@ class TransformersModel:
         logits: Tensor = self._head(inputs_embeds=hidden_SE[None], use_cache=False, return_dict=True).logits
         return logits[0].float()
 
-    def _probe(self, token_ids: Sequence[int], probe: Probe, mask: Tensor | None) -> Any:
+    def _probe(self, token_ids: Sequence[int], probe: Probe, mask: Tensor) -> Any:
         token_ids_T = torch.tensor(token_ids, device=self._mask.device)
         return self._decode(token_ids_T, torch.arange(len(token_ids), device=self._mask.device), probe, mask)
 
-    def _decode(self, token_ids_T: Tensor, positions_T: Tensor, step: Step, mask: Tensor | None) -> Any:
+    def _decode(self, token_ids_T: Tensor, positions_T: Tensor, step: Step, mask: Tensor) -> Any:
         return self._decoder(
             input_ids=token_ids_T[None],
             position_ids=positions_T[None],

@@ -3,8 +3,8 @@
 Nothing is read from the config that running can tell. Three runs, in all of which attention answers with zeros:
 
   as it is served    one token with a mask of ours: how each layer calls attention, and that the mask arrives untouched
-  left to itself     one token without a mask: the rule by which the model itself would mask each layer. The rule is
-                     evaluated at positions all over the context, where attention knows a causal window and no other
+  left to itself     one token with generation's mask of tokens: the rule by which the model itself then masks each
+                     layer. It is evaluated at positions all over the context; attention knows causal windows alone
   in company         two tokens, one of them exchanged: the other must come out the same, for layers that mix tokens
                      beside attention (convolutions, states, token shifts) keep something that the cache does not hold
 
@@ -56,10 +56,16 @@ class RuleMask(Tensor):
 
 
 def rule_mask(
-    *, q_length: int, kv_length: int, mask_function: Callable[..., Tensor], use_vmap: bool = False, **_: Any
+    *,
+    q_length: int,
+    kv_length: int,
+    mask_function: Callable[..., Tensor],
+    use_vmap: bool = False,
+    device: torch.device | str = "cpu",
+    **_: Any,
 ) -> RuleMask:
     """transformers' mask function. Called in a probe alone: in service the batch says what each token may see."""
-    mask = torch.ones(1, 1, q_length, kv_length, dtype=torch.bool).as_subclass(RuleMask)
+    mask = torch.ones(1, 1, q_length, kv_length, dtype=torch.bool, device=device).as_subclass(RuleMask)
     mask.rule, mask.use_vmap = mask_function, use_vmap
     return mask
 
@@ -110,13 +116,17 @@ def read_windows(config: Any, served: Probe, alone: Probe, context_len: int) -> 
     kinds = getattr(config, "layer_types", None)
     if not kinds:
         kinds = [SLIDING if getattr(config, "sliding_window", None) else FULL] * len(served.calls)
+    if not len(kinds) >= len(served.calls) == len(alone.calls):
+        raise refusal(config, f"layer_types names {len(kinds)} layers, of which {len(served.calls)} attend")
+    rules = {id(call.mask): call.mask for call in alone.calls if call.mask is not None}  # most layers share one
+    found = {key: _window_of(config, mask, context_len) for key, mask in rules.items()}
     windows = []
     for kind, call, lonely in zip(kinds, served.calls, alone.calls, strict=False):
         where = f"layer {call.layer} has {kind}"
         if kind not in (FULL, SLIDING):
             raise refusal(config, f"{where}, and its mask is not known to attention")
         passed = None if call.window is None or call.window >= context_len else call.window
-        masked = passed if lonely.mask is None else _window_of(config, lonely.mask, context_len)
+        masked = found.get(id(lonely.mask), passed)
         if passed is not None and passed != masked:
             raise refusal(config, f"{where}: it asks attention for a window of {passed}, its mask has {masked}")
         if kind == SLIDING and masked is None and _is_short(config, context_len):
@@ -162,23 +172,14 @@ def _window_of(config: Any, mask: Tensor, context_len: int) -> Window:
             mask_function=mask.rule,
             allow_is_causal_skip=False,
             use_vmap=mask.use_vmap,
+            device=mask.device,
         )
         return row
 
     window = int(sees(length - 1).sum())
-    keys = torch.arange(length)
-    for position in {
-        0,
-        1,
-        window - 1,
-        window,
-        window + 1,
-        2 * window - 1,
-        length // 3,
-        length // 2,
-        length - 2,
-        length - 1,
-    }:
+    keys = torch.arange(length, device=mask.device)
+    edges = (0, 1, window - 1, window, window + 1, 2 * window - 1)
+    for position in {*edges, length // 3, length // 2, length - 2, length - 1}:
         if 0 <= position < length:
             row = sees(position)
             if row[position + 1 :].any():

@@ -109,6 +109,12 @@ def test_a_layer_whose_mask_call_and_config_disagree_is_refused(rule, window, fi
         windows(rule, window, **fields)
 
 
+def test_every_layer_has_a_kind():
+    with pytest.raises(CheckpointError, match="layer_types names 1 layers, of which 2 attend"):
+        two = Probe(calls=probe(None).calls * 2)
+        read_windows(config(layer_types=["full_attention"]), two, two, CONTEXT_LEN)
+
+
 def test_windows_as_long_as_the_context_are_none():
     assert windows(None, CONTEXT_LEN) == windows(None, None, sliding_window=CONTEXT_LEN) == (None,)
     assert windows(None, 24, sliding_window=24) == (24,)
