@@ -36,10 +36,10 @@ from aserve.core.layout import KVLayout, lay_out
 from aserve.core.params import SamplingParams
 from aserve.engine import EngineParts, Loader, Progress
 from aserve.kv_cache.host_memory import copying_pays
+from aserve.model_folder import DEMO_MODEL, find_model, load_text
 from aserve.scheduler.preemption import PreemptionRule
 from aserve.scheduler.queue import Policy, first_come_first_served, priority_with_ageing
 from aserve.scheduler.scheduler import Scheduler
-from aserve.text.chat_template import ChatTemplate
 from aserve.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from aserve.runner.graphs import GraphDevice
     from aserve.runner.runner import ModelRunner
 
-DEMO_MODEL: Final = "demo"
-DEMO_FOLDER: Final = Path(__file__).parent / "demo"
 SAMPLING_FIELDS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """What of generation_config.json becomes a default of SamplingParams."""
 PRIORITY_AGEING_S: Final = 10.0
@@ -108,11 +106,13 @@ def load(options: Options, report: Report) -> EngineParts:
     Raises `CheckpointError` for a model that cannot be found, read or served, `ConfigError` for an option that this
     machine or model cannot meet.
     """
+    report(Progress("finding the model"))
+    checkpoint = find_model(options)
     report(Progress("loading torch"))
     from torch import OutOfMemoryError
 
     try:
-        return _load(options, report)
+        return _load(options, checkpoint, report)
     except (OutOfMemoryError, InsufficientMemoryError) as error:
         reason = str(error.__cause__ or error).partition(". Of the allocated")[0]
         raise ConfigError(
@@ -121,25 +121,18 @@ def load(options: Options, report: Report) -> EngineParts:
         ) from error
 
 
-def _load(options: Options, report: Report) -> EngineParts:
+def _load(options: Options, checkpoint: "Checkpoint", report: Report) -> EngineParts:
     from aserve.kernels.dispatch import select_ops
-    from aserve.models.checkpoint import resolve_checkpoint
     from aserve.models.loader import read_dtype
     from aserve.runner.graphs import graph_device
 
-    report(Progress("finding the model"))
-    folder = str(DEMO_FOLDER) if options.model == DEMO_MODEL else options.model
-    checkpoint = resolve_checkpoint(folder, options.revision, options.download_dir, options.trust_remote_code)
     device = choose_device(options.device)
     dtype = read_dtype(checkpoint, options.dtype)
     ops = select_ops(device)
     model = _load_model(options, checkpoint, device, ops, report)
 
     report(Progress("tokenizer"))
-    tokenizer_folder = _tokenizer_folder(options, checkpoint)
-    tokenizer = Tokenizer.load(tokenizer_folder)
-    chat_template = ChatTemplate.load(tokenizer_folder, options.chat_template)
-    chat_template.warm_up()
+    tokenizer, chat_template = load_text(options, checkpoint, model.spec.vocab_size)
 
     report(Progress("memory"))
     layout = lay_out(model.spec.windows, options.max_model_len or model.spec.context_len)
@@ -252,18 +245,6 @@ def _load_model(
     )
     with ThreadPoolExecutor(1, thread_name_prefix="aserve-loader") as loader:
         return loader.submit(load).result()
-
-
-def _tokenizer_folder(options: Options, checkpoint: "Checkpoint") -> Path:
-    """Random weights from a config alone borrow the demonstration model's tokenizer: text is noise either way."""
-    borrows = options.load_format == "dummy" and not checkpoint.has_tokenizer
-    if options.tokenizer == DEMO_MODEL or (options.tokenizer is None and borrows):
-        return DEMO_FOLDER
-    if options.tokenizer is None:
-        return checkpoint.path
-    from aserve.models.checkpoint import resolve_tokenizer
-
-    return resolve_tokenizer(options.tokenizer, options.revision, options.download_dir)
 
 
 def _model_info(

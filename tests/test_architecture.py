@@ -33,6 +33,7 @@ LOWER_FLOORS = ENGINE | {
     "models",
     "runner",
     "http",
+    "model_folder",
     "build",
     "loop_thread",
     "llm",
@@ -62,6 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": ENGINE,
     "http": {"core", "edges", "engine", "mailbox", "metrics", "workers"},
     "loop_thread": set(),
+    "model_folder": {"core", "models", "text"},
     "build": LOWER_FLOORS,
     "llm": LOWER_FLOORS,
     "server": LOWER_FLOORS,
@@ -93,6 +95,7 @@ WITHOUT_TORCH = [
     "engine_parts",
     "engine",
     "http",
+    "model_folder",
 ]
 
 MAY_READ_ENVIRONMENT = {"cli.py"}

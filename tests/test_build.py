@@ -54,7 +54,7 @@ async def test_an_engine_answers_from_a_folder(folder):
         assert len(completion.token_ids) == 5
         assert engine.startup_lines()
     names = list(dict.fromkeys(progress.stage for progress in stages))
-    assert names == ["loading torch", "finding the model", "weights", "tokenizer", "memory", "warming up"]
+    assert names == ["finding the model", "loading torch", "weights", "tokenizer", "memory", "warming up"]
     assert Progress("weights", 1, 1) in stages
 
 

@@ -23,7 +23,8 @@ TOKENIZER_FILE: Final = "tokenizer.json"
 class Tokenizer:
     """Stateless once made, and safe to use from several threads; encoding and decoding release the GIL.
 
-    vocab_size: how many tokens there are (a model's may be larger, padded). special_ids: tokens that are not text.
+    vocab_size: how many tokens there are (a model's may be larger, padded); num_base_tokens: without added ones.
+    special_ids: tokens that are not text.
     bos_id, eos_id: None where the checkpoint names none. text_bytes: the bytes of each token, special ones skipped;
     token_bytes: those of special tokens too. token_texts: as text_bytes, as text; None where that is not whole
     characters. max_chars_per_token: of the text that a token can stand for; None where there is no bound.
@@ -34,6 +35,7 @@ class Tokenizer:
         self._backend = backend
         backend.no_truncation()  # a prompt is never shortened in silence
         backend.no_padding()
+        self.num_base_tokens: Final = backend.get_vocab_size(with_added_tokens=False)
         _add_tokens(backend, config)
         added = backend.get_added_tokens_decoder()
         self.special_ids: Final = frozenset(token_id for token_id, token in added.items() if token.special)
