@@ -110,8 +110,8 @@ def test_a_layer_whose_mask_call_and_config_disagree_is_refused(rule, window, fi
 
 
 def test_every_layer_has_a_kind():
+    two = Probe(calls=probe(None).calls * 2)
     with pytest.raises(CheckpointError, match="layer_types names 1 layers, of which 2 attend"):
-        two = Probe(calls=probe(None).calls * 2)
         read_windows(config(layer_types=["full_attention"]), two, two, CONTEXT_LEN)
 
 
