@@ -89,7 +89,7 @@ SHAPE: Final[Mapping[str, Any]] = {
     "rope_scaling": None,
     "pad_token_id": 0,
     "bos_token_id": 1,
-    "eos_token_id": None,
+    "eos_token_id": 2,
     "decoder_start_token_id": 1,
     "is_decoder": True,
     "rotary_dim": 8,

@@ -118,13 +118,14 @@ def read_windows(config: Any, served: Probe, alone: Probe, context_len: int) -> 
         kinds = [SLIDING if getattr(config, "sliding_window", None) else FULL] * len(served.calls)
     if not len(kinds) >= len(served.calls) == len(alone.calls):
         raise refusal(config, f"layer_types names {len(kinds)} layers, of which {len(served.calls)} attend")
+    for layer, kind in enumerate(kinds):
+        if kind not in (FULL, SLIDING):
+            raise refusal(config, f"layer {layer} has {kind}, and its mask is not known to attention")
     rules = {id(call.mask): call.mask for call in alone.calls if call.mask is not None}  # most layers share one
     found = {key: _window_of(config, mask, context_len) for key, mask in rules.items()}
     windows = []
     for kind, call, lonely in zip(kinds, served.calls, alone.calls, strict=False):
         where = f"layer {call.layer} has {kind}"
-        if kind not in (FULL, SLIDING):
-            raise refusal(config, f"{where}, and its mask is not known to attention")
         passed = None if call.window is None or call.window >= context_len else call.window
         masked = found.get(id(lonely.mask), passed)
         if passed is not None and passed != masked:
