@@ -12,7 +12,20 @@ import msgspec
 
 from aserve.core.errors import ConfigError
 from aserve.core.layout import Footprint, Window
-from aserve.core.rules import MAX_INT, Rules, count, flag, integer, number, one_of, optional, path, several, text, texts
+from aserve.core.rules import (
+    MAX_INT,
+    Rules,
+    count,
+    flag,
+    integer,
+    number,
+    one_of,
+    optional,
+    path,
+    several,
+    text,
+    text_or_texts,
+)
 
 GiB: Final = 1024**3
 DEVICES: Final = ("auto", "cpu", "cuda")
@@ -89,7 +102,7 @@ OPTION_RULES: Final = Rules(
         "chat_template": optional(path),
         "revision": optional(text),
         "download_dir": optional(path),
-        "served_model_name": several(texts(at_most=128, chars=256)),
+        "served_model_name": several(text_or_texts(at_most=128, chars=256)),
         "trust_remote_code": flag,
         "load_format": one_of(*LOAD_FORMATS),
         "dtype": one_of(*DTYPES),

@@ -21,6 +21,7 @@ from aserve.core.rules import (
     number,
     optional,
     several,
+    text_or_texts,
     texts,
 )
 
@@ -91,7 +92,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaul
     n: choices returned. best_of: sequences run, of which the n of highest cumulative log-probability are returned.
     presence_penalty, frequency_penalty: in [-2, 2], on generated tokens. repetition_penalty: in [0.01, 100], on all.
     logit_bias: a mapping of token id to bias, or such pairs, as which it is kept; biases are clamped to [-100, 100].
-    allowed_token_ids: None allows all. bad_words: strings that are not generated (one, or up to 128).
+    allowed_token_ids: None allows all. bad_words: strings that are not generated.
     logprobs: score each token, with as many of the likeliest beside it; prompt_logprobs: the prompt's tokens too.
     include_stop_str_in_output: a stop string, or stop token, stays at the end of the text.
     skip_special_tokens: special tokens are not shown in the text.
@@ -147,7 +148,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaul
             repetition_penalty: float = 1.0,
             logit_bias: Mapping[int, float] | Mapping[str, float] | Sequence[tuple[int, float]] | None = (),
             allowed_token_ids: Sequence[int] | None = None,
-            bad_words: str | Sequence[str] | None = (),
+            bad_words: Sequence[str] | None = (),
             logprobs: int | None = None,
             prompt_logprobs: int | None = None,
             include_stop_str_in_output: bool = False,
@@ -195,7 +196,7 @@ SAMPLING_RULES: Final = Rules(
         "top_k": integer(-1, MAX_INT),
         "min_p": number(0.0, 1.0),
         "seed": optional(integer(-(2**63), 2**63 - 1)),
-        "stop": several(texts(at_most=MAX_STOP_STRINGS, chars=MAX_STOP_STRING_CHARS)),
+        "stop": several(text_or_texts(at_most=MAX_STOP_STRINGS, chars=MAX_STOP_STRING_CHARS)),
         "stop_token_ids": several(integers(at_most=MAX_STOP_TOKEN_IDS)),
         "ignore_eos": flag,
         "min_tokens": integer(0, MAX_INT),

@@ -159,15 +159,28 @@ def matching(pattern: re.Pattern[str], allowed: str) -> Rule:
 
 
 def texts(*, at_most: int, chars: int) -> Rule:
-    """A string of 1 to `chars` characters, or a sequence of such, at most so many."""
-    allowed = f"a string of 1 to {chars} characters, or a sequence of at most {at_most} of them"
+    """A sequence of at most so many strings, of 1 to `chars` characters each."""
+    allowed = f"a sequence of at most {at_most} strings of 1 to {chars} characters"
 
     def keep(value: object) -> tuple[str, ...]:
-        items = (value,) if isinstance(value, str) else sequence(value, at_most, allowed)
+        items = sequence(value, at_most, allowed)
         for item in items:
             if not 1 <= len(_text(item, allowed)) <= chars:
                 raise Refused(allowed, f"one of {len(item)} characters")
         return items
+
+    return keep
+
+
+def text_or_texts(*, at_most: int, chars: int) -> Rule:
+    """As `texts`, where one string may stand for a sequence of one."""
+    rule = texts(at_most=at_most, chars=chars)
+
+    def keep(value: object) -> Any:
+        try:
+            return rule((value,) if isinstance(value, str) else value)
+        except Refused as refused:
+            raise Refused(f"a string, or {refused.allowed}", refused.given) from None
 
     return keep
 

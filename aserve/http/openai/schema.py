@@ -63,7 +63,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
-    bad_words: str | list[str] | None = None
+    bad_words: list[str] | None = None
     prompt_logprobs: int | None = None
     return_tokens_as_token_ids: bool | None = None
     include_stop_str_in_output: bool | None = None
