@@ -26,10 +26,12 @@ def generation_glance(engine: AsyncEngine) -> Glance:
 
 
 def text_glance(engine: AsyncEngine) -> Glance:
-    """For routes that turn text into tokens or back: too many tokens, and messages that are none."""
+    """For routes that turn text into tokens or back: too many tokens, and what is no text and no message."""
 
     def glance(members: Mapping[str, msgspec.Raw]) -> None:
         _check_messages(bytes(members.get("messages", b"")))
+        if bytes(members.get("prompt", b"")).startswith(b"["):
+            raise InvalidRequestError("prompt: expected str, got array", "prompt")
         tokens = bytes(members.get("tokens", b""))
         if is_flat(tokens):
             engine.texts.check_num_decoded(range(tokens.count(b",") + 1))
