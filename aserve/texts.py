@@ -27,8 +27,10 @@ MAX_DECODED_TOKENS: Final = 2**17
 MEASURED_CHARS_PER_TOKEN: Final = 8
 """A prompt with more for each token of the context is measured first, at the price of tokenizing it twice if it fits:
 ordinary text has 4."""
-JSON_BYTES_PER_CHAR: Final = 12
-"""At most, for a character that is escaped as two."""
+CHAR_BYTES: Final = 4
+"""Of a character in UTF-8 at most."""
+ESCAPED_CHAR_BYTES: Final = 12
+"""Of one in JSON, where it may be two escapes."""
 PIECE_CHARS: Final = 16 * 1024
 """What is measured at a time, in a few milliseconds."""
 
@@ -57,13 +59,18 @@ class Texts:
                 param,
             )
 
-    def check_json_length(self, num_bytes: int) -> None:
-        """Raise `ContextLengthError` for a prompt that cannot fit, by how long it is as a JSON string."""
-        if self._max_prompt_chars is not None and num_bytes > JSON_BYTES_PER_CHAR * self._max_prompt_chars + 2:
+    def check_json(self, prompt: bytes, *, must_fit: bool) -> None:
+        """Raise what `encode` does for a text that is too long, by its length as a JSON string."""
+        num_chars = len(prompt) // (ESCAPED_CHAR_BYTES if b"\\u" in prompt else CHAR_BYTES)
+        if must_fit and self._max_prompt_chars is not None and num_chars > self._max_prompt_chars:
             raise ContextLengthError(
-                f"the prompt has over {num_bytes // JSON_BYTES_PER_CHAR} characters, and no more than "
-                f"{self._max_prompt_chars} can fit: the context is {self._info.max_model_len} tokens",
+                f"the prompt has over {num_chars} characters, and no more than {self._max_prompt_chars} can fit: "
+                f"the context is {self._info.max_model_len} tokens",
                 "prompt",
+            )
+        if not must_fit and num_chars > self._max_chars:
+            raise InvalidRequestError(
+                f"prompt: at most {self._max_chars} characters are tokenized, got over {num_chars}", "prompt"
             )
 
     def check_num_decoded(self, token_ids: Sequence[int]) -> None:

@@ -18,7 +18,7 @@ def generation_glance(engine: AsyncEngine) -> Glance:
             return
         prompt = bytes(members.get("prompt", b""))
         if prompt.startswith(b'"'):
-            engine.texts.check_json_length(len(prompt))
+            engine.texts.check_json(prompt, must_fit=True)
         elif is_flat(prompt):
             engine.texts.check_length(range(prompt.count(b",") + 1))
 
@@ -26,10 +26,14 @@ def generation_glance(engine: AsyncEngine) -> Glance:
 
 
 def text_glance(engine: AsyncEngine) -> Glance:
-    """For routes that turn text into tokens or back: too many tokens, and messages that are none."""
+    """For routes that turn text into tokens or back: too many tokens, and what is no text and no message."""
 
     def glance(members: Mapping[str, msgspec.Raw]) -> None:
         _check_messages(bytes(members.get("messages", b"")))
+        prompt = bytes(members.get("prompt", b""))
+        if prompt.startswith(b"["):
+            raise InvalidRequestError("prompt: expected str, got array", "prompt")
+        engine.texts.check_json(prompt, must_fit=False)
         tokens = bytes(members.get("tokens", b""))
         if is_flat(tokens):
             engine.texts.check_num_decoded(range(tokens.count(b",") + 1))
