@@ -64,6 +64,7 @@ def new_request(
         bad_word_ids=bad_word_ids,
         deadline_s=terms.deadline_s,
         tenant=terms.tenant,
+        weight=terms.weight,
     )
 
 
@@ -80,7 +81,13 @@ def new_branch(
 
     Raises as `new_request`.
     """
-    terms = Terms(arrival_s=arrival_s, priority=origin.priority, deadline_s=origin.deadline_s, tenant=origin.tenant)
+    terms = Terms(
+        arrival_s=arrival_s,
+        priority=origin.priority,
+        deadline_s=origin.deadline_s,
+        tenant=origin.tenant,
+        weight=origin.weight,
+    )
     branch = new_request(info, tokenizer, history, params, terms)
     return msgspec.structs.replace(branch, cache_salt=origin.cache_salt)
 

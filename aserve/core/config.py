@@ -18,10 +18,11 @@ DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS: Final = ("auto", "safetensors", "dummy")
 GENERATION_CONFIGS: Final = ("auto", "none")
 PreemptionMode = Literal["auto", "recompute", "swap"]
-SchedulingPolicy = Literal["fcfs", "priority"]
+SchedulingPolicy = Literal["fcfs", "priority", "fair"]
 PREEMPTION_MODES: Final = get_args(PreemptionMode)
 SCHEDULING_POLICIES: Final = get_args(SchedulingPolicy)
 MAX_DELAY_FACTOR: Final = 1000.0
+MAX_TIMEOUT_S: Final = 86400.0
 RECOMPUTE_COST_S: Final = 20e-6
 """Of a token in a step of 8 billion parameters on a large GPU, where it is not measured."""
 SWAP_COST_S: Final = 80e-6
@@ -67,6 +68,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     long_prefill_token_threshold: int = 0
     scheduler_delay_factor: float = 0.0
     max_num_queued_reqs: int | None = None
+    request_timeout: float | None = None
 
     def __post_init__(self) -> None:
         _one_of("load_format", self.load_format, LOAD_FORMATS)
@@ -100,6 +102,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"scheduler_delay_factor must be in [0, {MAX_DELAY_FACTOR:g}], got {self.scheduler_delay_factor}"
             )
+        if self.request_timeout is not None and not 0.0 < self.request_timeout <= MAX_TIMEOUT_S:
+            raise ConfigError(f"request_timeout must be in (0, {MAX_TIMEOUT_S:g}] seconds, got {self.request_timeout}")
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +129,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_windows: sliding windows by layer group; a span of block_size positions takes a block of each.
     recompute_cost_s, swap_cost_s: of a token computed anew, of a block moved one way; measured if there is swap space.
     max_in_flight: steps that are launched and have not landed, at most.
-    The last five before the notes are the options of those names.
+    The last six before the notes are the options of those names.
     """
 
     block_size: int
@@ -145,6 +149,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     long_prefill_token_threshold: int = 0
     scheduler_delay_factor: float = 0.0
     max_num_queued_reqs: int | None = None
+    request_timeout: float | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -186,6 +191,17 @@ def default_max_num_seqs() -> int:
     return 256
 
 
+def default_max_num_queued_reqs(max_num_seqs: int | None) -> int:
+    """Requests that wait for a server at most: who comes last waits for some four answers, not for an hour."""
+    return 4 * (max_num_seqs or default_max_num_seqs())
+
+
+def choose_max_chunk(options: Options, budget: int) -> int:
+    """Tokens of one prompt that a step computes. Under the fair policy half a step is left to other tenants."""
+    share = budget // 2 if options.scheduling_policy == "fair" and budget > 1 else budget
+    return min(options.long_prefill_token_threshold or share, budget)
+
+
 def choose_max_in_flight(facts: Facts) -> int:
     """How far the device runs ahead: a step that waits behind it hides what the host does between two of them.
 
@@ -210,7 +226,7 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         )
     max_model_len = options.max_model_len or facts.context_len
 
-    chunk = min(options.long_prefill_token_threshold or budget, budget)
+    chunk = choose_max_chunk(options, budget)
     footprint = Footprint(facts.kv_windows, options.block_size, chunk)
     bytes_per_block = facts.kv_bytes_per_token * options.block_size
     wanted_bytes = options.kv_cache_memory_bytes or facts.kv_budget_bytes
@@ -250,9 +266,10 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         max_in_flight=choose_max_in_flight(facts),
         preemption_mode=options.preemption_mode,
         scheduling_policy=options.scheduling_policy,
-        long_prefill_token_threshold=options.long_prefill_token_threshold,
+        long_prefill_token_threshold=chunk if chunk < budget else 0,
         scheduler_delay_factor=options.scheduler_delay_factor,
         max_num_queued_reqs=options.max_num_queued_reqs,
+        request_timeout=options.request_timeout,
         notes=tuple(notes),
     )
 

@@ -1,6 +1,7 @@
 """What comes out: tokens from the scheduler (StepTokens), text for a reader (TextDelta), in the end a Completion."""
 
 import enum
+from typing import Final
 
 import msgspec
 
@@ -17,10 +18,14 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"
 
 
+DEADLINE: Final = "deadline"
+"""The stop_reason, with the finish reason LENGTH, of what ended because its time was up."""
+
+
 class SeqDelta(msgspec.Struct, frozen=True, gc=False):
     """Tokens that one sequence gained in a step. index: which choice of the request.
 
-    stop_reason: the stop token id that ended it, None where an end-of-sequence token or a length did.
+    stop_reason: the stop token id that ended it, or DEADLINE; None where an end-of-sequence token or a length did.
     num_cached_tokens: prompt tokens found in the prefix cache at first admission.
     scores: of token_ids, where the request asked for logprobs. prompt_scores: of the prompt's tokens from the second
         on, those that were computed since the last delta of the choice.
@@ -30,7 +35,7 @@ class SeqDelta(msgspec.Struct, frozen=True, gc=False):
     request_id: RequestId
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
-    stop_reason: int | None = None
+    stop_reason: int | str | None = None
     index: int = 0
     num_cached_tokens: int = 0
     scores: tuple[TokenScores, ...] = ()
@@ -56,7 +61,7 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
 
     text: never ends inside a character and never contains a stop string.
     token_ids: may run ahead of text, whose end can be held back for a stop string or an unfinished character.
-    stop_reason: the stop string or stop token id that ended the choice; None for end-of-sequence and length.
+    stop_reason: the stop string or stop token id that ended the choice, or DEADLINE; None for end-of-sequence, length.
     num_cached_tokens: prompt tokens found in the prefix cache at first admission.
     scores, prompt_scores, cumulative_logprob: as in SeqDelta.
     """

@@ -15,6 +15,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     deadline_s: float | None = None
     tenant: str = ""
+    weight: float = 1.0
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +31,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     prompt_hashes: names of the prompt's first full blocks, as far as they were computed beforehand.
     arrival_s: the engine's clock when it came, in seconds; orders the queue, never compared with wall time.
     deadline_s: on the same clock, when it ends with what it has; None is never.
-    tenant: on whose account it runs; "" where nobody is told apart.
+    tenant: on whose account it runs; "" where nobody is told apart. weight: the tenant's share, under the fair policy.
     """
 
     id: RequestId
@@ -47,3 +48,4 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     prompt_hashes: tuple[BlockHash, ...] = ()
     deadline_s: float | None = None
     tenant: str = ""
+    weight: float = 1.0

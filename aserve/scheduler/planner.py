@@ -25,6 +25,8 @@ class Planner:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_chunk = max_chunk
         self._settling: set[SeqId] = set()
+        self.num_tokens = 0
+        """Planned since the start."""
 
     def plan(self, now: float, step_id: int, in_flight: Several[StepPlan]) -> StepPlan | None:
         """The next step, or None if nothing can run. A step that preempts admits nobody.
@@ -62,6 +64,7 @@ class Planner:
             self._newcomers(now, budget, slices, inits, in_flight[0].step_id if in_flight else None)
         if not slices and (in_flight or not self._unblock(now, slices, inits)):
             return None
+        self.num_tokens += len(slices)
         block_ops = residents.take_block_ops() if residents.copies or residents.has_host_memory else None
         return StepPlan(step_id, tuple(slices), tuple(inits), block_ops)
 
@@ -107,6 +110,7 @@ class Planner:
             sequence.num_bound = None
         self._settling.add(sequence.id)
         start = sequence.num_computed
+        self.num_tokens += end - start - 1  # and one for the slice itself
         num_targets = min(end, sequence.num_prompt - 1) if sequence.num_scored < sequence.num_prompt else 0
         slices.append(
             SeqSlice(
@@ -138,16 +142,16 @@ class Planner:
             for sequence in returned:
                 if budget:
                     budget -= self._first_chunk(sequence, budget, slices, inits)
-        while budget and residents.waiting:
-            sequence = residents.waiting.first
-            if is_flying(sequence, oldest_flying):
+        residents.settle()
+        while budget and (newcomer := residents.next_up()) is not None:
+            if is_flying(newcomer, oldest_flying):
                 break
-            if slices and not self._pace.allows(now, sequence.request.arrival_s):
+            if slices and not self._pace.allows(now, newcomer.request.arrival_s):
                 break
-            if not residents.admit(sequence, self._settling):
+            if not residents.admit(newcomer, self._settling):
                 break
-            self._admission.count(sequence, now)
-            budget -= self._first_chunk(sequence, budget, slices, inits)
+            self._admission.count(newcomer, now)
+            budget -= self._first_chunk(newcomer, budget, slices, inits)
             self._pace.admitted()
 
     def _first_chunk(self, sequence: Sequence, budget: int, slices: list[SeqSlice], inits: list[RowInit]) -> int:

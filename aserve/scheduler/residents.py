@@ -17,18 +17,21 @@ from aserve.core.ids import BlockId, Row, SeqId
 from aserve.core.plan import BlockOps, StepPlan
 from aserve.kv_cache.paged_cache import Copy, PagedCache
 from aserve.scheduler.admission import Admission
+from aserve.scheduler.fairness import FairQueue
 from aserve.scheduler.preemption import PreemptionRule, choose_victims
-from aserve.scheduler.queue import SequenceQueue
+from aserve.scheduler.queue import SequenceQueue, Waiting, WaitingQueue
 from aserve.scheduler.sequence import Sequence
 from aserve.scheduler.states import State, move
 
 
 class Residents:
-    """The queues, the rows, and the block operations of the plan to come."""
+    """The queues, the rows, and the block operations of the plan to come. is_fair: whether tenants share."""
 
-    def __init__(self, cache: PagedCache, admission: Admission, rule: PreemptionRule, num_rows: int) -> None:
-        self.waiting = SequenceQueue()
+    def __init__(
+        self, cache: PagedCache, admission: Admission, rule: PreemptionRule, num_rows: int, *, is_fair: bool = False
+    ) -> None:
         self.running = SequenceQueue()
+        self.waiting: Waiting = FairQueue(self.running, num_rows) if is_fair else WaitingQueue()
         self.swapped = SequenceQueue()
         self.num_preemptions = 0
         self.num_swap_outs = 0
@@ -45,6 +48,15 @@ class Residents:
         """To be made before the next step."""
 
     # Coming.
+
+    def settle(self) -> None:
+        """Before a step's first `next_up`: who is next may depend on what those who run have got."""
+        if self._free_rows and self.waiting:
+            self.waiting.settle()
+
+    def next_up(self) -> Sequence | None:
+        """Who of those who wait is to be admitted next, if there is a row for it."""
+        return self.waiting.next_up(len(self._free_rows))
 
     def admit(self, sequence: Sequence, settling: Container[SeqId]) -> bool:
         """Let a waiting sequence run, if there is a row, and blocks for all of its tokens. See `Admission.admit`."""
@@ -110,6 +122,7 @@ class Residents:
         self.running.add(sequence)
         sequence.state = move(sequence.state, State.RUNNING)
         sequence.row = self._free_rows.pop()
+        self.waiting.began(sequence)
 
     # Staying.
 
@@ -163,7 +176,8 @@ class Residents:
                 self.swapped.add(victim)
 
     def remove(self, sequence: Sequence) -> None:
-        """Take back all that a sequence holds, wherever it is (I11)."""
+        """Take back all that a sequence holds, wherever it is (I11): it has ended."""
+        self._admission.throughput.answered(len(sequence.token_ids) - sequence.num_prompt)
         if sequence.state is State.RUNNING:
             self._vacate(sequence)
         elif sequence.state is State.SWAPPED:
@@ -194,6 +208,7 @@ class Residents:
         """Take back the row and the blocks of a running sequence, if those have not been swapped out."""
         assert sequence.row is not None, f"I11: {sequence!r} has no row"
         self.running.remove(sequence)
+        self.waiting.ceased(sequence)
         self._free_rows.append(sequence.row)
         sequence.row = None
         sequence.num_bound = None

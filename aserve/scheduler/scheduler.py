@@ -25,6 +25,7 @@ Invariants, besides those of the block pool and the paged cache:
 from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Several
+from itertools import chain
 
 from aserve.core.errors import InvalidRequestError
 from aserve.core.ids import BlockHash, ChoiceId, RequestId, SeqId
@@ -35,14 +36,15 @@ from aserve.core.request import Request
 from aserve.kv_cache.paged_cache import PagedCache
 from aserve.scheduler.admission import Admission, Pace
 from aserve.scheduler.checks import check_running
+from aserve.scheduler.deadlines import Deadlines, Expired, expire
 from aserve.scheduler.group import Group
 from aserve.scheduler.planner import Planner
 from aserve.scheduler.preemption import PreemptionRule
-from aserve.scheduler.queue import Policy, first_come_first_served
+from aserve.scheduler.queue import Arrival, Policy, first_come_first_served
 from aserve.scheduler.residents import Residents
 from aserve.scheduler.sequence import Sequence
 from aserve.scheduler.states import State
-from aserve.scheduler.statistics import Statistics
+from aserve.scheduler.statistics import Statistics, statistics_of
 from aserve.scheduler.stopping import reason_to_stop
 
 
@@ -58,6 +60,7 @@ class Scheduler:
     computes at most; 0 is without limit. scheduler_delay_factor: see `Pace`. max_num_queued_reqs: requests that wait
     at most. windows: of each layer group. keeps_evicted: the swap space is a host tier of the prefix cache too.
     max_in_flight: steps planned and not landed, at most; not over 2 with windows, whose blocks are counted for two.
+    is_fair: tenants share by weight, see fairness.py; the policy orders the requests of each.
     """
 
     def __init__(  # noqa: PLR0913  the numbers of one engine, each used here or by one part
@@ -79,6 +82,7 @@ class Scheduler:
         windows: Several[Window] = (None,),
         keeps_evicted: bool = False,
         max_in_flight: int = 2,
+        is_fair: bool = False,
     ) -> None:
         assert max_in_flight <= 2 or not any(windows), "I24: windows hold two steps of positions"
         self.max_in_flight = max_in_flight
@@ -99,7 +103,8 @@ class Scheduler:
             watermark=watermark,
             max_num_queued=max_num_queued_reqs,
         )
-        self._residents = Residents(self._cache, self._admission, preemption or PreemptionRule(), max_num_seqs)
+        rule = preemption or PreemptionRule()
+        self._residents = Residents(self._cache, self._admission, rule, max_num_seqs, is_fair=is_fair)
         self._policy = policy
         self._max_num_batched_tokens = max_num_batched_tokens
         self._planner = Planner(
@@ -112,6 +117,7 @@ class Scheduler:
         self._sequences: dict[SeqId, Sequence] = {}
         self._requests: dict[RequestId, list[Sequence]] = {}
         self._histories: dict[RequestId, dict[int, Several[int]]] = {}
+        self._deadlines = Deadlines()
         self._in_flight: deque[StepPlan] = deque()
         self._next_seq_id = 0
         self._next_step_id = 0
@@ -121,6 +127,10 @@ class Scheduler:
     def check_fits(self, num_prompt_tokens: int) -> None:
         """Raise `ContextLengthError`, with both numbers, for a prompt that `add` would refuse."""
         self._admission.check_fits(num_prompt_tokens)
+
+    def check_room(self, arrival: Arrival) -> None:
+        """Raise `OverloadedError` if who comes on these terms would be refused now, whatever the prompt."""
+        self._admission.check_queue(arrival, self._policy(arrival, SeqId(self._next_seq_id)), self._residents.waiting)
 
     def prompt_hashes(self, request: Request) -> Iterator[list[BlockHash]]:
         """A request's, some at a time, to be made before `add`: a plan takes as long as what it still has to hash."""
@@ -184,7 +194,7 @@ class Scheduler:
         context_len = self._admission.context_len_for(request)
         if request.id in self._requests:
             raise InvalidRequestError(f"request id {request.id!r} is in use", "request_id")
-        self._admission.check_queue(self._residents.waiting)
+        self.check_room(request)
         self._histories.pop(request.id, None)
         beam = request.params.beam
         members = []
@@ -200,6 +210,15 @@ class Scheduler:
         self._requests[request.id] = members
         if len(members) > 1 or beam is not None:
             Group(request, members)
+        self._deadlines.add(request, self._requests)
+
+    def expire(self, now: float) -> Expired | None:
+        """End the requests whose deadline has come by `now`; None if there is none. To be called before `plan`."""
+        due = self._deadlines.due(now, self._requests)
+        expired = expire(due) if due else None
+        for sequence in chain(*due):
+            self._end(sequence)
+        return expired
 
     # One step: plan, then commit or fail.
 
@@ -210,6 +229,7 @@ class Scheduler:
         """
         assert len(self._in_flight) < self.max_in_flight, "plan follows a commit"
         plan = self._planner.plan(now, self._next_step_id, self._in_flight)
+        self._admission.throughput.planned(now, self._planner.num_tokens, is_full=len(self._residents.waiting) > 0)
         if plan is None:
             assert self._in_flight or not self._sequences, "I13: requests wait and nothing runs"
             return None
@@ -273,28 +293,7 @@ class Scheduler:
 
     def statistics(self) -> Statistics:
         """A snapshot."""
-        cache, residents = self._cache.statistics(), self._residents
-        return Statistics(
-            num_running=len(residents.running),
-            num_waiting=len(residents.waiting),
-            num_swapped=len(residents.swapped),
-            num_in_flight=len(self._in_flight),
-            num_blocks=self._cache.num_blocks,
-            num_used_blocks=cache.num_used,
-            num_free_blocks=cache.num_free,
-            num_host_used_blocks=cache.num_host_used,
-            num_preemptions=residents.num_preemptions,
-            num_swap_outs=residents.num_swap_outs,
-            num_admitted=self._admission.num_admitted,
-            queue_time_s=self._admission.queue_time_s,
-            num_cache_queries=cache.num_queried_tokens,
-            num_cache_hits=cache.num_hit_tokens,
-            num_cache_evictions=cache.num_evictions,
-            num_copied_blocks=residents.num_copied_blocks,
-            num_swapped_blocks=residents.num_swapped_blocks,
-            num_host_kept_blocks=cache.num_host_kept,
-            num_host_hit_blocks=cache.num_host_hits,
-        )
+        return statistics_of(self._cache, self._residents, self._admission, num_in_flight=len(self._in_flight))
 
     def check(self) -> None:
         """Assert every invariant, by number. For tests: the cost is that of the whole pool."""
@@ -351,7 +350,7 @@ class Scheduler:
         if group is None or group.ranking is None:
             return (delta,)
         assert score is not None, "ranked choices are scored"
-        return group.ranking.add(delta, score)
+        return group.ranking.add(delta, score.logprob)
 
     def _advance_beams(self, group: Group) -> Iterable[SeqDelta]:
         """Every beam has reported what may follow it: let the search choose, and the slots do as it says."""

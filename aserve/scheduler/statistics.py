@@ -2,6 +2,10 @@
 
 import msgspec
 
+from aserve.kv_cache.paged_cache import PagedCache
+from aserve.scheduler.admission import Admission
+from aserve.scheduler.residents import Residents
+
 
 class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     """Gauges of this moment, and counters (num_preemptions and below) since the start.
@@ -39,3 +43,29 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     def kv_usage(self) -> float:
         """Share of the blocks that sequences hold, in [0, 1]."""
         return self.num_used_blocks / self.num_blocks
+
+
+def statistics_of(cache: PagedCache, residents: Residents, admission: Admission, *, num_in_flight: int) -> Statistics:
+    """What the parts of a scheduler have counted, as of now."""
+    counts = cache.statistics()
+    return Statistics(
+        num_running=len(residents.running),
+        num_waiting=len(residents.waiting),
+        num_swapped=len(residents.swapped),
+        num_in_flight=num_in_flight,
+        num_blocks=cache.num_blocks,
+        num_used_blocks=counts.num_used,
+        num_free_blocks=counts.num_free,
+        num_host_used_blocks=counts.num_host_used,
+        num_preemptions=residents.num_preemptions,
+        num_swap_outs=residents.num_swap_outs,
+        num_admitted=admission.num_admitted,
+        queue_time_s=admission.queue_time_s,
+        num_cache_queries=counts.num_queried_tokens,
+        num_cache_hits=counts.num_hit_tokens,
+        num_cache_evictions=counts.num_evictions,
+        num_copied_blocks=residents.num_copied_blocks,
+        num_swapped_blocks=residents.num_swapped_blocks,
+        num_host_kept_blocks=counts.num_host_kept,
+        num_host_hit_blocks=counts.num_host_hits,
+    )
