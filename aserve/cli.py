@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -24,6 +25,7 @@ from aserve.core.config import (
     PREEMPTION_MODES,
     SCHEDULING_POLICIES,
     Options,
+    default_max_num_queued_reqs,
 )
 from aserve.core.errors import AserveError, ConfigError
 
@@ -47,6 +49,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: tuple[str, ...] = ()
+    api_keys_file: str | None = None
     shutdown_timeout: float = 30.0
 
 
@@ -148,7 +151,7 @@ ENGINE_FLAGS: Final = (
         "scheduling_policy",
         _choice(SCHEDULING_POLICIES),
         "|".join(SCHEDULING_POLICIES),
-        "who runs first: the earlier, or the lower priority number, which waiting makes up for",
+        "who runs first: the earlier; the lower priority number, which waiting makes up for; or in turn, by tenant",
     ),
     Flag("long_prefill_token_threshold", read_count, "N", "tokens of one prompt that a step computes; 0 is no limit"),
     Flag(
@@ -157,12 +160,19 @@ ENGINE_FLAGS: Final = (
         "X",
         "newcomers wait X times as long as the last step with prompts took, so that more come together",
     ),
-    Flag("max_num_queued_reqs", read_count, "N", "requests that may wait; one more is refused with status 429"),
+    Flag(
+        "max_num_queued_reqs",
+        read_count,
+        "N",
+        "requests that may wait (serve: 4 times max-num-seqs, if not given); one more is refused with status 429",
+    ),
+    Flag("request_timeout", read_number, "SECONDS", "after which a request ends with what it has"),
 )
 SERVER_FLAGS: Final = (
     Flag("host", str, "ADDRESS", "address to listen on"),
     Flag("port", read_count, "N", "port to listen on; 0 picks a free one"),
     Flag("api_key", str, "KEY", "keys that requests must carry; none means open", many=True),
+    Flag("api_keys_file", str, "FILE", "a YAML file of tenants with their keys and limits, read again at SIGHUP"),
     Flag("shutdown_timeout", read_number, "SECONDS", "how long open requests get after the first SIGTERM"),
 )
 FLAGS: Final = {flag.name: flag for flag in (*ENGINE_FLAGS, *SERVER_FLAGS)}
@@ -313,12 +323,17 @@ def serve(options: Options, server_options: ServerOptions) -> int:
     from sse_starlette import EventSourceResponse  # each command imports what it needs: start-up counts
 
     from aserve.build import AsyncEngine
-    from aserve.http import create_app
+    from aserve.http import Keyring, create_app
     from aserve.server import run
     from aserve.terminal import StartupPrinter
 
     printer = StartupPrinter()
+    if options.max_num_queued_reqs is None:  # a server's queue has an end; who embeds an engine knows how much he asks
+        bound = default_max_num_queued_reqs(options.max_num_seqs)
+        options = msgspec.structs.replace(options, max_num_queued_reqs=bound)
     engine = AsyncEngine.from_options(options, on_progress=printer.report)
+    path = None if server_options.api_keys_file is None else Path(server_options.api_keys_file)
+    keyring = Keyring(server_options.api_key, path=path, tenants=engine.tenants)
 
     def ready(url: str) -> None:
         EventSourceResponse(iter(()))  # the first has anyio import its backend, and all streams would wait for that
@@ -326,15 +341,16 @@ def serve(options: Options, server_options: ServerOptions) -> int:
         gc.enable()
         printer.close()
         print("\n".join(engine.startup_lines()), file=sys.stderr)
-        print(f"Ready. Try:\n  {curl_line(url, server_options.api_key)}", file=sys.stderr, flush=True)
+        print(f"Ready. Try:\n  {curl_line(url, needs_key=not keyring.is_open)}", file=sys.stderr, flush=True)
 
     return run(
         engine,
-        create_app(engine, api_keys=server_options.api_key),
+        create_app(engine, keyring=keyring),
         host=server_options.host,
         port=server_options.port,
         drain_timeout_s=server_options.shutdown_timeout,
         on_ready=ready,
+        on_hangup=None if path is None else keyring.reload,
     )
 
 
@@ -345,9 +361,9 @@ def chat(options: Options) -> int:
     return run_chat(options)
 
 
-def curl_line(url: str, api_keys: Sequence[str]) -> str:
+def curl_line(url: str, *, needs_key: bool) -> str:
     """A command that shows the server streaming an answer."""
-    key = '-H "Authorization: Bearer $ASERVE_API_KEY" ' if api_keys else ""
+    key = '-H "Authorization: Bearer $ASERVE_API_KEY" ' if needs_key else ""
     body = '{"messages": [{"role": "user", "content": "What is aserve?"}], "stream": true}'
     return f"curl -N {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d '{body}'"
 

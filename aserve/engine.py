@@ -14,6 +14,7 @@ from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, Self
 
+import msgspec
 from prometheus_client import CollectorRegistry
 
 from aserve.core.config import EngineConfig, ModelInfo
@@ -24,11 +25,12 @@ from aserve.core.ports import Clock
 from aserve.core.request import Terms
 from aserve.engine_loop import EngineLoop
 from aserve.engine_parts import EngineParts, EngineState, Loader, Progress
-from aserve.intake import check_ids, new_branch, new_request
+from aserve.intake import check_ids, deadline_of, new_branch, new_request
 from aserve.mailbox import Keeper, Mailbox
 from aserve.metrics.engine_metrics import EngineMetrics
 from aserve.preparation import Preparer
 from aserve.scheduler.statistics import Statistics
+from aserve.tenants import Tenants
 from aserve.text.stream import TextStream
 
 OFF_LOOP_CHARS: Final = 2048
@@ -64,6 +66,8 @@ class AsyncEngine:
         self._idle = asyncio.Event()
         self.registry = CollectorRegistry()
         """Prometheus metrics of this engine alone."""
+        self.tenants = Tenants(clock)
+        """Who may use how much of it, and has."""
         self.died = asyncio.Event()
         """Set when the engine ends by itself, which is a bug of ours; then `failure` says what happened."""
         self.failure: BaseException | None = None
@@ -99,8 +103,10 @@ class AsyncEngine:
         except BaseException:
             self._state = EngineState.CLOSED
             raise
-        metrics = EngineMetrics(self.registry, parts.info.names[0], parts.scheduler.statistics)
-        self._loop = EngineLoop(parts.scheduler, parts.runner, metrics, self._clock, parts.tokenizer.token_texts)
+        metrics = EngineMetrics(self.registry, parts.info.names[0], parts.scheduler.statistics, self.tenants.usages)
+        self._loop = EngineLoop(
+            parts.scheduler, parts.runner, metrics, self._clock, parts.tokenizer.token_texts, self.tenants
+        )
         self._task = asyncio.create_task(self._loop.run(), name="aserve engine loop")
         self._task.add_done_callback(self._loop_ended)
         self._watch = asyncio.create_task(self._loop.watch(), name="aserve event loop lag")
@@ -247,6 +253,20 @@ class AsyncEngine:
         given = {name: value for name, value in fields.items() if value is not None}
         return SamplingParams(**{**self._ready().info.default_sampling, **given})
 
+    def check_room(self, *, tenant: str = "", priority: int = 0, timeout_s: float | None = None) -> None:
+        """Raise `OverloadedError` if `open` would: too much waits, or more than can be served before the timeout.
+
+        Costs next to nothing: to be asked before a prompt is rendered and tokenized.
+        """
+        self._ready().scheduler.check_room(self._terms(tenant, priority, timeout_s))
+
+    def _terms(self, tenant: str, priority: int, timeout_s: float | None) -> Terms:
+        """Of a request that comes now."""
+        now = self._clock()
+        deadline_s = deadline_of(now, timeout_s, self._ready().config.request_timeout)
+        weight = self.tenants.account(tenant).tenant.weight
+        return Terms(arrival_s=now, priority=priority, deadline_s=deadline_s, tenant=tenant, weight=weight)
+
     @asynccontextmanager
     async def open(
         self,
@@ -257,29 +277,31 @@ class AsyncEngine:
         starts_text: bool = False,
         cache_salt: str = "",
         priority: int = 0,
+        tenant: str = "",
+        timeout_s: float | None = None,
     ) -> AsyncIterator[Mailbox]:
         """Submit a prompt (text or token ids); inside the block, iterate the mailbox. Leaving the block cancels.
 
         cache_salt: prompts share cached blocks only under equal salts. priority: lower runs first, where the policy
-        heeds it.
+        heeds it. tenant: on whose account it runs. timeout_s: after so long it ends with what it has; the engine's
+        request_timeout, if that is shorter.
 
         starts_text: the answer is a text of its own (a chat message) and does not continue the prompt's: SentencePiece
         tokenizers then drop the space before its first word.
 
         Raises `InvalidRequestError` (a token id or parameter out of bounds, an empty prompt, an id that is in use),
-        `ContextLengthError` (it can never fit) or `UnavailableError` (loading, draining, closed).
+        `ContextLengthError` (it can never fit), `OverloadedError` (see `check_room`), `UnavailableError` (loading,
+        draining, closed); in the block `QueueTimeoutError` when its time is up before anything was computed.
         """
         parts, loop = self._ready(), self._loop
         if loop is None or self._state is not EngineState.READY:
             raise UnavailableError(f"the engine is {self._state.value}")
+        terms = self._terms(tenant, priority, timeout_s)
+        parts.scheduler.check_room(terms)
         prompt_token_ids = await self.encode(prompt) if isinstance(prompt, str) else tuple(prompt)
-        request = new_request(
-            parts.info,
-            parts.tokenizer,
-            prompt_token_ids,
-            params or self.default_params(),
-            Terms(arrival_s=self._clock(), request_id=request_id, cache_salt=cache_salt, priority=priority),
-        )
+        salt = f"{tenant}@{cache_salt}" if self.tenants.account(tenant).tenant.isolate_cache else cache_salt
+        terms = msgspec.structs.replace(terms, request_id=request_id, cache_salt=salt)
+        request = new_request(parts.info, parts.tokenizer, prompt_token_ids, params or self.default_params(), terms)
         request = await self._preparer.prepared(request, parts.info, parts.scheduler)
         try:
             new_stream = partial(TextStream, parts.tokenizer, request.params, keep_leading_space=not starts_text)

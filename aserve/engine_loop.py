@@ -14,7 +14,13 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Final
 
-from aserve.core.errors import AserveError, InvalidRequestError, StepFailedError, UnavailableError
+from aserve.core.errors import (
+    AserveError,
+    InvalidRequestError,
+    QueueTimeoutError,
+    StepFailedError,
+    UnavailableError,
+)
 from aserve.core.ids import ChoiceId, RequestId
 from aserve.core.outputs import FinishReason, SeqDelta, StepTokens
 from aserve.core.plan import StepPlan
@@ -24,6 +30,7 @@ from aserve.mailbox import Mailbox
 from aserve.metrics.engine_metrics import EngineMetrics, RequestTimes
 from aserve.scheduler.scheduler import Scheduler
 from aserve.scheduler.statistics import Statistics
+from aserve.tenants import Tenants
 from aserve.text.stream import TextStream
 
 WATCH_S: Final = 0.1
@@ -59,7 +66,7 @@ class _Choice:
 class EngineLoop:
     """Steps the scheduler and the runner for as long as `run` runs. Every method is for one event loop's thread.
 
-    token_texts: as a Tokenizer's.
+    token_texts: as a Tokenizer's. tenants: whose accounts are charged.
     """
 
     def __init__(
@@ -69,12 +76,14 @@ class EngineLoop:
         metrics: EngineMetrics,
         clock: Clock,
         token_texts: Mapping[int, str | None],
+        tenants: Tenants | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._metrics = metrics
         self._clock = clock
         self._token_texts = token_texts
+        self._tenants = tenants or Tenants(clock)
         self._readers: dict[RequestId, _Reader] = {}
         self._choices: dict[ChoiceId, _Choice] = {}
         self._doorbell = asyncio.Event()
@@ -134,17 +143,25 @@ class EngineLoop:
             choices = {(request.id, index): _Choice(reader, new_stream()) for index in range(request.params.n)}
             self._readers[request.id] = reader
             self._choices |= choices
+            self._tenants.account(request.tenant).opened(len(request.prompt_token_ids), self._clock())
             readers.append(reader)
         self._doorbell.set()
         try:
             yield [reader.mailbox for reader in readers]
         finally:  # finished, failed, cancelled or disconnected: one way out
             for reader in readers:
+                self._charge(reader)
                 del self._readers[reader.request.id]
                 for index in range(reader.request.params.n):
                     del self._choices[reader.request.id, index]
                 self._scheduler.cancel(reader.request.id)
                 reader.times.left(self._clock())
+
+    def _charge(self, reader: _Reader) -> None:
+        """Put what a request has come to on its tenant's account."""
+        request, num_cached = reader.request, self._choices[reader.request.id, 0].num_cached
+        account = self._tenants.account(request.tenant)
+        account.closed(len(request.prompt_token_ids), num_cached, reader.times.num_tokens, self._clock())
 
     async def run(self) -> None:
         """Step until cancelled. A step that raises ends the requests in it; anything else that raises ends the loop."""
@@ -155,15 +172,20 @@ class EngineLoop:
             self._fail(list(self._readers), self._ended)
 
     async def watch(self) -> None:
-        """Measure, until cancelled, how late the event loop comes to what is due: all tasks of the process share it."""
+        """Measure, until cancelled, how late the event loop comes to what is due: all tasks of the process share it.
+
+        And end what is over its deadline while a step takes long.
+        """
         while True:
             due_s = self._clock() + WATCH_S
             await asyncio.sleep(WATCH_S)
             self._metrics.loop_lags_s.append(max(0.0, self._clock() - due_s))
+            self._expire()
 
     async def _step_forever(self) -> None:
         flying: deque[tuple[StepPlan, Flight]] = deque()
         while True:
+            self._expire()
             plan = self._scheduler.plan(self._clock())
             if plan is not None and (launched := self._launch(plan)) is not None:
                 flying.append(launched)
@@ -174,6 +196,13 @@ class EngineLoop:
             elif plan is None:
                 await self._doorbell.wait()
             self._doorbell.clear()  # no await between here and plan(): no wake-up is lost
+
+    def _expire(self) -> None:
+        """End the requests whose deadline has come: with what they have, or unserved."""
+        expired = self._scheduler.expire(self._clock())
+        if expired is not None:
+            self._publish(StepTokens([], [], list(expired.deltas)))
+            self._fail(expired.unserved, QueueTimeoutError("the request's deadline came while it waited to be served"))
 
     def _launch(self, plan: StepPlan) -> tuple[StepPlan, Flight] | None:
         try:

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from aserve.core.config import ModelInfo
+from aserve.core.config import MAX_TIMEOUT_S, ModelInfo
 from aserve.core.errors import ContextLengthError, InvalidRequestError
 from aserve.core.ids import RequestId
 from aserve.core.params import SamplingParams
@@ -90,6 +90,14 @@ def new_branch(
     )
     branch = new_request(info, tokenizer, history, params, terms)
     return msgspec.structs.replace(branch, cache_salt=origin.cache_salt)
+
+
+def deadline_of(now: float, timeout_s: float | None, longest_s: float | None) -> float | None:
+    """When a request that comes now has to end: after the shorter of both, if any. Raises `InvalidRequestError`."""
+    if timeout_s is not None and not 0.0 < timeout_s <= MAX_TIMEOUT_S:
+        raise InvalidRequestError(f"timeout_s must be in (0, {MAX_TIMEOUT_S:g}], got {timeout_s}", "timeout_s")
+    limits = [limit for limit in (timeout_s, longest_s) if limit is not None]
+    return now + min(limits) if limits else None
 
 
 def check_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:

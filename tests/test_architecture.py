@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "aserve"
 
 ENGINE = {
-    *("core", "scheduler", "text", "metrics"),
+    *("core", "scheduler", "tenants", "text", "metrics"),
     *("edges", "engine_loop", "intake", "mailbox", "preparation", "engine_parts", "engine"),
 }
 LOWER_FLOORS = ENGINE | {"kv_cache", "kernels", "models", "runner", "http", "build", "llm", "server", "cli", "terminal"}
@@ -24,6 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "scheduler": {"core", "kv_cache"},
     "text": {"core"},
     "metrics": {"core"},
+    "tenants": {"core"},
     "kernels": {"core"},
     "models": {"core", "kernels"},
     "runner": {"core", "kernels", "models"},
@@ -34,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "preparation": {"core", "intake", "scheduler"},
     "engine_parts": {"core", "scheduler", "text"},
     "engine": ENGINE,
-    "http": {"core", "edges", "engine", "mailbox", "metrics"},
+    "http": {"core", "edges", "engine", "mailbox", "metrics", "tenants"},
     "build": LOWER_FLOORS,
     "llm": LOWER_FLOORS,
     "server": LOWER_FLOORS,
@@ -54,6 +55,7 @@ WITHOUT_TORCH = [
     "scheduler",
     "text",
     "metrics",
+    "tenants",
     "edges",
     "mailbox",
     "engine_loop",

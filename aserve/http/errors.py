@@ -19,6 +19,8 @@ from aserve.core.errors import (
     InvalidRequestError,
     ModelNotFoundError,
     OverloadedError,
+    QueueTimeoutError,
+    RateLimitError,
     RetryableError,
     UnavailableError,
 )
@@ -31,6 +33,8 @@ STATUS: Final[Mapping[type[AserveError], int]] = {
     InvalidRequestError: 400,
     ModelNotFoundError: 404,
     OverloadedError: 429,
+    RateLimitError: 429,
+    QueueTimeoutError: 503,
     UnavailableError: 503,
 }
 """By class, subclasses included; every other AserveError is a 500."""

@@ -67,6 +67,7 @@ class Server:
 
     app: an ASGI application behind `aserve.http.middleware.guard`, as create_app makes it.
     on_ready: called with the server's URL once the engine is loaded. say: shows a line to people.
+    on_hangup: what SIGHUP asks for, where that does not mean the end; it must not raise.
     """
 
     def __init__(
@@ -77,12 +78,14 @@ class Server:
         *,
         on_ready: Callable[[str], None] | None = None,
         say: Callable[[str], None] = print_line,
+        on_hangup: Callable[[], None] | None = None,
     ) -> None:
         self._engine = engine
         self._app = app
         self._config = config
         self._on_ready = on_ready
         self._say = say
+        self.on_hangup = on_hangup
         self._signals: list[int] = []
         self._asked = asyncio.Event()
         self._urged = asyncio.Event()
@@ -215,9 +218,12 @@ async def serve(server: Server) -> int:
             backstop.start()
         server.stop(signum)
 
-    signals = (signal.SIGTERM, signal.SIGINT)
+    signals = [signal.SIGTERM, signal.SIGINT]
     for signum in signals:
         loop.add_signal_handler(signum, received, signum)
+    if server.on_hangup is not None:
+        signals.append(signal.SIGHUP)
+        loop.add_signal_handler(signal.SIGHUP, server.on_hangup)
     try:
         return await server.run()
     finally:
@@ -234,6 +240,7 @@ def run(
     uds: str | None = None,
     drain_timeout_s: float = 30.0,
     on_ready: Callable[[str], None] | None = None,
+    on_hangup: Callable[[], None] | None = None,
 ) -> int:
     """Load the engine and serve the application until SIGTERM or SIGINT; see `Server` and `ServerConfig`.
 
@@ -243,7 +250,7 @@ def run(
     """
     limits = Limits(max_connections=connection_limit())
     config = ServerConfig(host=host, port=port, uds=uds, drain_timeout_s=drain_timeout_s, limits=limits)
-    server = Server(engine, app, config, on_ready=on_ready)
+    server = Server(engine, app, config, on_ready=on_ready, on_hangup=on_hangup)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         code = runner.run(serve(server))
         if server.left_behind:
