@@ -13,14 +13,16 @@ last), so that nobody saves up service by asking for none.
 Slots are not taken from who has them. So that a tenant's newcomers need not wait for another's long answers, as long as
 several tenants are present
   - the last eighth of the rows is for tenants that have less than their share of all rows;
-  - a tenant with an unfinished prompt is admitted nothing more. (That a chunk is no more than half a step is for the
-    configuration to see to.)
-A tenant that is held back thus has something running: nothing ever waits for an idle engine (I13).
+  - a step begins no more of a tenant's prompts than `max_chunk` tokens, or one prompt, and while that is unfinished
+    none. (That a chunk is no more than half a step is for the configuration to see to.)
+A tenant that is held back thus has something running: nothing ever waits for an idle engine (I13). Meanwhile others
+pass, if they have less than their share of the rows and are not ahead by more than some chunks.
 
-Nobody starves. While the first request of tenant k waits, and k is not held back, another tenant j is admitted only
-with c_j <= c_k. Each admission raises c_j by 1 / w_j at least, as a prompt has a token to compute; c_k grows by nothing
-but what the rows that k has still get, which is finite. So at most w_j * (c_k at the end - c_j at the beginning) + 1
-requests of j go before it. A tenant that is held back waits for rows of its own, and those end (I15).
+Nobody starves. While the first request of tenant k waits, another tenant j is admitted only with c_j <= c_k + L / w_j,
+where L is that lead, or 0 as long as k is not held back. Each admission raises c_j by 1 / w_j at least, as a prompt has
+a token to compute; c_k grows by nothing but what the rows that k has still get, which is finite. So at most
+L + w_j * (c_k at the end - c_j at the beginning) + 1 requests of j go before it. And what k is held back for, rows or a
+prompt of its own, ends (I15).
 """
 
 from collections.abc import Iterator
@@ -35,6 +37,8 @@ ANSWER_COST: Final = 2.0
 """Of a token, as in the paper: a token of an answer takes a step of its own."""
 PRESENCE_S: Final = 600.0
 """How long after its last request a tenant counts as present."""
+MAX_LEAD_CHUNKS: Final = 4
+"""By how many chunks' tokens a tenant may be ahead of one that is held back, and pass it."""
 SPARE_SHARE: Final = 8
 """One in so many rows is kept for tenants that have few."""
 
@@ -42,10 +46,11 @@ SPARE_SHARE: Final = 8
 class Tenancy:
     """One tenant: its counter and weight, those of it who wait and have not begun, and the rows that it has.
 
-    seen_s: when its last request arrived. newest: the sequence that began last.
+    seen_s: when its last request arrived. newest: the sequence that began last. num_begun: tokens of prompts that the
+    step being planned begins.
     """
 
-    __slots__ = ("backlog", "counter", "name", "newest", "num_rows", "queue", "seen_s", "weight")
+    __slots__ = ("backlog", "counter", "name", "newest", "num_begun", "num_rows", "queue", "seen_s", "weight")
 
     def __init__(self, name: str, weight: float) -> None:
         self.name = name
@@ -53,6 +58,7 @@ class Tenancy:
         self.weight = weight
         self.queue = SequenceQueue()
         self.backlog = Backlog()
+        self.num_begun = 0
         self.num_rows = 0
         self.seen_s = 0.0
         self.newest: Sequence | None = None
@@ -76,10 +82,11 @@ class Tenancy:
 
 
 class FairQueue:
-    """Those who wait, of all tenants. running: those who run. num_rows: of the engine."""
+    """Those who wait, of all tenants. running: those who run. num_rows: of the engine. max_chunk: see above."""
 
-    def __init__(self, running: SequenceQueue, num_rows: int) -> None:
+    def __init__(self, running: SequenceQueue, num_rows: int, max_chunk: int) -> None:
         self._running = running
+        self._max_chunk = max_chunk
         self._num_rows = num_rows
         self._num_spare_rows = -(-num_rows // SPARE_SHARE) if num_rows > 1 else 0
         self._tenancies: dict[str, Tenancy] = {}
@@ -159,32 +166,45 @@ class FairQueue:
     # Who is next.
 
     def next_up(self, num_free_rows: int) -> Sequence | None:
-        """Who has begun; else the first of the tenant with the lowest counter that is not held back."""
+        """Who has begun; else the first of the tenant with the lowest counter.
+
+        While that is held back, of the next one that has less than its share of the rows and is not far ahead.
+        """
         if not num_free_rows:
             return None
         if self._begun:
             return self._begun.first
-        candidates = [
-            (tenancy.counter, tenancy.queue.first.sort_key, tenancy.queue.first)
-            for tenancy in self._tenancies.values()
-            if tenancy.queue and not self._is_held_back(tenancy, num_free_rows)
-        ]
-        return min(candidates)[2] if candidates else None
+        waiting = [tenancy for tenancy in self._tenancies.values() if tenancy.queue]
+        waiting.sort(key=lambda tenancy: (tenancy.counter, tenancy.queue.first.sort_key))
+        for tenancy in waiting:
+            if self._may_pass(tenancy, waiting[0]) and not self._is_held_back(tenancy, num_free_rows):
+                return tenancy.queue.first
+        return None
+
+    def _may_pass(self, tenancy: Tenancy, lowest: Tenancy) -> bool:
+        """Whether one may go before that with the lowest counter, if that is held back."""
+        lead = (tenancy.counter - lowest.counter) * tenancy.weight
+        return tenancy is lowest or (lead <= MAX_LEAD_CHUNKS * self._max_chunk and self._has_few_rows(tenancy))
 
     def _is_held_back(self, tenancy: Tenancy, num_free_rows: int) -> bool:
         if len(self._tenancies) == 1:
             return False
-        if tenancy.has_unfinished_prompt:
+        has_begun_enough = tenancy.num_begun + tenancy.queue.first.num_prefill > self._max_chunk
+        if tenancy.has_unfinished_prompt or (tenancy.num_begun and has_begun_enough):
             return True
-        if num_free_rows > self._num_spare_rows:
-            return False
+        return num_free_rows <= self._num_spare_rows and not self._has_few_rows(tenancy)
+
+    def _has_few_rows(self, tenancy: Tenancy) -> bool:
+        """Whether it has less than its share of all rows."""
         total = sum(other.weight for other in self._tenancies.values())
-        return tenancy.num_rows * total >= self._num_rows * tenancy.weight
+        return tenancy.num_rows * total < self._num_rows * tenancy.weight
 
     # What they get.
 
     def settle(self) -> None:
-        """Charge the tenants with what their sequences that run have got."""
+        """Charge the tenants with what their sequences that run have got. Another step is going to be planned."""
+        for tenancy in self._tenancies.values():
+            tenancy.num_begun = 0
         for sequence in self._running:
             if len(sequence.token_ids) > sequence.num_charged:
                 self._tenancy_of(sequence).charge(sequence)
@@ -194,8 +214,10 @@ class FairQueue:
         tenancy = self._tenancy_of(sequence)
         tenancy.num_rows += 1
         tenancy.newest = sequence
+        num_begun = sequence.num_prefill - sequence.num_computed
+        tenancy.num_begun += num_begun
         if not sequence.num_charged:
-            tenancy.counter += (sequence.num_prefill - sequence.num_computed) * PROMPT_COST / tenancy.weight
+            tenancy.counter += num_begun * PROMPT_COST / tenancy.weight
             sequence.num_charged = sequence.num_prefill
 
     def ceased(self, sequence: Sequence) -> None:

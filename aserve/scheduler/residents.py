@@ -25,13 +25,24 @@ from aserve.scheduler.states import State, move
 
 
 class Residents:
-    """The queues, the rows, and the block operations of the plan to come. is_fair: whether tenants share."""
+    """The queues, the rows, and the block operations of the plan to come.
+
+    fair_chunk: where tenants share, how much of a tenant's prompts a step begins; None where they do not.
+    """
 
     def __init__(
-        self, cache: PagedCache, admission: Admission, rule: PreemptionRule, num_rows: int, *, is_fair: bool = False
+        self,
+        cache: PagedCache,
+        admission: Admission,
+        rule: PreemptionRule,
+        num_rows: int,
+        *,
+        fair_chunk: int | None = None,
     ) -> None:
         self.running = SequenceQueue()
-        self.waiting: Waiting = FairQueue(self.running, num_rows) if is_fair else WaitingQueue()
+        self.waiting: Waiting = WaitingQueue()
+        if fair_chunk is not None:
+            self.waiting = FairQueue(self.running, num_rows, fair_chunk)
         self.swapped = SequenceQueue()
         self.num_preemptions = 0
         self.num_swap_outs = 0

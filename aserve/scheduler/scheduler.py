@@ -103,8 +103,8 @@ class Scheduler:
             watermark=watermark,
             max_num_queued=max_num_queued_reqs,
         )
-        rule = preemption or PreemptionRule()
-        self._residents = Residents(self._cache, self._admission, rule, max_num_seqs, is_fair=is_fair)
+        rule, fair_chunk = preemption or PreemptionRule(), max_chunk if is_fair else None
+        self._residents = Residents(self._cache, self._admission, rule, max_num_seqs, fair_chunk=fair_chunk)
         self._policy = policy
         self._max_num_batched_tokens = max_num_batched_tokens
         self._planner = Planner(

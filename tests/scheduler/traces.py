@@ -3,7 +3,7 @@
 import random
 from collections.abc import Mapping
 
-from aserve.core.errors import InvalidRequestError
+from aserve.core.errors import InvalidRequestError, OverloadedError
 from aserve.core.params import BeamParams
 from aserve.core.request import Request
 from aserve.scheduler.preemption import PreemptionRule
@@ -39,6 +39,8 @@ def run_trace(
         "long_prefill_token_threshold": rng.choice((0, 0, 2)),
         "scheduler_delay_factor": rng.choice((0.0, 0.0, 0.5)),
     }
+    if seed % 3 == 2:
+        limits["is_fair"] = True
     loop = SyncLoop(depth=depth, checked=checked, **limits | dict(options or {}))
     for _ in range(NUM_MOVES):
         _move(loop, rng)
@@ -85,8 +87,15 @@ def _add(loop: SyncLoop, rng: random.Random) -> None:
         priority=rng.choice((0, 0, 2)),
         seed=rng.randint(1, 9),
         **_params(rng),
+        **_terms(len(loop.answers), loop.now),
     )
     _add_if_it_fits(loop, wanted)
+
+
+def _terms(number: int, now: float) -> dict[str, object]:
+    """One request in seven has little time; under the fair policy it matters that there are three tenants."""
+    deadline_s = now + 2.0 if number % 7 == 6 else None
+    return {"tenant": "abc"[number % 3], "weight": 1.0 + number % 3, "deadline_s": deadline_s}
 
 
 def _params(rng: random.Random) -> dict[str, object]:
@@ -111,7 +120,7 @@ def _params(rng: random.Random) -> dict[str, object]:
 def _add_if_it_fits(loop: SyncLoop, wanted: Request) -> None:
     try:
         loop.add(wanted)
-    except InvalidRequestError:
+    except (InvalidRequestError, OverloadedError):
         return
 
 
@@ -133,5 +142,5 @@ def _fork(loop: SyncLoop, rng: random.Random, name: str) -> None:
     ]
     try:
         loop.fork(name, rng.randrange(len(answer.choices)), branches)
-    except InvalidRequestError:
+    except (InvalidRequestError, OverloadedError):
         return
