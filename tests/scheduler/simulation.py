@@ -1,4 +1,4 @@
-"""Many requests through the real scheduler on a virtual clock: a step costs what a simple device would take. No tokens."""
+"""Many requests through the real scheduler on a virtual clock: a step costs what a simple device takes. No tokens."""
 
 from collections import defaultdict
 from collections.abc import Iterable

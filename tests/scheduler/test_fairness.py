@@ -1,4 +1,4 @@
-"""The fair policy: who is next, what counts, and what a tenant that floods can do to another. All on a virtual clock."""
+"""The fair policy: who is next, what counts, and what a tenant that floods can do to another. On a virtual clock."""
 
 import random
 from collections import Counter
@@ -208,7 +208,7 @@ def test_a_flood_of_long_answers_makes_nobody_wait_half_as_long_again(answers):
     ids=["long prompts", "short requests"],
 )
 def test_flooding_with_prompts_is_no_worse_than_using_ones_half(half, prompts, answers):
-    """Prompts fill steps, which take longer then, whoever waits for them: hence against the same tenant in its share."""
+    """Prompts fill steps, which then take longer for all: hence against the same tenant within its share."""
     within = both(half, prompts, answers, is_fair=True)
     flooded = both(10 * half, prompts, answers, is_fair=True)
     assert flooded.p95("polite") <= 1.5 * within.p95("polite")
