@@ -49,6 +49,7 @@ def test_lists_and_switches():
     assert options.enable_prefix_caching is False
     assert options.trust_remote_code is True
     assert parse(ASERVE_API_KEY="a,b")[2].api_key == ("a", "b")
+    assert parse("--api-keys-file", "keys.yaml")[2].api_keys_file == "keys.yaml"
 
 
 def test_what_happens_when_memory_is_short():
@@ -60,6 +61,7 @@ def test_what_happens_when_memory_is_short():
     assert (options.long_prefill_token_threshold, options.scheduler_delay_factor) == (1000, 0.5)
     assert options.max_num_queued_reqs == 64
     assert parse()[1].max_num_queued_reqs is None
+    assert parse("--request-timeout", "30", "--scheduling-policy", "fair")[1].request_timeout == 30.0
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ Invariants, besides those of the block pool and the paged cache:
   I11 a sequence that ends or is preempted gives back all that it held, once; unknown ids are no-ops;
   I12 when no request is left, no block is held and no row is taken;
   I13 a plan stays within the token budget and max_num_seqs, and there is one whenever anything could run;
-  I14 who comes first is admitted first;  I16 who came last is preempted first;
+  I14 who comes first, of its tenant where tenants share, is admitted first;  I16 who came last is preempted first;
   I15 an admitted request ends after a number of steps bounded by its tokens and those before it;
   I17 what can never fit is refused by `add`;  I23 choices share blocks and nothing else;
   I18 a running sequence has computed less than it has tokens, those in flight included; a beam that waits, as much;
