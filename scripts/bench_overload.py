@@ -138,10 +138,15 @@ async def measure(arguments: argparse.Namespace, url: str) -> dict[str, float]:
     count = int(arguments.overload * peak * arguments.seconds)
     arrivals = poisson([Arrival(0.0, 0, 0)] * count, arguments.overload * peak, random.Random(arguments.seed))
     health_ms: list[float] = []
-    probing = asyncio.create_task(probe(Client(url), health_ms))
+    prober = Client(url)
+    probing = asyncio.create_task(probe(prober, health_ms))
     start_s = time.perf_counter()
     tally = await load.open(arrivals)
     probing.cancel()
+    await asyncio.wait([probing])
+    for client in (load.client, prober):
+        client.close()
+    await asyncio.sleep(0)  # what was closed hears of it
     goodput = rate(tally.ended_s, start_s + arguments.seconds / 4, start_s + arguments.seconds)
     return {
         "peak_tokens_per_s": peak * load.num_out,

@@ -39,8 +39,6 @@ def run_trace(
         "long_prefill_token_threshold": rng.choice((0, 0, 2)),
         "scheduler_delay_factor": rng.choice((0.0, 0.0, 0.5)),
     }
-    if seed % 3 == 2:
-        limits["is_fair"] = True
     loop = SyncLoop(depth=depth, checked=checked, **limits | dict(options or {}))
     for _ in range(NUM_MOVES):
         _move(loop, rng)
@@ -87,14 +85,17 @@ def _add(loop: SyncLoop, rng: random.Random) -> None:
         priority=rng.choice((0, 0, 2)),
         seed=rng.randint(1, 9),
         **_params(rng),
-        **_terms(len(loop.answers), loop.now),
+        **_terms(loop),
     )
     _add_if_it_fits(loop, wanted)
 
 
-def _terms(number: int, now: float) -> dict[str, object]:
-    """One request in seven has little time; under the fair policy it matters that there are three tenants."""
-    deadline_s = now + 2.0 if number % 7 == 6 else None
+def _terms(loop: SyncLoop) -> dict[str, object]:
+    """Under the fair policy there are three tenants, and one request in five has little time."""
+    if not loop.limits.get("is_fair"):
+        return {}
+    number = len(loop.answers)
+    deadline_s = loop.now + 2.0 if number % 5 == 4 else None
     return {"tenant": "abc"[number % 3], "weight": 1.0 + number % 3, "deadline_s": deadline_s}
 
 
