@@ -91,11 +91,11 @@ def _add(loop: SyncLoop, rng: random.Random) -> None:
 
 
 def _terms(loop: SyncLoop) -> dict[str, object]:
-    """Under the fair policy there are three tenants, and one request in five has little time."""
+    """Under the fair policy there are three tenants, and one request in three has little time."""
     if not loop.limits.get("is_fair"):
         return {}
     number = len(loop.answers)
-    deadline_s = loop.now + 2.0 if number % 5 == 4 else None
+    deadline_s = loop.now + 2.0 if number % 3 == 2 else None
     return {"tenant": "abc"[number % 3], "weight": 1.0 + number % 3, "deadline_s": deadline_s}
 
 
