@@ -29,7 +29,7 @@ from aserve.core.config import (
     default_max_num_seqs,
     resolve,
 )
-from aserve.core.errors import CheckpointError, ConfigError, InvalidRequestError
+from aserve.core.errors import CheckpointError, ConfigError, InsufficientMemoryError, InvalidRequestError
 from aserve.core.layout import KVLayout, lay_out
 from aserve.core.params import SamplingParams
 from aserve.engine import EngineParts, Loader, Progress
@@ -116,8 +116,8 @@ def load(options: Options, report: Report) -> EngineParts:
 
     try:
         return _load(options, report)
-    except OutOfMemoryError as error:
-        reason = str(error).partition(". Of the allocated")[0]
+    except (OutOfMemoryError, InsufficientMemoryError) as error:
+        reason = str(error.__cause__ or error).partition(". Of the allocated")[0]
         raise ConfigError(
             "the weights, the largest step and its KV cache do not fit the GPU: lower max_num_batched_tokens, "
             f"max_num_seqs, gpu_memory_utilization or kv_cache_memory_bytes, or free memory ({reason})"

@@ -153,6 +153,9 @@ ENGINE_FLAGS: Final = (
         "|".join(SCHEDULING_POLICIES),
         "who runs first: the earlier; the lower priority number, which waiting makes up for; or in turn, by tenant",
     ),
+    Flag(
+        "step_timeout", read_number, "S", "seconds after which a step that has not landed ends the engine; 0 is never"
+    ),
     Flag("long_prefill_token_threshold", read_count, "N", "tokens of one prompt that a step computes; 0 is no limit"),
     Flag(
         "scheduler_delay_factor",

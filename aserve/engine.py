@@ -6,6 +6,7 @@ two engines can live in one event loop. How a model is loaded is the business of
 """
 
 import asyncio
+import threading
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
@@ -14,18 +15,17 @@ from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, Self
 
-import msgspec
 from prometheus_client import CollectorRegistry
 
 from aserve.core.config import EngineConfig, ModelInfo
-from aserve.core.errors import AserveError, InvalidRequestError, UnavailableError
+from aserve.core.errors import AserveError, InvalidRequestError, StepTimeoutError, UnavailableError
 from aserve.core.outputs import Completion, TextDelta, Transcript
 from aserve.core.params import BeamParams, SamplingParams
 from aserve.core.ports import Clock
 from aserve.core.request import Terms
 from aserve.engine_loop import EngineLoop
 from aserve.engine_parts import EngineParts, EngineState, Loader, Progress
-from aserve.intake import check_ids, deadline_of, new_branch, new_request
+from aserve.intake import check_ids, new_branch, new_request, new_terms
 from aserve.mailbox import Keeper, Mailbox
 from aserve.metrics.engine_metrics import EngineMetrics
 from aserve.preparation import Preparer
@@ -105,7 +105,13 @@ class AsyncEngine:
             raise
         metrics = EngineMetrics(self.registry, parts.info.names[0], parts.scheduler.statistics, self.tenants.usages)
         self._loop = EngineLoop(
-            parts.scheduler, parts.runner, metrics, self._clock, parts.tokenizer.token_texts, self.tenants
+            parts.scheduler,
+            parts.runner,
+            metrics,
+            self._clock,
+            parts.tokenizer.token_texts,
+            step_timeout_s=parts.config.step_timeout,
+            tenants=self.tenants,
         )
         self._task = asyncio.create_task(self._loop.run(), name="aserve engine loop")
         self._task.add_done_callback(self._loop_ended)
@@ -153,7 +159,9 @@ class AsyncEngine:
                     raise error
         finally:
             self._loop = None
-            if parts is not None:
+            if parts is not None and isinstance(self.failure, StepTimeoutError):  # its thread may never come back
+                threading.Thread(target=parts.runner.close, name="aserve close", daemon=True).start()
+            elif parts is not None:
                 await asyncio.to_thread(parts.runner.close)
 
     async def drain(self, timeout_s: float) -> bool:
@@ -258,14 +266,12 @@ class AsyncEngine:
 
         Costs next to nothing: to be asked before a prompt is rendered and tokenized.
         """
-        self._ready().scheduler.check_room(self._terms(tenant, priority, timeout_s))
+        self._ready().scheduler.check_room(self._terms(tenant, priority=priority, timeout_s=timeout_s))
 
-    def _terms(self, tenant: str, priority: int, timeout_s: float | None) -> Terms:
-        """Of a request that comes now."""
-        now = self._clock()
-        deadline_s = deadline_of(now, timeout_s, self._ready().config.request_timeout)
-        weight = self.tenants.account(tenant).tenant.weight
-        return Terms(arrival_s=now, priority=priority, deadline_s=deadline_s, tenant=tenant, weight=weight)
+    def _terms(self, tenant: str, **wishes: Any) -> Terms:
+        """Of a request that comes now, on that tenant's account; see `new_terms`."""
+        longest_s = self._ready().config.request_timeout
+        return new_terms(self.tenants.account(tenant).tenant, self._clock(), longest_s=longest_s, **wishes)
 
     @asynccontextmanager
     async def open(
@@ -296,11 +302,10 @@ class AsyncEngine:
         parts, loop = self._ready(), self._loop
         if loop is None or self._state is not EngineState.READY:
             raise UnavailableError(f"the engine is {self._state.value}")
-        terms = self._terms(tenant, priority, timeout_s)
+        wishes = {"request_id": request_id, "cache_salt": cache_salt, "priority": priority, "timeout_s": timeout_s}
+        terms = self._terms(tenant, **wishes)
         parts.scheduler.check_room(terms)
         prompt_token_ids = await self.encode(prompt) if isinstance(prompt, str) else tuple(prompt)
-        salt = f"{tenant}@{cache_salt}" if self.tenants.account(tenant).tenant.isolate_cache else cache_salt
-        terms = msgspec.structs.replace(terms, request_id=request_id, cache_salt=salt)
         request = new_request(parts.info, parts.tokenizer, prompt_token_ids, params or self.default_params(), terms)
         request = await self._preparer.prepared(request, parts.info, parts.scheduler)
         try:

@@ -9,23 +9,31 @@ step means for them. Does not know what a block, a tensor, a prompt's text or HT
 """
 
 import asyncio
+import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from math import inf
 from typing import Final
 
 from aserve.core.errors import (
     AserveError,
+    DeviceLostError,
+    InsufficientMemoryError,
     InvalidRequestError,
+    NonFiniteLogitsError,
     QueueTimeoutError,
     StepFailedError,
+    StepTimeoutError,
     UnavailableError,
 )
+from aserve.core.faults import WISHES, all_stacks, describe, log_fault, report
 from aserve.core.ids import ChoiceId, RequestId
 from aserve.core.outputs import FinishReason, SeqDelta, StepTokens
-from aserve.core.plan import StepPlan
+from aserve.core.plan import StepPlan, StepResult
 from aserve.core.ports import Clock, Flight, Runner
 from aserve.core.request import Request
+from aserve.edges import is_fault
 from aserve.mailbox import Mailbox
 from aserve.metrics.engine_metrics import EngineMetrics, RequestTimes
 from aserve.scheduler.scheduler import Scheduler
@@ -36,8 +44,24 @@ from aserve.text.stream import TextStream
 WATCH_S: Final = 0.1
 """Between two looks at how late the event loop is."""
 
+ENDED: Final = "the engine has stopped"
+
 StreamMaker = Callable[[], TextStream]
 """Makes the stream of one more choice."""
+
+
+_log = logging.getLogger(__name__)
+
+
+class _NeverLaunched:
+    """The flight of a step that could not be launched."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    async def land(self) -> StepResult:
+        """Raises what `launch` raised."""
+        raise self._error
 
 
 class _Reader:
@@ -66,7 +90,8 @@ class _Choice:
 class EngineLoop:
     """Steps the scheduler and the runner for as long as `run` runs. Every method is for one event loop's thread.
 
-    token_texts: as a Tokenizer's. tenants: whose accounts are charged.
+    token_texts: as a Tokenizer's. step_timeout_s: how long a step may be under way; 0 is for ever. tenants: whose
+    accounts are charged.
     """
 
     def __init__(
@@ -76,6 +101,8 @@ class EngineLoop:
         metrics: EngineMetrics,
         clock: Clock,
         token_texts: Mapping[int, str | None],
+        *,
+        step_timeout_s: float = 0.0,
         tenants: Tenants | None = None,
     ) -> None:
         self._scheduler = scheduler
@@ -87,7 +114,12 @@ class EngineLoop:
         self._readers: dict[RequestId, _Reader] = {}
         self._choices: dict[ChoiceId, _Choice] = {}
         self._doorbell = asyncio.Event()
-        self._ended: AserveError | None = None
+        self._has_ended = False
+        self._step_timeout_s = step_timeout_s
+        self._landing_since_s = inf
+        """When the wait for the step that is next to land began; never, between two of them."""
+        self._overdue: StepTimeoutError | None = None
+        self._task: asyncio.Task[object] | None = None
 
     @property
     def num_readers(self) -> int:
@@ -131,68 +163,89 @@ class EngineLoop:
             yield mailboxes
 
     def _check_running(self) -> None:
-        if self._ended is not None:
-            raise self._ended
+        if self._has_ended:
+            raise UnavailableError(ENDED)
 
     @contextmanager
     def _reading(self, requests: Sequence[Request], new_streams: Sequence[StreamMaker]) -> Iterator[list[Mailbox]]:
-        """Wait for requests that the scheduler has."""
-        readers = []
-        for request, new_stream in zip(requests, new_streams, strict=True):
-            reader = _Reader(request, self._metrics.arrived(request, self._clock()))
-            choices = {(request.id, index): _Choice(reader, new_stream()) for index in range(request.params.n)}
-            self._readers[request.id] = reader
-            self._choices |= choices
-            self._tenants.account(request.tenant).opened(len(request.prompt_token_ids), self._clock())
-            readers.append(reader)
-        self._doorbell.set()
+        """Wait for requests that the scheduler has; whatever happens, it has them no more afterwards."""
+        readers: list[_Reader] = []
         try:
+            for request, new_stream in zip(requests, new_streams, strict=True):
+                reader = _Reader(request, self._metrics.arrived(request, self._clock()))
+                readers.append(reader)
+                self._tenants.account(request.tenant).opened(len(request.prompt_token_ids), self._clock())
+                self._readers[request.id] = reader
+                self._choices |= {(request.id, i): _Choice(reader, new_stream()) for i in range(request.params.n)}
+            self._doorbell.set()
             yield [reader.mailbox for reader in readers]
         finally:  # finished, failed, cancelled or disconnected: one way out
             for reader in readers:
                 self._charge(reader)
-                del self._readers[reader.request.id]
-                for index in range(reader.request.params.n):
-                    del self._choices[reader.request.id, index]
-                self._scheduler.cancel(reader.request.id)
+            for request in requests:
+                self._readers.pop(request.id, None)
+                for index in range(request.params.n):
+                    self._choices.pop((request.id, index), None)
+                self._scheduler.cancel(request.id)
+            for reader in readers:
                 reader.times.left(self._clock())
 
     def _charge(self, reader: _Reader) -> None:
         """Put what a request has come to on its tenant's account."""
-        request, num_cached = reader.request, self._choices[reader.request.id, 0].num_cached
+        request, first = reader.request, self._choices.get((reader.request.id, 0))
+        num_cached = 0 if first is None else first.num_cached
         account = self._tenants.account(request.tenant)
         account.closed(len(request.prompt_token_ids), num_cached, reader.times.num_tokens, self._clock())
 
     async def run(self) -> None:
-        """Step until cancelled. A step that raises ends the requests in it; anything else that raises ends the loop."""
+        """Step until cancelled. What makes a step fail ends its request; a lost device, or a bug of ours, the loop."""
+        self._task = asyncio.current_task()
         try:
             await self._step_forever()
+        except asyncio.CancelledError:
+            if self._overdue is not None:
+                raise self._overdue from None
+            raise
         finally:
-            self._ended = UnavailableError("the engine has stopped")
-            self._fail(list(self._readers), self._ended)
+            self._has_ended = True
+            for request_id in tuple(self._readers):
+                self._fail(request_id, UnavailableError(ENDED))
 
     async def watch(self) -> None:
-        """Measure, until cancelled, how late the event loop comes to what is due: all tasks of the process share it.
+        """Until cancelled, measure how late the event loop comes to what is due, and see that steps land in time.
 
         And end what is over its deadline while a step takes long.
         """
         while True:
             due_s = self._clock() + WATCH_S
             await asyncio.sleep(WATCH_S)
-            self._metrics.loop_lags_s.append(max(0.0, self._clock() - due_s))
+            now = self._clock()
+            self._metrics.loop_lags_s.append(max(0.0, now - due_s))
             self._expire()
+            if self._step_timeout_s and now - self._landing_since_s > self._step_timeout_s:
+                self._give_up()
+
+    def _give_up(self) -> None:
+        """A step is overdue, and nothing can interrupt it: say where all threads are, and end the loop."""
+        self._landing_since_s = inf
+        self._overdue = StepTimeoutError(self._step_timeout_s)
+        _log.critical("%s; the threads are here:\n%s", self._overdue.message, all_stacks())
+        if self._task is not None:
+            self._task.cancel()
 
     async def _step_forever(self) -> None:
         flying: deque[tuple[StepPlan, Flight]] = deque()
         while True:
             self._expire()
             plan = self._scheduler.plan(self._clock())
-            if plan is not None and (launched := self._launch(plan)) is not None:
-                flying.append(launched)
-            if flying and (plan is None or len(flying) == self._scheduler.max_in_flight):
-                if not await self._land(*flying.popleft()):
+            if plan is not None:
+                flight = self._launch(plan)
+                flying.append((plan, flight))
+                if isinstance(flight, _NeverLaunched):  # nothing is to be launched behind it
                     while flying:
-                        await self._discard(flying.popleft()[1])  # planned on top of the failed step
+                        await self._land(flying)
+            if flying and (plan is None or len(flying) >= self._scheduler.max_in_flight):
+                await self._land(flying)
             elif plan is None:
                 await self._doorbell.wait()
             self._doorbell.clear()  # no await between here and plan(): no wake-up is lost
@@ -202,56 +255,98 @@ class EngineLoop:
         expired = self._scheduler.expire(self._clock())
         if expired is not None:
             self._publish(StepTokens([], [], list(expired.deltas)))
-            self._fail(expired.unserved, QueueTimeoutError("the request's deadline came while it waited to be served"))
+            for request_id in expired.unserved:
+                self._fail(request_id, QueueTimeoutError("the request's deadline came while it waited to be served"))
 
-    def _launch(self, plan: StepPlan) -> tuple[StepPlan, Flight] | None:
+    def _launch(self, plan: StepPlan) -> Flight:
         try:
-            return plan, self._runner.launch(plan)
-        except Exception as error:  # the edge where a step's failure becomes its requests' failure
-            self._step_failed(plan, error)
-            return None
+            return self._runner.launch(plan)
+        except WISHES:
+            raise
+        except BaseException as error:  # an edge: a step's failure is found out about where it would have landed
+            return _NeverLaunched(error)
 
-    async def _land(self, plan: StepPlan, flight: Flight) -> bool:
-        """Wait for a step and publish what it brought; False if it raised."""
+    async def _land(self, flying: deque[tuple[StepPlan, Flight]]) -> None:
+        """Wait for the oldest step and publish what it brought. If it failed, those on top of it are gone as well."""
+        plan, flight = flying.popleft()
         try:
-            result = await flight.land()
-        except Exception as error:  # the same edge, later
-            self._step_failed(plan, error)
-            return False
+            result = await self._landed(flight)
+        except BaseException as error:  # the edge of a step
+            if not is_fault(error):
+                raise
+            while flying:
+                await self._discard(flying.popleft()[1])
+            await self._take_back(plan, error)
+            return
+        if result.failed:
+            for request_id in self._scheduler.expel(result.failed):
+                self._fail(request_id, NonFiniteLogitsError())
         self._publish(self._scheduler.commit(result))
-        return True
 
-    @staticmethod
-    async def _discard(flight: Flight) -> None:
-        """Wait for a step whose result no longer matters, so that the next launch finds the device in order."""
-        with suppress(Exception):  # the step before it failed and has been reported; this one stood on it
-            await flight.land()
+    async def _discard(self, flight: Flight) -> None:
+        """Wait for a step that stood on one that failed, so that the next launch finds the device in order."""
+        try:
+            await self._landed(flight)
+        except BaseException as error:
+            if not is_fault(error):
+                raise
 
-    def _step_failed(self, plan: StepPlan, error: Exception) -> None:
+    async def _landed(self, flight: Flight) -> StepResult:
+        """Wait for a flight, under the eyes of `watch`."""
+        self._landing_since_s = self._clock()
+        try:
+            return await flight.land()
+        finally:
+            self._landing_since_s = inf
+
+    async def _take_back(self, plan: StepPlan, error: BaseException) -> None:
+        """A step failed: see whether the device is still there, undo the step, and end its culprit once that is known.
+
+        Raises `DeviceLostError`.
+        """
         self._metrics.step_failed(error)
-        failed = self._scheduler.fail(plan.step_id)
-        self._fail(failed, StepFailedError(f"the step computing this request failed ({type(error).__name__})"))
+        try:
+            await self._landed(self._runner.recover())
+        except BaseException as lost:
+            if not is_fault(lost):
+                raise
+            _log.critical("the device is lost: %s\nafter a step failed: %s", describe(lost), describe(error))
+            raise DeviceLostError from error
+        out_of_memory = isinstance(error, InsufficientMemoryError | MemoryError)
+        culprit = self._scheduler.revert(plan.step_id, out_of_memory=out_of_memory)
+        if culprit is not None:
+            fault_id = log_fault(_log, "a step", error, culprit)
+            if out_of_memory:
+                self._fail(culprit, InsufficientMemoryError(f"no memory for this request alone (fault {fault_id})"))
+            else:
+                self._fail(culprit, StepFailedError(type(error).__name__, fault_id))
 
-    def _fail(self, request_ids: Iterable[RequestId], error: AserveError) -> None:
-        for request_id in request_ids:
-            if (reader := self._readers.get(request_id)) is not None:
-                reader.times.left(self._clock(), FinishReason.ERROR)
-                reader.mailbox.fail(error)
+    def _fail(self, request_id: RequestId, error: AserveError) -> None:
+        """End a request for its reader."""
+        if (reader := self._readers.get(request_id)) is not None:
+            reader.times.left(self._clock(), FinishReason.ERROR)
+            reader.mailbox.fail(error)
 
     def _publish(self, step: StepTokens) -> None:
         """The one loop over a step's tokens: most are looked up together, and each is text as it is."""
         now = self._clock()
-        texts = map(self._token_texts.__getitem__, step.token_ids)
+        token_texts = self._token_texts
         all_times: list[RequestTimes] = []
         others: list[tuple[_Choice, SeqDelta]] = []
-        for choice_id, token_id, text in zip(step.choices, step.token_ids, texts, strict=True):
+        for choice_id, token_id in zip(step.choices, step.token_ids, strict=True):
             choice = self._choices.get(choice_id)
             if choice is None:
                 continue
             reader = choice.reader
             all_times.append(reader.times)
             request_id, index = choice_id
-            if text is None or not choice.stream.is_plain or not reader.mailbox.offer(index, text, token_id):
+            try:
+                text = token_texts[token_id]
+                is_out = text is not None and choice.stream.is_plain and reader.mailbox.offer(index, text, token_id)
+            except BaseException as error:
+                self._publish_failed(reader, error)
+                continue
+            if not is_out:
                 others.append((choice, SeqDelta(request_id, (token_id,), None, None, index, choice.num_cached)))
         self._metrics.one_token_each(now, all_times)
         for delta in step.deltas:
@@ -261,7 +356,18 @@ class EngineLoop:
                 choice.reader.times.tokens(now, len(delta.token_ids))
                 others.append((choice, delta))
         for choice, delta in others:  # after all tokens are counted, for any of them may end its request
-            self._publish_delta(choice, delta, now)
+            try:
+                self._publish_delta(choice, delta, now)
+            except BaseException as error:
+                self._publish_failed(choice.reader, error)
+
+    def _publish_failed(self, reader: _Reader, error: BaseException) -> None:
+        """The edge of a request: its text cannot be made or handed over, and nobody else's is affected."""
+        if isinstance(error, WISHES):
+            raise error
+        request_id = reader.request.id
+        self._scheduler.cancel(request_id)
+        self._fail(request_id, report(_log, "publishing", error, request_id))
 
     def _publish_delta(self, choice: _Choice, delta: SeqDelta, now: float) -> None:
         """A delta, as text, to its reader."""

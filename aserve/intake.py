@@ -16,6 +16,7 @@ from aserve.core.errors import ContextLengthError, InvalidRequestError
 from aserve.core.ids import RequestId
 from aserve.core.params import SamplingParams
 from aserve.core.request import Request, Terms
+from aserve.tenants import Tenant
 from aserve.text.tokenizer import Tokenizer
 
 MAX_BAD_WORD_TOKENS: Final = 4096
@@ -92,12 +93,32 @@ def new_branch(
     return msgspec.structs.replace(branch, cache_salt=origin.cache_salt)
 
 
-def deadline_of(now: float, timeout_s: float | None, longest_s: float | None) -> float | None:
-    """When a request that comes now has to end: after the shorter of both, if any. Raises `InvalidRequestError`."""
+def new_terms(
+    tenant: Tenant,
+    now: float,
+    *,
+    request_id: str | None = None,
+    cache_salt: str = "",
+    priority: int = 0,
+    timeout_s: float | None = None,
+    longest_s: float | None = None,
+) -> Terms:
+    """On what terms a request of that tenant comes now. longest_s: what the engine allows any of them.
+
+    It ends after the shorter of both times, if there are any. Raises `InvalidRequestError` for a timeout out of bounds.
+    """
     if timeout_s is not None and not 0.0 < timeout_s <= MAX_TIMEOUT_S:
         raise InvalidRequestError(f"timeout_s must be in (0, {MAX_TIMEOUT_S:g}], got {timeout_s}", "timeout_s")
     limits = [limit for limit in (timeout_s, longest_s) if limit is not None]
-    return now + min(limits) if limits else None
+    return Terms(
+        arrival_s=now,
+        request_id=request_id,
+        cache_salt=f"{tenant.name}@{cache_salt}" if tenant.isolate_cache else cache_salt,
+        priority=priority,
+        deadline_s=now + min(limits) if limits else None,
+        tenant=tenant.name,
+        weight=tenant.weight,
+    )
 
 
 def check_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:

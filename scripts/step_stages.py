@@ -141,6 +141,7 @@ class TimedRunner:
         self._watch = watch
         self._waits = waits
         self.close = runner.close
+        self.recover = runner.recover
 
     def launch(self, plan: StepPlan) -> TimedFlight:
         """The runner's."""
@@ -173,6 +174,10 @@ class ScriptedRunner:
         """The next word for each slice that samples."""
         token_id = self._token_ids[plan.step_id % len(self._token_ids)]
         return ScriptedFlight(StepResult(plan.step_id, (token_id,) * sum(piece.samples for piece in plan.slices)))
+
+    def recover(self) -> ScriptedFlight:
+        """Nothing fails."""
+        return ScriptedFlight(StepResult(-1, ()))
 
     def close(self) -> None:
         """Nothing to give back."""

@@ -169,6 +169,7 @@ class FakeKV:
             self._blocks.pop(block_id, None)
 
     def _move(self, ops: BlockOps) -> None:
+        self.poison(ops.scrubs)
         for moves in (ops.swap_outs, ops.copies, ops.swap_ins):
             targets = [target for _, target in moves]
             assert len(set(targets)) == len(targets), "I4: a block is moved to twice"
@@ -262,7 +263,7 @@ class FakeScript:
 class ScriptedFlight:
     """A step that was computed when it was launched, and lands when it is asked to and not held."""
 
-    def __init__(self, outcome: StepResult | Exception, cleared: asyncio.Event) -> None:
+    def __init__(self, outcome: StepResult | BaseException, cleared: asyncio.Event) -> None:
         self._outcome = outcome
         self._cleared = cleared
 
@@ -270,7 +271,7 @@ class ScriptedFlight:
         """Yields once, like every flight."""
         await asyncio.sleep(0)
         await self._cleared.wait()
-        if isinstance(self._outcome, Exception):
+        if isinstance(self._outcome, BaseException):
             raise self._outcome
         return self._outcome
 
@@ -280,6 +281,8 @@ class ScriptedRunner:
 
     model: computes a step; by default a `FakeKV` of `block_size` and `vocabulary`, else e.g. a `FakeScript`.
     launch_errors, land_errors: what to raise, by step id, from `launch` and from `land`.
+    poison: says of a plan, before it runs, what it makes `land` raise; None lets it run.
+    lost: what signs of life raise.
     plans: every plan launched so far. `hold` keeps flights in the air until `let_land`.
     """
 
@@ -289,25 +292,40 @@ class ScriptedRunner:
         block_size: int = 16,
         vocabulary: range = BYTE_TOKENS,
         model: FakeKV | FakeScript | None = None,
-        launch_errors: Mapping[int, Exception] | None = None,
-        land_errors: Mapping[int, Exception] | None = None,
+        launch_errors: Mapping[int, BaseException] | None = None,
+        land_errors: Mapping[int, BaseException] | None = None,
+        poison: Callable[[StepPlan], BaseException | None] = lambda _plan: None,
+        lost: BaseException | None = None,
     ) -> None:
         self._model = model if model is not None else FakeKV(block_size, vocabulary)
         self._launch_errors = launch_errors or {}
         self._land_errors = land_errors or {}
+        self._poison = poison
+        self._lost = lost
+        self._failed: BaseException | None = None
         self._cleared = asyncio.Event()
         self._cleared.set()
         self.plans: list[StepPlan] = []
         self.closed = False
 
     def launch(self, plan: StepPlan) -> ScriptedFlight:
-        """Compute the step at once; steps run in the order of their launches."""
+        """Compute the step at once; steps run in the order of their launches, until one fails."""
         assert not self.closed, "launched after close"
         if plan.step_id in self._launch_errors:
             raise self._launch_errors[plan.step_id]
         self.plans.append(plan)
+        if self._failed is not None:
+            return ScriptedFlight(self._failed, self._cleared)
+        self._failed = self._land_errors.get(plan.step_id) or self._poison(plan)
         result = self._model.run(plan)
-        return ScriptedFlight(self._land_errors.get(plan.step_id, result), self._cleared)
+        if self._failed is not None and isinstance(self._model, FakeKV):
+            self._model.spoil(plan)
+        return ScriptedFlight(self._failed or result, self._cleared)
+
+    def recover(self) -> ScriptedFlight:
+        """As the Protocol says."""
+        self._failed = None
+        return ScriptedFlight(self._lost or StepResult(-1, ()), self._cleared)
 
     def hold(self) -> None:
         """From now on no flight lands."""

@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "edges": {"core"},
     "mailbox": ENGINE,
     "engine_loop": ENGINE,
-    "intake": {"core", "text"},
+    "intake": {"core", "tenants", "text"},
     "preparation": {"core", "intake", "scheduler"},
     "engine_parts": {"core", "scheduler", "text"},
     "engine": ENGINE,

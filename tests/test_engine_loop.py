@@ -9,7 +9,16 @@ from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
-from aserve.core.errors import ContextLengthError, InvalidRequestError, StepFailedError, UnavailableError
+from aserve.core.errors import (
+    ContextLengthError,
+    DeviceLostError,
+    InsufficientMemoryError,
+    InternalError,
+    InvalidRequestError,
+    StepFailedError,
+    StepTimeoutError,
+    UnavailableError,
+)
 from aserve.core.ids import RequestId
 from aserve.core.outputs import FinishReason
 from aserve.core.params import SamplingParams
@@ -22,6 +31,10 @@ from aserve.text.tokenizer import Tokenizer
 from tests.fakes import FakeClock, FakeKV, FakeScript, ScriptedRunner, continuation
 
 BYTES = range(256)
+
+
+class Panic(BaseException):
+    """What a library raises that is no Exception."""
 
 
 @pytest.fixture(scope="session")
@@ -39,8 +52,10 @@ def tokenizer(tmp_path_factory):
 class Bench:
     """A loop over fakes, and the means to ask it things."""
 
-    def __init__(self, tokenizer, runner, num_blocks=64, max_in_flight=2):
+    def __init__(self, tokenizer, runner, num_blocks=64, max_in_flight=2, **options):
         self.tokenizer = tokenizer
+        self.clock = FakeClock()
+        self.new_stream = TextStream
         self.runner = runner
         self.scheduler = Scheduler(
             block_size=4,
@@ -51,7 +66,7 @@ class Bench:
             max_in_flight=max_in_flight,
         )
         metrics = EngineMetrics(CollectorRegistry(), "model", self.scheduler.statistics)
-        self.loop = EngineLoop(self.scheduler, runner, metrics, FakeClock(), tokenizer.token_texts)
+        self.loop = EngineLoop(self.scheduler, runner, metrics, self.clock, tokenizer.token_texts, **options)
 
     def open(self, name, prompt, max_tokens, **fields):
         params = SamplingParams(**fields)
@@ -64,7 +79,7 @@ class Bench:
             arrival_s=0.0,
             stop_ids=frozenset(params.stop_token_ids),
         )
-        return self.loop.open(request, partial(TextStream, self.tokenizer, params))
+        return self.loop.open(request, partial(self.new_stream, self.tokenizer, params))
 
     async def ask(self, name, prompt, max_tokens, **fields):
         """(token ids, finish reason, stop reason) of a request that is read to its end."""
@@ -156,14 +171,113 @@ async def test_a_stop_token_is_named(tokenizer):
 
 @pytest.mark.parametrize("max_in_flight", [1, 2, 4])
 @pytest.mark.parametrize("where", ["launch_errors", "land_errors"])
-async def test_a_step_that_raises_ends_its_requests_and_nobody_elses(tokenizer, where, max_in_flight):
-    runner = fake_kv(**{where: {2: ValueError("a secret of the device")}})
+@pytest.mark.parametrize("error", [ValueError(), StopIteration(), MemoryError(), asyncio.CancelledError(), Panic()])
+async def test_a_step_that_raises_once_costs_nobody_anything(tokenizer, where, max_in_flight, error):
+    runner = fake_kv(**{where: {2: error, 3: error}})
     async with running(Bench(tokenizer, runner, max_in_flight=max_in_flight)) as bench:
-        with pytest.raises(StepFailedError, match="ValueError") as caught:
-            await bench.ask("a", [1, 2, 3], 50)
-        assert "secret" not in str(caught.value)
+        answers = await asyncio.gather(*(bench.ask(f"r{i}", [i, 2, 3], 20) for i in range(5)))
+        assert [ids for ids, _, _ in answers] == [continuation([i, 2, 3], 20, vocabulary=BYTES) for i in range(5)]
         assert bench.held() == (0, 0, 0, 0)
-        assert (await bench.ask("b", [4], 6))[0] == continuation([4], 6, vocabulary=BYTES)
+
+
+def poisoned_by(token_id, error):
+    """Steps fail that compute this token of a prompt."""
+    return lambda plan: error if any(token_id in piece.token_ids for piece in plan.slices) else None
+
+
+@pytest.mark.parametrize("max_in_flight", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("error", "ending"),
+    [
+        (ValueError("a secret of the device"), StepFailedError),
+        (StopIteration(), StepFailedError),
+        (asyncio.CancelledError(), StepFailedError),
+        (Panic("a secret"), StepFailedError),
+        (MemoryError(), InsufficientMemoryError),
+        (InsufficientMemoryError("a secret"), InsufficientMemoryError),
+    ],
+)
+async def test_the_culprit_of_a_failed_step_ends_alone(tokenizer, caplog, max_in_flight, error, ending):
+    runner = fake_kv(poison=poisoned_by(99, error))
+    async with running(Bench(tokenizer, runner, max_in_flight=max_in_flight)) as bench:
+        asking = [asyncio.create_task(bench.ask(f"r{i}", [i, 2, 3], 20)) for i in range(6)]
+        with pytest.raises(ending) as caught:
+            await bench.ask("culprit", [1, 99, 3], 50)
+        answers = await asyncio.gather(*asking)
+        assert [ids for ids, _, _ in answers] == [continuation([i, 2, 3], 20, vocabulary=BYTES) for i in range(6)]
+        assert bench.held() == (0, 0, 0, 0)
+    assert "secret" not in str(caught.value) + caplog.text
+    [line] = [record.message for record in caplog.records if "fault" in record.message]
+    assert "of request culprit" in line
+    assert line.split()[1] in str(caught.value)
+
+
+async def test_a_device_that_computes_nothing_any_more_ends_the_loop(tokenizer):
+    runner = fake_kv(land_errors={1: ValueError()}, lost=ValueError("a secret"))
+    bench = Bench(tokenizer, runner)
+    task = asyncio.create_task(bench.loop.run())
+    answers = await asyncio.gather(*(bench.ask(f"r{i}", [i], 20) for i in range(3)), return_exceptions=True)
+    assert [type(answer) for answer in answers] == [UnavailableError] * 3
+    with pytest.raises(DeviceLostError):
+        await task
+
+
+async def test_a_step_that_never_lands_ends_the_loop_and_says_where_the_threads_are(tokenizer, caplog):
+    bench = Bench(tokenizer, fake_kv(), step_timeout_s=5.0)
+    bench.runner.hold()
+    task, watch = asyncio.create_task(bench.loop.run()), asyncio.create_task(bench.loop.watch())
+    asking = asyncio.create_task(bench.ask("a", [1], 20))
+    await asyncio.sleep(0.01)
+    bench.clock.advance(6.0)
+    with pytest.raises(UnavailableError):
+        await asking
+    with pytest.raises(StepTimeoutError):
+        await task
+    watch.cancel()
+    assert "thread MainThread" in caplog.text
+    assert "engine_loop.py" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("a secret"), Panic("a secret"), StopIteration(), asyncio.CancelledError()]
+)
+@pytest.mark.parametrize("method", ["push", "is_plain"])
+async def test_a_text_that_cannot_be_made_ends_its_request_alone(tokenizer, caplog, method, error):
+    class Broken(TextStream):
+        def push(self, delta):
+            return raise_(error) if method == "push" else super().push(delta)
+
+        @property
+        def is_plain(self):
+            return raise_(error) if method == "is_plain" and self.has_text else False
+
+        @is_plain.setter
+        def is_plain(self, _value):
+            self.has_text = hasattr(self, "has_text")
+
+    async with running(Bench(tokenizer, fake_kv())) as bench:
+        asking = [asyncio.create_task(bench.ask(f"r{i}", [i, 2, 3], 20)) for i in range(3)]
+        await asyncio.sleep(0)
+        bench.new_stream = Broken
+        with pytest.raises(InternalError):
+            await bench.ask("broken", [9], 20)
+        answers = await asyncio.gather(*asking)
+        assert [ids for ids, _, _ in answers] == [continuation([i, 2, 3], 20, vocabulary=BYTES) for i in range(3)]
+        assert bench.held() == (0, 0, 0, 0)
+    assert "in publishing of request broken" in caplog.text
+    assert "secret" not in caplog.text
+
+
+async def test_a_text_that_cannot_be_begun_leaves_nothing_behind(tokenizer):
+    async with running(Bench(tokenizer, fake_kv())) as bench:
+        bench.new_stream = lambda *_: raise_(ValueError())
+        with pytest.raises(ValueError):  # noqa: PT011  it says nothing
+            await bench.ask("a", [9], 20, n=2)
+        assert bench.held() == (0, 0, 0, 0)
+
+
+def raise_(error):
+    raise error
 
 
 async def test_what_can_never_fit_is_refused_with_both_numbers(tokenizer):

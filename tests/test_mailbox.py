@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aserve.core.errors import StepFailedError
+from aserve.core.errors import UnavailableError
 from aserve.core.ids import RequestId
 from aserve.core.outputs import Completion, FinishReason, TextDelta, Transcript
 from aserve.mailbox import Keeper, Mailbox
@@ -48,9 +48,9 @@ def test_a_mailbox_says_whose_it_is():
 async def test_an_error_comes_after_what_was_written_before_it():
     mailbox = Mailbox()
     mailbox.put(delta("a"))
-    mailbox.fail(StepFailedError("no"))
+    mailbox.fail(UnavailableError("no"))
     assert (await anext(mailbox)).text == "a"
-    with pytest.raises(StepFailedError):
+    with pytest.raises(UnavailableError):
         await anext(mailbox)
 
 

@@ -23,6 +23,7 @@ PREEMPTION_MODES: Final = get_args(PreemptionMode)
 SCHEDULING_POLICIES: Final = get_args(SchedulingPolicy)
 MAX_DELAY_FACTOR: Final = 1000.0
 MAX_TIMEOUT_S: Final = 86400.0
+MAX_STEP_TIMEOUT_S: Final = 86_400.0
 RECOMPUTE_COST_S: Final = 20e-6
 """Of a token in a step of 8 billion parameters on a large GPU, where it is not measured."""
 SWAP_COST_S: Final = 80e-6
@@ -69,6 +70,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     scheduler_delay_factor: float = 0.0
     max_num_queued_reqs: int | None = None
     request_timeout: float | None = None
+    step_timeout: float = 300.0
 
     def __post_init__(self) -> None:
         _one_of("load_format", self.load_format, LOAD_FORMATS)
@@ -87,6 +89,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"swap_space must be in [0, {2**20}) GiB, got {self.swap_space}")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}")
+        if not 0.0 <= self.step_timeout <= MAX_STEP_TIMEOUT_S:
+            raise ConfigError(f"step_timeout must be in [0, {MAX_STEP_TIMEOUT_S:g}] seconds, got {self.step_timeout}")
         if not 0.0 <= self.watermark < 0.5:
             raise ConfigError(f"watermark must be in [0, 0.5), got {self.watermark}")
         self._check_scheduling()
@@ -150,6 +154,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     scheduler_delay_factor: float = 0.0
     max_num_queued_reqs: int | None = None
     request_timeout: float | None = None
+    step_timeout: float = 300.0
     notes: tuple[str, ...] = ()
 
     @property
@@ -270,6 +275,7 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         scheduler_delay_factor=options.scheduler_delay_factor,
         max_num_queued_reqs=options.max_num_queued_reqs,
         request_timeout=options.request_timeout,
+        step_timeout=options.step_timeout,
         notes=tuple(notes),
     )
 

@@ -8,7 +8,11 @@ AserveError
 ├── RateLimitError               this tenant has used up what it may; try again after `retry_after_s`
 ├── QueueTimeoutError            its deadline came while it waited, and nothing of it was computed
 ├── UnavailableError             loading, draining or closed; try again after `retry_after_s`
-├── StepFailedError              the step that computed this request raised
+├── StepFailedError              this request made a step fail
+├── NonFiniteLogitsError         the model's scores for this request are not numbers
+├── InsufficientMemoryError      there is not enough memory to compute this request; try again after `retry_after_s`
+├── StepTimeoutError             a step has not come back: the engine is lost
+├── DeviceLostError              a step of nobody's fails too: the engine is lost
 ├── InternalError                a bug of ours met this request; its `fault_id` is in the log
 ├── ConfigError                  a flag or option is wrong
 └── CheckpointError              a model folder cannot be served, and why
@@ -80,9 +84,48 @@ class UnavailableError(RetryableError):
 
 
 class StepFailedError(AserveError):
-    """The step that was computing this request raised; the request ends, the engine goes on."""
+    """Steps raise where this request runs alone; it ends, the engine goes on. Its `fault_id` is in the log."""
 
     code = "engine_error"
+
+    def __init__(self, kind: str, fault_id: str) -> None:
+        super().__init__(
+            f"the engine failed at this request ({kind}, fault {fault_id}); the server's log has the details"
+        )
+        self.fault_id = fault_id
+
+
+class NonFiniteLogitsError(AserveError):
+    """The model's scores for this request are not finite: a broken checkpoint, or an overflow of its dtype."""
+
+    code = "nan_logits"
+
+    def __init__(self) -> None:
+        super().__init__("the model's logits for this request are not finite numbers")
+
+
+class InsufficientMemoryError(RetryableError):
+    """Memory ran out, on the device or the host; for a request: even when it ran alone, a token at a time."""
+
+    code = "insufficient_memory"
+
+
+class StepTimeoutError(AserveError):
+    """A step was still under way after so many seconds, and cannot be interrupted."""
+
+    code = "engine_dead"
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(f"a step has not landed within {timeout_s:g} s (step_timeout)")
+
+
+class DeviceLostError(AserveError):
+    """After a failed step not even a step of one token, of nobody's, can be computed."""
+
+    code = "engine_dead"
+
+    def __init__(self) -> None:
+        super().__init__("the device computes nothing any more")
 
 
 class InternalError(AserveError):

@@ -8,6 +8,8 @@ An exception's text may quote a prompt, so it goes nowhere: the log has types, f
 
 import logging
 import secrets
+import sys
+import threading
 import traceback
 
 from aserve.core.errors import AserveError, InternalError
@@ -21,12 +23,15 @@ def report(log: logging.Logger, place: str, error: BaseException, request_id: st
 
     place: what was being done, such as "tokenizing".
     """
-    if isinstance(error, AserveError):
-        return error
+    return error if isinstance(error, AserveError) else InternalError(log_fault(log, place, error, request_id))
+
+
+def log_fault(log: logging.Logger, place: str, error: BaseException, request_id: str | None = None) -> str:
+    """Write the log line of a fault; returns its id."""
     fault_id = secrets.token_hex(6)
     whose = "" if request_id is None else f" of request {request_id}"
     log.error("fault %s in %s%s: %s", fault_id, place, whose, describe(error))
-    return InternalError(fault_id)
+    return fault_id
 
 
 def describe(error: BaseException) -> str:
@@ -43,3 +48,15 @@ def describe(error: BaseException) -> str:
         parts.append(f"{type(cause).__module__}.{type(cause).__qualname__}{frames}")
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return "\nbehind it: ".join(parts)
+
+
+def all_stacks() -> str:
+    """Where every thread of the process is: files, lines and functions, and nothing that they hold."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    parts = []
+    for ident, top in sys._current_frames().items():  # documented, in spite of its name
+        frames = "".join(
+            f"\n  {frame.filename}:{frame.lineno} in {frame.name}" for frame in traceback.extract_stack(top)
+        )
+        parts.append(f"thread {names.get(ident, ident)}:{frames}")
+    return "\n".join(parts)

@@ -86,10 +86,13 @@ class SeqSlice(msgspec.Struct, frozen=True, gc=False):
 class BlockOps(msgspec.Struct, frozen=True, gc=False):
     """Blocks to move before a step runs, in this order; within one kind no block is both read and written.
 
+    scrubs: blocks in which what is not finite becomes 0, for on a CPU attention multiplies by 0 what lies behind the
+        end of a context.
     swap_outs: device block to host block. copies: device to device, for a sequence that will write what others share.
     swap_ins: host block to device block.
     """
 
+    scrubs: tuple[BlockId, ...] = ()
     swap_outs: tuple[tuple[BlockId, HostBlockId], ...] = ()
     copies: tuple[tuple[BlockId, BlockId], ...] = ()
     swap_ins: tuple[tuple[HostBlockId, BlockId], ...] = ()
@@ -129,6 +132,8 @@ class TokenScores(msgspec.Struct, frozen=True, gc=False):
 class StepResult(msgspec.Struct, frozen=True, gc=False):
     """token_ids: one sampled token for each slice with `samples`, in the plan's order.
 
+    failed: sequences whose logits were not finite; what stands for their tokens means nothing.
+
     scores: for each of them, where its row has num_logprobs, else None; () when no row of the step has.
     prompt_scores: for each slice with `target_ids`, in the plan's order, the scores of those tokens.
     """
@@ -137,3 +142,4 @@ class StepResult(msgspec.Struct, frozen=True, gc=False):
     token_ids: tuple[int, ...]
     scores: tuple[TokenScores | None, ...] = ()
     prompt_scores: tuple[tuple[TokenScores, ...], ...] = ()
+    failed: tuple[SeqId, ...] = ()

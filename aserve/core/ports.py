@@ -21,7 +21,18 @@ class Runner(Protocol):
     """Computes plans in launch order. Owns the weights, the KV memory, its device stream and its threads."""
 
     def launch(self, plan: StepPlan) -> Flight:
-        """Start a step and return at once. Steps run in launch order; at most two are in flight."""
+        """Start a step and return at once. Steps run in launch order.
+
+        Once one has failed, those launched behind it fail too, and touch nothing, until `recover`. What `land` raises
+        is an Exception; where memory ran out, an `InsufficientMemoryError`.
+        """
+        ...
+
+    def recover(self) -> Flight:
+        """After a failed step, when all that were launched have landed: free what is cached, and compute again.
+
+        The flight is that of a step of nobody's; if it raises, the device is lost.
+        """
         ...
 
     def close(self) -> None:

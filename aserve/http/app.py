@@ -17,6 +17,7 @@ from aserve.http.openai.chat import chat_completions
 from aserve.http.openai.completions import completions
 from aserve.http.openai.models import model_routes
 from aserve.http.openai.tokenize import detokenize, tokenize
+from aserve.http.openapi import openapi_route
 from aserve.http.ops import ops_routes
 from aserve.http.request_id import RequestIds
 from aserve.http.sse import StreamLimits
@@ -52,6 +53,7 @@ def create_app(
             post("/detokenize", detokenize(engine)),
             *model_routes(engine),
             *ops_routes(engine),
+            openapi_route(),
         ],
         middleware=[
             Middleware(RequestIds),

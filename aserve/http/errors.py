@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from aserve.core.errors import (
     AserveError,
+    InsufficientMemoryError,
     InvalidRequestError,
     ModelNotFoundError,
     OverloadedError,
@@ -35,6 +36,7 @@ STATUS: Final[Mapping[type[AserveError], int]] = {
     OverloadedError: 429,
     RateLimitError: 429,
     QueueTimeoutError: 503,
+    InsufficientMemoryError: 503,
     UnavailableError: 503,
 }
 """By class, subclasses included; every other AserveError is a 500."""

@@ -7,7 +7,7 @@ Invariants:
   I1  every block is free or held, and nothing else; the free queue has no duplicates;
   I3  refs > 0 if and only if the block is not in the free queue;
   I5  block 0, the null block, is never free and never held;
-  I10 but for `forget`, only a free block loses its hash; a cached one goes after all that were released before it.
+  I10 but for being forgotten, only a free block loses its hash; a cached one goes after all that were released before.
 
 Knows no tokens, tables or sequences: integers and hashes only.
 """
@@ -123,6 +123,12 @@ class BlockPool:
             self._hashes[block_id] = None
         self._index.clear()
         return num_forgotten
+
+    def forget_one(self, block_hash: BlockHash) -> None:
+        """Nobody finds a block by this hash any more."""
+        block_id = self._index.pop(block_hash, None)
+        if block_id is not None:
+            self._hashes[block_id] = None
 
     def check(self) -> None:
         """Assert I1, I3 and I5, and that index and blocks name each other. Cost: the whole pool."""

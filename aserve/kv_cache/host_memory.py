@@ -134,6 +134,14 @@ class HostMemory:
         """What was to be copied there may not have come."""
         self._host.forget(host_ids)
 
+    def forget_one(self, block_hash: BlockHash) -> None:
+        """A block of the tier is found no more."""
+        host_id = self._host.lookup(block_hash)
+        if host_id is not None:
+            self._host.forget((host_id,))
+            if not self._host.is_held(host_id):
+                self._outs.pop(host_id, None)
+
     def forget_kept(self) -> None:
         """Nothing of the tier is found any more."""
         for host_id in self._host.forget_all():

@@ -19,6 +19,7 @@ null block stands for those that nobody sees any more (I24). A table of theirs g
 at once: a long prompt needs all of its blocks at no time.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from aserve.core.ids import BlockHash, BlockId, HostBlockId
@@ -187,6 +188,21 @@ class PagedCache:
         if self._windows:
             self._give_back_unseen(table, num_landed)
 
+    def rewind(self, table: BlockTable, num_landed: int) -> None:
+        """What lies behind the first `num_landed` positions never landed: it is written again, and not shared."""
+        table.num_shared = min(table.num_shared, num_landed // self.block_size)
+
+    def quarantine(self, tables: Sequence[BlockTable], num_trusted: int) -> list[BlockId]:
+        """Nobody finds what is behind the first `num_trusted` positions. Returns the blocks that no other table has."""
+        first = num_trusted // self.block_size * self.num_groups
+        num_holders: Counter[BlockId] = Counter()
+        for table in tables:
+            num_holders.update(self._held(table.block_ids[first:]))
+            for entry in range(first, (len(table.hashes) - 1) * self.num_groups):
+                self._pool.forget_one(self._name(table, entry))
+                self._host.forget_one(self._name(table, entry))
+        return [block_id for block_id, count in num_holders.items() if count == self._pool.refs(block_id)]
+
     def free(self, table: BlockTable) -> None:
         """Give all blocks back, tail first (I10). An empty table has nothing to give."""
         self._pool.release(reversed(self._held(table.block_ids)))
@@ -273,10 +289,7 @@ class PagedCache:
         )
 
     def check(self, tables: Collection[BlockTable], swapped: Collection[BlockTable] = ()) -> None:
-        """Assert I1 to I5 and I12, where `tables` hold blocks, `swapped` host blocks, and no others do.
-
-        Cost: the whole pool.
-        """
+        """Assert I1 to I5 and I12, where `tables` hold blocks, `swapped` host blocks, and no others do."""
         self._pool.check()
         self._host.check(swapped)
         check_tables(self._pool, tables, self.num_groups, self.block_size)

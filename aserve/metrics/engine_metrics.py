@@ -142,7 +142,7 @@ class EngineMetrics(Collector):
         """A request was submitted at `now`; tell the rest of its life to what is returned."""
         return RequestTimes(self, len(request.prompt_token_ids), now)
 
-    def step_failed(self, error: Exception) -> None:
+    def step_failed(self, error: BaseException) -> None:
         """A step raised. Only the number is kept: an exception's text has no place in a metric."""
         del error
         self.num_step_failures += 1

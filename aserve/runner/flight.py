@@ -1,4 +1,8 @@
-"""A launched step, seen from the event loop: the only place below the engine that awaits."""
+"""A launched step, seen from the event loop: the only place below the engine that awaits.
+
+What a step raised comes over as a value: as a future's exception, asyncio would refuse it (StopIteration), take it for
+the cancellation of whoever waits (CancelledError), or end the event loop (SystemExit).
+"""
 
 import asyncio
 from concurrent.futures import Future
@@ -6,10 +10,18 @@ from concurrent.futures import Future
 from aserve.core.plan import StepResult
 
 
+class BrokenStepError(RuntimeError):
+    """A step raised what is no Exception; it is the cause of this one."""
+
+
+Landed = Future[StepResult | BaseException]
+"""How a step ended."""
+
+
 class StepFlight:
     """Resolves when the runner's thread has the step's tokens on the host."""
 
-    def __init__(self, landed: Future[StepResult]) -> None:
+    def __init__(self, landed: Landed) -> None:
         self._landed = landed
 
     async def land(self) -> StepResult:
@@ -19,4 +31,13 @@ class StepFlight:
         CPU, where a step may well be finished, the loop would otherwise starve its other tasks. Shielded, because a
         cancelled wait would cancel the future, which the runner's thread is about to resolve.
         """
-        return await asyncio.shield(asyncio.wrap_future(self._landed))
+        return result_of(await asyncio.shield(asyncio.wrap_future(self._landed)))
+
+
+def result_of(outcome: StepResult | BaseException) -> StepResult:
+    """The result; raises what was raised in its place."""
+    if isinstance(outcome, StepResult):
+        return outcome
+    if isinstance(outcome, Exception) and not isinstance(outcome, StopIteration | StopAsyncIteration):
+        raise outcome
+    raise BrokenStepError(type(outcome).__name__) from outcome

@@ -9,6 +9,7 @@ in the same two planes, in different blocks.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,9 +41,9 @@ class KVStore:
         """Positions in a block."""
         return self.layers[0].k_BPKD.shape[1]
 
-    def scrub(self, blocks_N: Tensor) -> None:
+    def scrub(self, block_ids: Iterable[int]) -> None:
         """Make what is not finite in these blocks 0, for whoever gets them next; all else stays as it is."""
-        for block_id in blocks_N.tolist():
+        for block_id in block_ids:
             self.planes_YBX[:, block_id].nan_to_num_(0.0, 0.0, 0.0)
 
 

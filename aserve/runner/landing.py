@@ -7,7 +7,7 @@ from typing import Any
 from aserve.core.plan import StepPlan, StepResult, TokenScores
 from aserve.runner.batch import StepBatch
 from aserve.runner.device import StepDevice
-from aserve.runner.sampler import check_sampled
+from aserve.runner.sampler import without_token
 from aserve.runner.scoring import HostScores, prompt_scores, sampled_scores, tensors_of
 from aserve.runner.step import StepOutput
 
@@ -28,13 +28,13 @@ class Landing:
         self._wait = device.download(tensors)
 
     def result(self) -> StepResult:
-        """Wait for the outputs. Raises what the device raised, and as `check_sampled`."""
+        """Wait for the outputs. Raises what the device raised."""
         arrays: Iterator[list[Any]] = iter(self._wait())
-        token_ids = check_sampled(self._plan, next(arrays))
+        token_ids = tuple(next(arrays))
         scores: tuple[TokenScores | None, ...] = ()
         prompts: tuple[tuple[TokenScores, ...], ...] = ()
         if self._sampled_targets is not None:
             scores = sampled_scores(self._sampled_targets, token_ids, HostScores(*islice(arrays, 4)))
         if self._prompt_targets is not None:
             prompts = prompt_scores(self._prompt_targets, HostScores(*islice(arrays, 4)))
-        return StepResult(self._plan.step_id, token_ids, scores, prompts)
+        return StepResult(self._plan.step_id, token_ids, scores, prompts, without_token(self._plan, token_ids))

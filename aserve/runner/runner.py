@@ -6,9 +6,12 @@ built, executed and landed; how is the business of batch.py, step.py and device.
 
 import gc
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
 
 import torch
 
+from aserve.core.errors import InsufficientMemoryError
+from aserve.core.ids import Row
 from aserve.core.plan import StepPlan, StepResult
 from aserve.kernels.ops import Ops
 from aserve.models.interface import CausalLM
@@ -16,17 +19,23 @@ from aserve.runner.batch import BatchBuilder
 from aserve.runner.controls import ControlTable
 from aserve.runner.costs import MemoryCosts, measure_costs
 from aserve.runner.device import step_device
-from aserve.runner.flight import StepFlight
+from aserve.runner.flight import Landed, StepFlight, result_of
 from aserve.runner.graphs import DecodeGraphs, GraphDevice
 from aserve.runner.kv_store import KVStore
 from aserve.runner.landing import Landing
 from aserve.runner.rows import RowTable
-from aserve.runner.sampler import NonFiniteLogitsError
 from aserve.runner.steady import SteadyBuilder
 from aserve.runner.step import EagerStep
 from aserve.runner.swapper import BlockMover
 from aserve.runner.threads import StepThreads, measure_flops_per_thread
-from aserve.runner.warm_up import warm_up_plans
+from aserve.runner.warm_up import sign_of_life, warm_up_plans
+
+OUT_OF_MEMORY: Final = ("DefaultCPUAllocator", "out of memory")
+"""What torch's errors say that have no class of their own."""
+
+
+class SkippedStepError(RuntimeError):
+    """A step was launched behind one that failed, and was not computed."""
 
 
 class ModelRunner:
@@ -54,7 +63,7 @@ class ModelRunner:
         self._kv: KVStore | None = kv
         self._max_model_len = max_model_len
         self._num_host_blocks = num_host_blocks
-        # The row after those of sequences pads captured batches.
+        # The row after those of sequences pads captured batches, and is that of a sign of life.
         self._rows = rows = RowTable(max_num_seqs + 1, -(-max_model_len // self._block_size) * kv.num_groups, device)
         self._device = step_device(device)
         self._threads = StepThreads(model.spec, measure_flops_per_thread())
@@ -71,15 +80,22 @@ class ModelRunner:
             step,
             graphs,
         )
+        self._sign_of_life = sign_of_life(Row(max_num_seqs), kv.num_groups)
+        self._halted = False
+        """Set by a step that fails, for those behind it: they stand on rows that it may not have set up."""
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="aserve-runner")
 
     def launch(self, plan: StepPlan) -> StepFlight:
-        """Start a step and return at once. What it raises comes out of `land`; later steps are not affected."""
+        """Start a step and return at once. What it raises comes out of `land`, and of those behind it."""
         return StepFlight(self._submit(plan))
+
+    def recover(self) -> StepFlight:
+        """As the Protocol says."""
+        return StepFlight(self._submit(self._sign_of_life, recovers=True))
 
     def run(self, plan: StepPlan) -> StepResult:
         """`launch` and wait, blocking: for start-up, before there is an event loop to keep free."""
-        return self._submit(plan).result()
+        return result_of(self._submit(plan).result())
 
     def warm_up(self) -> None:
         """Run the first calls of everything, so that no request pays for them. Blocking, before the first `launch`."""
@@ -108,15 +124,20 @@ class ModelRunner:
         gc.collect()  # modules point at each other; their memory should not wait for the collector's turn
         self._device.release()
 
-    def _submit(self, plan: StepPlan) -> Future[StepResult]:
-        landed: Future[StepResult] = Future()
-        self._worker.submit(self._run, plan, landed)
+    def _submit(self, plan: StepPlan, *, recovers: bool = False) -> Landed:
+        landed: Landed = Future()
+        self._worker.submit(self._run, plan, landed, recovers=recovers)
         return landed
 
-    def _run(self, plan: StepPlan, landed: Future[StepResult]) -> None:
+    def _run(self, plan: StepPlan, landed: Landed, *, recovers: bool) -> None:
         """One step, in the worker thread. Every way out resolves `landed`, or its reader would wait for ever."""
         try:
             assert self._stages is not None, "the runner is closed"
+            if recovers:
+                self._device.release()
+                self._halted = False
+            if self._halted:
+                raise SkippedStepError("the step before it failed")
             mover, builder, step, graphs = self._stages
             with torch.inference_mode(), self._device.stepping(), self._threads.of(plan.num_tokens):
                 if plan.block_ops is not None:
@@ -127,24 +148,31 @@ class ModelRunner:
                     output = step.execute(batch)
                 landing = None if output is None else Landing(plan, batch, output, self._device)
         except BaseException as error:  # the edge of a thread
-            landed.set_exception(error)
+            self._failed(landed, error)
             return
 
         def land() -> None:
             try:
-                landed.set_result(StepResult(plan.step_id, ()) if landing is None else landing.result())
-            except NonFiniteLogitsError as error:
-                self._scrub(plan)
-                landed.set_exception(error)
+                result = StepResult(plan.step_id, ()) if landing is None else landing.result()
             except BaseException as error:  # the edge of a thread
-                landed.set_exception(error)
+                self._failed(landed, error)
+            else:
+                landed.set_result(result)
 
         self._device.when_landed(land)
 
-    def _scrub(self, plan: StepPlan) -> None:
-        """Leave nothing in blocks that would spoil what others compute when they get them.
+    def _failed(self, landed: Landed, error: BaseException) -> None:
+        self._halted = True
+        landed.set_result(_out_of_memory(error) or error)
 
-        Attention on a CPU multiplies what lies behind a context's end by 0. Triton's kernels do not read it.
-        """
-        if self._kv is not None and not self._kv.planes_YBX.is_cuda:
-            self._kv.scrub(torch.unique(self._rows.block_table_RM[[piece.row for piece in plan.slices]]))
+
+def _out_of_memory(error: BaseException) -> InsufficientMemoryError | None:
+    """The error as the one that says that memory ran out, if it does."""
+    is_so = isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
+    )
+    if not is_so:
+        return None
+    told = InsufficientMemoryError("memory ran out while this request was computed")
+    told.__cause__ = error
+    return told

@@ -3,9 +3,10 @@
 Letters: kernels/ops.py and rows.py.
 """
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
-from aserve.core.errors import AserveError
 from aserve.core.ids import SeqId
 from aserve.core.plan import StepPlan
 from aserve.kernels.ops import Ops, Scores
@@ -16,16 +17,6 @@ from aserve.runner.scoring import score_sampled
 
 NO_TOKEN = -1
 """Stands, between device and host, for the token of a row that could not be sampled."""
-
-
-class NonFiniteLogitsError(AserveError):
-    """The model's scores for these sequences are not numbers: a broken checkpoint, or an overflow of its dtype."""
-
-    code = "engine_error"
-
-    def __init__(self, seq_ids: tuple[SeqId, ...]) -> None:
-        super().__init__(f"the logits of {len(seq_ids)} sequences are not finite (sequences {list(seq_ids)})")
-        self.seq_ids = seq_ids
 
 
 def sample_next(
@@ -55,11 +46,9 @@ def sample_next(
     return ids_N, score_sampled(ops, raw_NV, last_token_N, batch.sampled_targets)
 
 
-def check_sampled(plan: StepPlan, token_ids: list[int]) -> tuple[int, ...]:
-    """The plan's sampled tokens, on the host. Raises `NonFiniteLogitsError` naming the sequences that have none."""
-    if NO_TOKEN in token_ids:
-        sampled = (piece.seq_id for piece in plan.slices if piece.samples)
-        raise NonFiniteLogitsError(
-            tuple(seq_id for seq_id, token_id in zip(sampled, token_ids, strict=True) if token_id == NO_TOKEN)
-        )
-    return tuple(token_ids)
+def without_token(plan: StepPlan, token_ids: Sequence[int]) -> tuple[SeqId, ...]:
+    """The sequences whose logits were not finite. token_ids: of the plan's slices that sample, in order."""
+    if NO_TOKEN not in token_ids:
+        return ()
+    sampled = (piece.seq_id for piece in plan.slices if piece.samples)
+    return tuple(seq_id for seq_id, token_id in zip(sampled, token_ids, strict=True) if token_id == NO_TOKEN)

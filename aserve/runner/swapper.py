@@ -51,13 +51,19 @@ class BlockMover:
 
     def __init__(self, ops: Ops, kv: KVStore, device: StepDevice, num_host_blocks: int) -> None:
         self._ops = ops
+        self._kv = kv
         self._planes_YBX = kv.planes_YBX
         self._device = device
         pool = CudaHostPool if kv.planes_YBX.is_cuda else CpuHostPool
         self._host: HostPool | None = pool(ops, kv, device, num_host_blocks) if num_host_blocks else None
 
     def move(self, block_ops: BlockOps) -> None:
-        """Start all moves, in order of their kinds; what the step computes afterwards finds them done."""
+        """Start all moves, in order of their kinds; what the step computes afterwards finds them done.
+
+        Nothing is scrubbed on a GPU: Triton's kernels do not read what lies behind the end of a context.
+        """
+        if block_ops.scrubs and not self._kv.planes_YBX.is_cuda:
+            self._kv.scrub(block_ops.scrubs)
         if block_ops.swap_outs:
             assert self._host is not None, "there is no host memory to swap to"
             self._host.swap_out(block_ops.swap_outs)

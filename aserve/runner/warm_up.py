@@ -52,6 +52,13 @@ def warm_up_plans(max_model_len: int, block_size: int, *, compiles: bool, can_sw
         yield StepPlan(len(steps), (), (), msgspec.structs.replace(swaps, copies=((here, here),)))
 
 
+def sign_of_life(row: Row, num_groups: int) -> StepPlan:
+    """A step of one token, of nobody's: in a row that no sequence gets, on the null block."""
+    nobody = SeqId(-1)
+    piece = SeqSlice(nobody, row, 0, 1, (0,), samples=True)
+    return StepPlan(-1, (piece,), (RowInit(row, nobody, GREEDY, (BlockId(0),) * num_groups),))
+
+
 def _powers_of_two(high: int) -> list[int]:
     """2, 4, 8, ..., and high itself."""
     return [min(2**exponent, high) for exponent in range(1, high.bit_length() + 1)]

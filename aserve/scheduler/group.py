@@ -10,7 +10,7 @@ back until all have ended, and beams until the search has.
 Knows no block and no step.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from aserve.core.outputs import DEADLINE, FinishReason, SeqDelta
 from aserve.core.plan import TokenScores
@@ -45,6 +45,25 @@ class Group:
     def running(self) -> list[Sequence]:
         """Members that run."""
         return [member for member in self.members if member.state is State.RUNNING]
+
+    def advance_beams(self, take_over: Callable[[Sequence, Sequence], None]) -> tuple[SeqDelta, ...]:
+        """Every beam has reported: let the search choose, and the slots do as it says; its outcome, once it is done.
+
+        take_over: has a member go on as another, whose past is not its own.
+        """
+        beams, members = self.beams, self.members
+        assert beams is not None, "the group is one of beams"
+        moves = beams.search.advance(beams.take_reports())
+        if beams.search.is_done:
+            return tuple(beams.outcome(members[0].num_cached))
+        for member, (parent, _) in zip(members, moves, strict=True):
+            if parent != member.index:
+                take_over(member, members[parent])
+        for member, (_, token_id) in zip(members, moves, strict=True):
+            member.token_ids.append(token_id)
+            member.num_prefill = len(member.token_ids)
+            member.last_position = member.num_prefill - 1
+        return ()
 
 
 def fork_source(sequence: Sequence) -> tuple[Sequence, int] | None:

@@ -3,53 +3,64 @@
 Makes the slices of a plan and moves `num_computed` on. Knows no request and no result.
 """
 
+from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Several
 
-from aserve.core.ids import BlockId, SeqId
+from aserve.core.ids import BlockId, RequestId, SeqId
 from aserve.core.plan import RowInit, SeqSlice, StepPlan
 from aserve.scheduler.admission import Admission, Pace
 from aserve.scheduler.preemption import choose_victims
 from aserve.scheduler.residents import Residents, is_flying
 from aserve.scheduler.sequence import Sequence
+from aserve.scheduler.states import State
+from aserve.scheduler.undo import StepBudget
 
 
 class Planner:
-    """max_num_batched_tokens: of a step. max_chunk: known tokens of one sequence that a step computes at most."""
+    """budget: of a step, in tokens. max_chunk: known tokens of one sequence that a step computes at most."""
 
     def __init__(
-        self, residents: Residents, admission: Admission, pace: Pace, *, max_num_batched_tokens: int, max_chunk: int
+        self, residents: Residents, admission: Admission, pace: Pace, *, budget: StepBudget, max_chunk: int
     ) -> None:
         self._residents = residents
         self._admission = admission
         self._pace = pace
-        self._max_num_batched_tokens = max_num_batched_tokens
+        self._budget = budget
         self._max_chunk = max_chunk
         self._settling: set[SeqId] = set()
         self.num_tokens = 0
         """Planned since the start."""
 
-    def plan(self, now: float, step_id: int, in_flight: Several[StepPlan]) -> StepPlan | None:
+    def plan(
+        self,
+        now: float,
+        step_id: int,
+        in_flight: Several[StepPlan],
+        only: Collection[RequestId] | None = None,
+    ) -> StepPlan | None:
         """The next step, or None if nothing can run. A step that preempts admits nobody.
 
         in_flight: those that have not landed, oldest first; `step_id - 1`, if still among them, is the newest.
+        only: the requests that may run; None lets all.
         """
         residents = self._residents
         num_preemptions = residents.num_preemptions
         if self._settling or self._pace.delays:
             self._settling.clear()
             self._pace.next_step(now)
-        slices: list[SeqSlice] = []
-        inits: list[RowInit] = []
-        budget = self._max_num_batched_tokens
+        draft = _Draft(step_id)
+        slices = draft.slices
+        budget = self._budget.num_tokens
         no_blocks: tuple[BlockId, ...] = ()
-        for sequence in residents.running:  # preemption removes from the far end only
+        running = residents.running if only is None else _only_running(residents.running, only)
+        for sequence in running:  # preemption removes from the far end only
             start = sequence.num_computed
             if start > sequence.last_position:
                 continue  # all is planned: its last token is on its way
             if not budget:
                 break
             if start < sequence.num_prefill:
-                budget -= self._next_chunk(sequence, budget, slices, inits, step_id - 1)
+                budget -= self._next_chunk(sequence, budget, draft)
                 continue
             new_blocks: tuple[BlockId, ...] | None = no_blocks
             if start >= sequence.table.capacity:
@@ -61,58 +72,44 @@ class Planner:
             sequence.num_computed = start + 1
             budget -= 1
         if (residents.waiting or residents.swapped) and num_preemptions == residents.num_preemptions:
-            self._newcomers(now, budget, slices, inits, in_flight[0].step_id if in_flight else None)
-        if not slices and (in_flight or not self._unblock(now, slices, inits)):
+            self._newcomers(now, budget, draft, in_flight[0].step_id if in_flight else None, only)
+        if not slices and (in_flight or only is not None or not self._unblock(now, draft)):
             return None
         self.num_tokens += len(slices)
-        block_ops = residents.take_block_ops() if residents.copies or residents.has_host_memory else None
-        return StepPlan(step_id, tuple(slices), tuple(inits), block_ops)
+        moves = residents.copies or residents.scrubs or residents.has_host_memory
+        return StepPlan(step_id, tuple(slices), tuple(draft.inits), residents.take_block_ops() if moves else None)
 
-    def _unblock(self, now: float, slices: list[SeqSlice], inits: list[RowInit]) -> bool:
+    def _unblock(self, now: float, draft: "_Draft") -> bool:
         """If all who run wait for one that cannot come, make room for it. Whether anything can run now."""
-        while not slices and self._residents.running:
+        while not draft.slices and self._residents.running:
             self._residents.preempt(choose_victims(self._residents.running, None), None, may_swap=False)
-            self._newcomers(now, self._max_num_batched_tokens, slices, inits, None)
-        return bool(slices)
+            self._newcomers(now, self._budget.num_tokens, draft, None)
+        return bool(draft.slices)
 
-    def _next_chunk(
-        self,
-        sequence: Sequence,
-        budget: int,
-        slices: list[SeqSlice],
-        inits: list[RowInit],
-        newest_flying: int,
-    ) -> int:
+    def _next_chunk(self, sequence: Sequence, budget: int, draft: "_Draft") -> int:
         """As `_known`, for who runs; only with windows can blocks be missing. 0 if it had to make room itself."""
         end = self._chunk_end(sequence, budget)
         new_blocks: tuple[BlockId, ...] | None = ()
         if end > sequence.table.capacity:
-            new_blocks = self._residents.make_room(sequence, end, newest_flying)
-        return 0 if new_blocks is None else self._known(sequence, end, new_blocks, slices, inits)
+            new_blocks = self._residents.make_room(sequence, end, draft.step_id - 1)
+        return 0 if new_blocks is None else self._known(sequence, end, new_blocks, draft)
 
     def _chunk_end(self, sequence: Sequence, budget: int) -> int:
         """Where the next chunk of a sequence's known tokens ends."""
         return min(sequence.num_computed + min(budget, self._max_chunk), sequence.num_prefill)
 
-    def _known(
-        self,
-        sequence: Sequence,
-        end: int,
-        new_blocks: tuple[BlockId, ...],
-        slices: list[SeqSlice],
-        inits: list[RowInit],
-    ) -> int:
+    def _known(self, sequence: Sequence, end: int, new_blocks: tuple[BlockId, ...], draft: "_Draft") -> int:
         """Append a sequence's known tokens up to `end`, and its RowInit if it needs one; returns their number."""
         assert sequence.row is not None, f"{sequence!r} has no row"
         if sequence.num_bound is not None:
-            inits.append(sequence.row_init(sequence.row, sequence.num_bound))
+            draft.inits.append(sequence.row_init(sequence.row, sequence.num_bound))
             new_blocks = tuple(sequence.table.block_ids[sequence.num_bound :])
             sequence.num_bound = None
         self._settling.add(sequence.id)
         start = sequence.num_computed
         self.num_tokens += end - start - 1  # and one for the slice itself
         num_targets = min(end, sequence.num_prompt - 1) if sequence.num_scored < sequence.num_prompt else 0
-        slices.append(
+        draft.slices.append(
             SeqSlice(
                 seq_id=sequence.id,
                 row=sequence.row,
@@ -128,33 +125,57 @@ class Planner:
         return end - start
 
     def _newcomers(
-        self, now: float, budget: int, slices: list[SeqSlice], inits: list[RowInit], oldest_flying: int | None
+        self,
+        now: float,
+        budget: int,
+        draft: "_Draft",
+        oldest_flying: int | None,
+        only: Collection[RequestId] | None = None,
     ) -> None:
         """With what is left of the budget, bring back who was swapped out, then admit in order, until one cannot (I14).
 
-        Nobody is admitted while somebody is swapped out.
+        Nobody is admitted while somebody is swapped out, unless it is on trial.
         """
         residents = self._residents
-        while budget and residents.swapped:
+        while budget and residents.swapped and only is None:
             returned = residents.bring_back(oldest_flying)
             if not returned and residents.swapped:
                 return
             for sequence in returned:
                 if budget:
-                    budget -= self._first_chunk(sequence, budget, slices, inits)
+                    budget -= self._first_chunk(sequence, budget, draft)
         residents.settle()
-        while budget and (newcomer := residents.next_up()) is not None:
+        while budget and (newcomer := residents.next_up(only)) is not None:
             if is_flying(newcomer, oldest_flying):
                 break
-            if slices and not self._pace.allows(now, newcomer.request.arrival_s):
+            if draft.slices and not self._pace.allows(now, newcomer.request.arrival_s):
                 break
             if not residents.admit(newcomer, self._settling):
                 break
             self._admission.count(newcomer, now)
-            budget -= self._first_chunk(newcomer, budget, slices, inits)
+            budget -= self._first_chunk(newcomer, budget, draft)
             self._pace.admitted()
 
-    def _first_chunk(self, sequence: Sequence, budget: int, slices: list[SeqSlice], inits: list[RowInit]) -> int:
+    def _first_chunk(self, sequence: Sequence, budget: int, draft: "_Draft") -> int:
         """As `_known`, for who has just come and has room for a position at least, at nobody's cost."""
+        sequence.settled_in = draft.step_id
         end = self._residents.extend(sequence, self._chunk_end(sequence, budget))
-        return self._known(sequence, end, (), slices, inits)
+        return self._known(sequence, end, (), draft)
+
+
+class _Draft:
+    """What a plan will be made of."""
+
+    __slots__ = ("inits", "slices", "step_id")
+
+    def __init__(self, step_id: int) -> None:
+        self.step_id = step_id
+        self.slices: list[SeqSlice] = []
+        self.inits: list[RowInit] = []
+
+
+def _only_running(running: Several[Sequence], only: Collection[RequestId]) -> Iterator[Sequence]:
+    """Those of these requests that still run when it is their turn."""
+    for sequence in tuple(running):
+        if sequence.request_id in only and sequence.state is State.RUNNING:
+            yield sequence

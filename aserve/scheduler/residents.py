@@ -11,10 +11,11 @@ What the runner has to copy for it before the next step is gathered until a plan
 output; which sequence deserves what is decided by the queues' order, the admission and the preemption rule.
 """
 
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container, Iterable
+from collections.abc import Sequence as Several
 
-from aserve.core.ids import BlockId, Row, SeqId
-from aserve.core.plan import BlockOps, StepPlan
+from aserve.core.ids import BlockId, RequestId, Row, SeqId
+from aserve.core.plan import BlockOps, SeqSlice, StepPlan
 from aserve.kv_cache.paged_cache import Copy, PagedCache
 from aserve.scheduler.admission import Admission
 from aserve.scheduler.fairness import FairQueue
@@ -27,21 +28,20 @@ from aserve.scheduler.states import State, move
 class Residents:
     """The queues, the rows, and the block operations of the plan to come.
 
-    fair_chunk: where tenants share, how much of a tenant's prompts a step begins; None where they do not.
+    fair_chunk: where tenants share, how much of a tenant's prompts a step begins; 0 where they do not.
     """
 
     def __init__(
         self,
         cache: PagedCache,
         admission: Admission,
-        rule: PreemptionRule,
+        rule: PreemptionRule | None,
         num_rows: int,
-        *,
-        fair_chunk: int | None = None,
+        fair_chunk: int = 0,
     ) -> None:
         self.running = SequenceQueue()
         self.waiting: Waiting = WaitingQueue()
-        if fair_chunk is not None:
+        if fair_chunk:
             self.waiting = FairQueue(self.running, num_rows, fair_chunk)
         self.swapped = SequenceQueue()
         self.num_preemptions = 0
@@ -51,12 +51,14 @@ class Residents:
         self.num_swapped_blocks = 0
         self._cache = cache
         self._admission = admission
-        self._rule = rule
+        self._rule = rule or PreemptionRule()
         self._num_rows = num_rows
         self._free_rows = [Row(row) for row in reversed(range(num_rows))]
         self.has_host_memory = cache.has_host_memory
         self.copies: list[Copy] = []
         """To be made before the next step."""
+        self.scrubs: list[BlockId] = []
+        """Likewise: blocks of sequences that were put in quarantine."""
 
     # Coming.
 
@@ -65,9 +67,11 @@ class Residents:
         if self._free_rows and self.waiting:
             self.waiting.settle()
 
-    def next_up(self) -> Sequence | None:
-        """Who of those who wait is to be admitted next, if there is a row for it."""
-        return self.waiting.next_up(len(self._free_rows))
+    def next_up(self, only: Collection[RequestId] | None) -> Sequence | None:
+        """Who of those who wait is to be admitted next, if there is a row; of these requests, where not all may."""
+        if only is None:
+            return self.waiting.next_up(len(self._free_rows))
+        return next((sequence for sequence in self.waiting if sequence.request_id in only), None)
 
     def admit(self, sequence: Sequence, settling: Container[SeqId]) -> bool:
         """Let a waiting sequence run, if there is a row, and blocks for all of its tokens. See `Admission.admit`."""
@@ -197,18 +201,34 @@ class Residents:
             self.waiting.remove(sequence)
         sequence.state = move(sequence.state, State.FINISHED)
 
-    def distrust(self, plans: Iterable[StepPlan], newest_flying: int | None) -> None:
-        """These plans failed: who relies on a block that they were to move computes it again."""
+    def rewind(self, plans: Several[StepPlan], slices: Iterable[tuple[Sequence, SeqSlice]]) -> None:
+        """All steps in flight failed: these, with those slices of sequences that have not ended. Take them back.
+
+        Who runs goes back to what has landed, keeps row and blocks, and sets its row up anew. Who took its row in one
+        of these steps gives it back, and so does who relies on a block that they were to move.
+        """
+        for sequence, piece in slices:
+            if sequence.state is not State.WAITING and piece.start < sequence.num_computed:
+                sequence.num_computed = piece.start
+                self._cache.rewind(sequence.table, piece.start)
+            if sequence.state is State.RUNNING:
+                sequence.num_prefill = len(sequence.token_ids)
+                sequence.num_bound = len(sequence.table.block_ids)
         all_ops = [plan.block_ops for plan in plans if plan.block_ops is not None]
         blocks = {block_id for ops in all_ops for _, block_id in (*ops.copies, *ops.swap_ins)}
         host_ids = {host_id for ops in all_ops for _, host_id in ops.swap_outs}
-        self.preempt(
-            [sequence for sequence in self.running if blocks.intersection(sequence.table.block_ids)],
-            newest_flying,
-            may_swap=False,
-        )
+        self.scrubs.extend(block_id for ops in all_ops for block_id in ops.scrubs)
+        first_step = plans[0].step_id
+        for sequence in tuple(self.running):
+            if sequence.settled_in >= first_step or blocks.intersection(sequence.table.block_ids):
+                self.preempt([sequence], None, may_swap=False)
         self._forget_swapped([s for s in self.swapped if host_ids.intersection(s.table.host_ids)])
         self._cache.distrust_host(host_ids)
+
+    def quarantine(self, sequences: Several[Sequence]) -> None:
+        """Nobody is to meet what those of a request computed: it made a step fail, or is not finite."""
+        num_trusted = min(sequence.num_cached for sequence in sequences)
+        self.scrubs.extend(self._cache.quarantine([sequence.table for sequence in sequences], num_trusted))
 
     def _send_to_wait(self, sequence: Sequence) -> None:
         sequence.state = move(sequence.state, State.WAITING)
@@ -232,15 +252,19 @@ class Residents:
     # What the runner has to do.
 
     def take_block_ops(self) -> BlockOps | None:
-        """What has to be moved before the next step; the plan takes it along. Nothing without copies or host memory."""
+        """What has to be done to blocks before the next step; the plan takes it along.
+
+        Nothing without copies, scrubs or host memory.
+        """
         swap_outs, swap_ins = self._cache.take_host_moves()
-        if not (swap_outs or self.copies or swap_ins):
+        if not (swap_outs or self.copies or swap_ins or self.scrubs):
             return None
         self.num_swapped_blocks += len(swap_outs) + len(swap_ins)
         self.num_copied_blocks += len(self.copies)
-        copies = tuple(self.copies)
+        copies, scrubs = tuple(self.copies), tuple(self.scrubs)
         self.copies.clear()
-        return BlockOps(swap_outs, copies, swap_ins)
+        self.scrubs.clear()
+        return BlockOps(scrubs, swap_outs, copies, swap_ins)
 
     def check(self) -> None:
         """Assert I12, I14 and what the cache promises."""

@@ -1,4 +1,4 @@
-"""The scheduler: add, fork, cancel, finish; plan, commit, fail. Orchestration only: its neighbours decide.
+"""The scheduler: add, fork, cancel, finish; plan, commit, revert. Orchestration only: its neighbours decide.
 
 There is no prefill phase and no decode phase. Each step hands out a budget of tokens: first to those who run, oldest
 first, then to newcomers. A plan advances `num_computed` at once, and the next plan may be made before it has landed:
@@ -35,17 +35,19 @@ from aserve.core.plan import SeqSlice, StepPlan, StepResult, TokenScores
 from aserve.core.request import Request
 from aserve.kv_cache.paged_cache import PagedCache
 from aserve.scheduler.admission import Admission, Pace
-from aserve.scheduler.checks import check_running
+from aserve.scheduler.checks import check_running, check_sequences
 from aserve.scheduler.deadlines import Deadlines, Expired, expire
 from aserve.scheduler.group import Group
 from aserve.scheduler.planner import Planner
 from aserve.scheduler.preemption import PreemptionRule
 from aserve.scheduler.queue import Arrival, Policy, first_come_first_served
 from aserve.scheduler.residents import Residents
+from aserve.scheduler.scores import take_scores
 from aserve.scheduler.sequence import Sequence
 from aserve.scheduler.states import State
-from aserve.scheduler.statistics import Statistics, statistics_of
+from aserve.scheduler.statistics import Statistics, snapshot
 from aserve.scheduler.stopping import reason_to_stop
+from aserve.scheduler.undo import Aftermath
 
 
 class Scheduler:
@@ -86,6 +88,8 @@ class Scheduler:
     ) -> None:
         assert max_in_flight <= 2 or not any(windows), "I24: windows hold two steps of positions"
         self.max_in_flight = max_in_flight
+        """Steps that may be planned and not landed. One, while it is being found out who makes steps fail."""
+        self._most_in_flight = max_in_flight
         max_chunk = min(long_prefill_token_threshold or max_num_batched_tokens, max_num_batched_tokens)
         self._cache = PagedCache(
             num_blocks=num_blocks,
@@ -103,15 +107,15 @@ class Scheduler:
             watermark=watermark,
             max_num_queued=max_num_queued_reqs,
         )
-        rule, fair_chunk = preemption or PreemptionRule(), max_chunk if is_fair else None
-        self._residents = Residents(self._cache, self._admission, rule, max_num_seqs, fair_chunk=fair_chunk)
+        self._residents = Residents(self._cache, self._admission, preemption, max_num_seqs, max_chunk if is_fair else 0)
         self._policy = policy
         self._max_num_batched_tokens = max_num_batched_tokens
+        self._aftermath = Aftermath(max_num_batched_tokens)
         self._planner = Planner(
             self._residents,
             self._admission,
             Pace(scheduler_delay_factor),
-            max_num_batched_tokens=max_num_batched_tokens,
+            budget=self._aftermath.budget,
             max_chunk=max_chunk,
         )
         self._sequences: dict[SeqId, Sequence] = {}
@@ -220,7 +224,7 @@ class Scheduler:
             self._end(sequence)
         return expired
 
-    # One step: plan, then commit or fail.
+    # One step: plan, then commit or revert.
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None if nothing can run before a step in flight has landed, or at all.
@@ -228,13 +232,25 @@ class Scheduler:
         now: seconds of the clock that `Request.arrival_s` was read from.
         """
         assert len(self._in_flight) < self.max_in_flight, "plan follows a commit"
-        plan = self._planner.plan(now, self._next_step_id, self._in_flight)
+        plan = self._plan_trial(now) if self._aftermath.is_on else None
+        if plan is None:
+            plan = self._planner.plan(now, self._next_step_id, self._in_flight)
         self._admission.throughput.planned(now, self._planner.num_tokens, is_full=len(self._residents.waiting) > 0)
         if plan is None:
             assert self._in_flight or not self._sequences, "I13: requests wait and nothing runs"
             return None
         self._next_step_id += 1
         self._in_flight.append(plan)
+        return plan
+
+    def _plan_trial(self, now: float) -> StepPlan | None:
+        """A step of those alone who may be to blame for the one that failed; None where all may run."""
+        plan = None
+        if (trial := self._aftermath.trial(self._requests)) is not None:
+            plan = self._planner.plan(now, self._next_step_id, (), trial)
+        if plan is None:
+            self._aftermath.dismiss()
+        self.max_in_flight = self._most_in_flight if plan is None else 1
         return plan
 
     def commit(self, result: StepResult) -> StepTokens:
@@ -244,7 +260,10 @@ class Scheduler:
         """
         plan = self._in_flight.popleft()
         assert plan.step_id == result.step_id, f"step {result.step_id} landed before step {plan.step_id}"
-        scores = self._take_scores(plan, result) if result.scores or result.prompt_scores else {}
+        if self._aftermath.is_on:
+            self._aftermath.landed()
+            self.max_in_flight = 1 if self._aftermath.is_inquest else self._most_in_flight
+        scores = take_scores(self._sequences, plan, result) if result.scores or result.prompt_scores else {}
         slices = plan.slices
         if len(result.token_ids) != len(slices):
             slices = self._seal_chunks(slices)
@@ -270,42 +289,49 @@ class Scheduler:
             quiet_ids.append(token_id)
         return StepTokens(choices, quiet_ids, deltas)
 
-    def fail(self, step_id: int) -> tuple[RequestId, ...]:
-        """The step raised. Drop it and those planned on top of it; end every request with a slice in them.
+    def revert(self, step_id: int, *, out_of_memory: bool = False) -> RequestId | None:
+        """The oldest step in flight raised. Take it and those planned on top of it back, as if they had not been.
 
-        Returns the requests, which get no more output. Nothing that those steps computed was sealed (I6), and what
-        they were to move for others is taken as lost.
+        Returns the request that is to blame, which gets no more output, once that is known: until then some of those
+        with a slice in the step run without the others. out_of_memory: see `Aftermath.failed`.
         """
-        failed: list[RequestId] = []
-        fallen: list[StepPlan] = []
-        while self._in_flight and self._in_flight[-1].step_id >= step_id:
-            plan = self._in_flight.pop()
-            fallen.append(plan)
-            for piece in plan.slices:
-                sequence = self._sequences.get(piece.seq_id)
-                if sequence is not None:
-                    failed.append(sequence.request_id)
-                    self.cancel(sequence.request_id)
-        self._residents.distrust(fallen, self._in_flight[-1].step_id if self._in_flight else None)
-        return tuple(failed)
+        fallen = tuple(self._in_flight)
+        assert fallen[0].step_id == step_id, f"step {step_id} failed before step {fallen[0].step_id} landed"
+        self._in_flight.clear()
+        slices = [
+            (sequence, piece)
+            for plan in fallen
+            for piece in plan.slices
+            if (sequence := self._sequences.get(piece.seq_id)) is not None
+        ]
+        self._residents.rewind(fallen, slices)
+        first = {piece.seq_id for piece in fallen[0].slices}
+        requests = dict.fromkeys(sequence.request_id for sequence, _ in slices if sequence.id in first)
+        culprit = self._aftermath.failed(tuple(requests), fallen[0].num_tokens, out_of_memory=out_of_memory)
+        if culprit is not None:
+            self._expel(culprit)
+        return culprit
+
+    def expel(self, seq_ids: Iterable[SeqId]) -> tuple[RequestId, ...]:
+        """These sequences cannot be sampled: end their requests, whose names are returned. Before their `commit`."""
+        sequences = [self._sequences[seq_id] for seq_id in seq_ids if seq_id in self._sequences]
+        return tuple(map(self._expel, dict.fromkeys(sequence.request_id for sequence in sequences)))
+
+    def _expel(self, request_id: RequestId) -> RequestId:
+        self._residents.quarantine(self._requests[request_id])
+        self.cancel(request_id)
+        return request_id
 
     # What is going on.
 
     def statistics(self) -> Statistics:
         """A snapshot."""
-        return statistics_of(self._cache, self._residents, self._admission, num_in_flight=len(self._in_flight))
+        return snapshot(self._cache, self._residents, self._admission, len(self._in_flight))
 
     def check(self) -> None:
         """Assert every invariant, by number. For tests: the cost is that of the whole pool."""
-        residents = self._residents
-        residents.check()
-        alive = {*residents.waiting, *residents.running, *residents.swapped}
-        assert set(self._sequences.values()) == alive, "I19: a sequence is lost or undead"
-        listed = [sequence for members in self._requests.values() for sequence in members]
-        assert len(listed) == len(alive) == len(alive.intersection(listed)), "I19: a request is lost or undead"
-        for sequence in residents.running:
-            flying = [piece for plan in self._in_flight for piece in plan.slices if piece.seq_id == sequence.id]
-            check_running(sequence, flying, self._cache, self._admission.context_len)
+        check_sequences(self._sequences, self._requests, self._residents)
+        check_running(self._residents.running, self._in_flight, self._cache, self._admission.context_len)
         for plan in self._in_flight:
             assert 0 < plan.num_tokens <= self._max_num_batched_tokens, f"I13: a step of {plan.num_tokens} tokens"
 
@@ -353,37 +379,11 @@ class Scheduler:
         return group.ranking.add(delta, score.logprob)
 
     def _advance_beams(self, group: Group) -> Iterable[SeqDelta]:
-        """Every beam has reported what may follow it: let the search choose, and the slots do as it says."""
-        beams = group.beams
-        assert beams is not None, "the group is one of beams"
-        members = group.members
-        moves = beams.search.advance(beams.take_reports())
-        if beams.search.is_done:
-            num_cached = members[0].num_cached
+        """Every beam has reported what may follow it."""
+        outcome = group.advance_beams(self._residents.take_over)
+        if outcome:
             self.cancel(group.request.id)
-            return tuple(beams.outcome(num_cached))
-        for member, (parent, _) in zip(members, moves, strict=True):
-            if parent != member.index:
-                self._residents.take_over(member, members[parent])
-        for member, (_, token_id) in zip(members, moves, strict=True):
-            member.token_ids.append(token_id)
-            member.num_prefill = len(member.token_ids)
-            member.last_position = member.num_prefill - 1
-        return ()
-
-    def _take_scores(self, plan: StepPlan, result: StepResult) -> dict[SeqId, TokenScores | None]:
-        """Keep what is new of the prompts' scores until the next delta: after a preemption some come twice.
-
-        Returns those of the sampled tokens.
-        """
-        scored = (piece for piece in plan.slices if piece.target_ids)
-        for piece, scores in zip(scored, result.prompt_scores, strict=bool(result.prompt_scores)):
-            sequence = self._sequences.get(piece.seq_id)
-            if sequence is not None:
-                sequence.prompt_scores += scores[sequence.num_scored - piece.start - 1 :]
-                sequence.num_scored = max(sequence.num_scored, piece.start + 1 + len(scores))
-        sampled = (piece.seq_id for piece in plan.slices if piece.samples)
-        return dict(zip(sampled, result.scores, strict=bool(result.scores)))
+        return outcome
 
     # Ends.
 

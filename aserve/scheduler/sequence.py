@@ -41,6 +41,7 @@ class Sequence:
     last_position: the last one worth computing: it yields the token that brings max_len (or, of a beam, the next).
     quiet_until: up to this position a token that ends nothing needs no second look; -1 where every token does, as
         the first always.
+    settled_in: id of the step that was planned when it took its row.
     row: its place in the runner's tables while RUNNING.
     num_bound: blocks that its next RowInit brings; None when the runner knows the row.
     num_cached: prompt tokens found in the prefix cache at first admission.
@@ -73,6 +74,7 @@ class Sequence:
         "resume_after",
         "row",
         "sampling",
+        "settled_in",
         "sort_key",
         "state",
         "stop_ids",
@@ -115,6 +117,7 @@ class Sequence:
         self.prompt_scores: tuple[TokenScores, ...] = ()
         self.num_preemptions = 0
         self.resume_after: int | None = None
+        self.settled_in = -1
         self.swap_id: int | None = None
         self.table = table
         self.row: Row | None = None

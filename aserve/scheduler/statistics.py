@@ -45,8 +45,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
         return self.num_used_blocks / self.num_blocks
 
 
-def statistics_of(cache: PagedCache, residents: Residents, admission: Admission, *, num_in_flight: int) -> Statistics:
-    """What the parts of a scheduler have counted, as of now."""
+def snapshot(cache: PagedCache, residents: Residents, admission: Admission, num_in_flight: int) -> Statistics:
+    """The counts of this moment."""
     counts = cache.statistics()
     return Statistics(
         num_running=len(residents.running),

@@ -12,8 +12,10 @@ from aserve.core.errors import (
     CheckpointError,
     ConfigError,
     ContextLengthError,
+    InsufficientMemoryError,
     InvalidRequestError,
     ModelNotFoundError,
+    NonFiniteLogitsError,
     OverloadedError,
     StepFailedError,
     UnavailableError,
@@ -29,7 +31,9 @@ from aserve.http.errors import HttpError, echo, error_body, error_response, prin
         (ModelNotFoundError("m"), 404, "invalid_request_error", "model", "model_not_found"),
         (OverloadedError("m"), 429, "rate_limit_error", None, "engine_overloaded"),
         (UnavailableError("m"), 503, "server_error", None, "engine_unavailable"),
-        (StepFailedError("m"), 500, "server_error", None, "engine_error"),
+        (NonFiniteLogitsError(), 500, "server_error", None, "nan_logits"),
+        (StepFailedError("ValueError", "f00"), 500, "server_error", None, "engine_error"),
+        (InsufficientMemoryError("m"), 503, "server_error", None, "insufficient_memory"),
         (ConfigError("m"), 500, "server_error", None, "config_error"),
         (CheckpointError("m"), 500, "server_error", None, "checkpoint_error"),
         (AserveError("m"), 500, "server_error", None, "server_error"),
@@ -40,7 +44,9 @@ from aserve.http.errors import HttpError, echo, error_body, error_response, prin
 def test_every_error_has_its_status_and_code(error, status, kind, param, code):
     response = error_response(error)
     assert response.status_code == status
-    assert json.loads(response.body) == {"error": {"message": "m", "type": kind, "param": param, "code": code}}
+    assert json.loads(response.body) == {
+        "error": {"message": error.message, "type": kind, "param": param, "code": code}
+    }
     assert ("retry-after" in response.headers) == (status in (429, 503))
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from aserve.core.errors import StepFailedError
+from aserve.core.errors import UnavailableError
 from aserve.http.connection import ClientGone, while_connected
 from aserve.http.sse import DONE, EventStream, StreamLimits, event
 
@@ -78,9 +78,9 @@ async def test_a_client_that_does_not_read_is_given_up(limits):
 
 async def test_an_error_is_the_last_event_before_done():
     frames, sent = Frames(), []
-    frames.queue.put_nowait(StepFailedError("the step failed"))
+    frames.queue.put_nowait(UnavailableError("it has stopped"))
     await run(EventStream(b"a", frames, StreamLimits()), sent)
-    error = b'{"error":{"message":"the step failed","type":"server_error","param":null,"code":"engine_error"}}'
+    error = b'{"error":{"message":"it has stopped","type":"server_error","param":null,"code":"engine_unavailable"}}'
     assert body_of(sent) == [b"a", event(error) + DONE]
 
 

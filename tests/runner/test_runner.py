@@ -5,14 +5,17 @@ import gc
 import threading
 import weakref
 
+import msgspec
 import pytest
 import torch
 
-from aserve.core.plan import RowSampling, StepPlan
+from aserve.core.errors import InsufficientMemoryError
+from aserve.core.ids import BlockId
+from aserve.core.plan import BlockOps, RowSampling, StepPlan
 from aserve.kernels.cpu import CpuOps
+from aserve.runner.flight import BrokenStepError
 from aserve.runner.kv_store import allocate_kv
-from aserve.runner.runner import ModelRunner
-from aserve.runner.sampler import NonFiniteLogitsError
+from aserve.runner.runner import ModelRunner, SkippedStepError
 from aserve.scheduler.scheduler import Scheduler
 from tests.runner.toy import BOMB, POISON, ToyError, ToyLM, answer, chunk, continuation, fed, init, request, toy_runner
 
@@ -77,6 +80,31 @@ async def test_every_answer_is_that_of_the_model_alone(depth, limits):
     assert scheduler.statistics().num_preemptions > 0 or "num_blocks" not in limits
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(
+    "limits", [{}, {"max_num_batched_tokens": 3}, {"num_blocks": 14}, {"num_blocks": 14, "swaps": 1}]
+)
+async def test_culprits_change_nobodys_answer(depth, limits):
+    """One makes steps raise, one has no finite logits; what is counted of others' tokens is counted anew."""
+    host = {"num_host_blocks": 20} if limits.get("swaps") else {}
+    blocks = {"num_blocks": limits["num_blocks"]} if "num_blocks" in limits else {}
+    limits = {name: value for name, value in limits.items() if name != "swaps"} | host
+
+    def others():
+        plain = [request(f"plain {i}", [i, 2, 3, 4, 5]) for i in range(3)]
+        drawn = [request(f"drawn {i}", [i, 7], temperature=1.0, seed=i, frequency_penalty=1.5) for i in range(2)]
+        return [*plain, *drawn, request("scored", PROMPT, logprobs=1)]
+
+    culprits = [request("raising", [1, 2, BOMB, 4]), request("not finite", [4, POISON, 2])]
+    expected = await answer(toy_runner(**blocks, **host), small_scheduler(**limits), others(), depth=depth)
+    crowd = others()
+    scheduler = small_scheduler(**limits)
+    tokens = await answer(toy_runner(**blocks, **host), scheduler, [*crowd[:3], *culprits, *crowd[3:]], depth=depth)
+    assert tokens == expected | {"raising": None, "not finite": None}
+    scheduler.check()
+    assert scheduler.statistics().num_used_blocks == 0
+
+
 async def test_a_seeded_request_says_the_same_alone_in_a_batch_in_chunks_and_preempted():
     def seeded(name: str, prompt: list[int]):
         return request(name, prompt, temperature=1.0, top_p=0.9, seed=41)
@@ -95,33 +123,67 @@ async def test_a_seeded_request_says_the_same_alone_in_a_batch_in_chunks_and_pre
 
 async def test_an_exception_surfaces_at_land_and_the_runner_goes_on(runner):
     broken = runner.launch(StepPlan(0, (chunk(0, 0, [1, BOMB], 1),), (init(0),)))
-    whole = runner.launch(StepPlan(1, (chunk(1, 0, PROMPT, 2, 3),), (init(1),)))
+    on_top = runner.launch(StepPlan(1, (chunk(1, 0, PROMPT, 2, 3),), (init(1),)))
     with pytest.raises(ToyError):
         await broken.land()
+    with pytest.raises(SkippedStepError):  # it may stand on a row that was never set up
+        await on_top.land()
+    await runner.recover().land()
+    whole = runner.launch(StepPlan(2, (chunk(1, 0, PROMPT, 2, 3),), (init(1),)))
     assert list((await whole.land()).token_ids) == continuation(PROMPT, 1)
 
 
-async def test_logits_that_are_not_numbers_are_an_error_that_names_their_sequences(runner):
+@pytest.mark.parametrize("kind", [StopIteration, StopAsyncIteration, asyncio.CancelledError, SystemExit, BaseException])
+async def test_whatever_a_step_raises_resolves_its_flight_as_an_exception(runner, kind):
+    raising = msgspec.structs.replace(chunk(0, 0, PROMPT, 1, 2), token_ids=Raising(kind))
+    with pytest.raises(BrokenStepError, match=kind.__name__):
+        await runner.launch(StepPlan(0, (raising,), (init(0),))).land()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory"),
+    ],
+)
+async def test_memory_that_runs_out_is_told_as_such(runner, error):
+    raising = msgspec.structs.replace(chunk(0, 0, PROMPT, 1, 2), token_ids=Raising(error))
+    with pytest.raises(InsufficientMemoryError):
+        await runner.launch(StepPlan(0, (raising,), (init(0),))).land()
+
+
+class Raising(tuple):
+    """Token ids that nobody can look at."""
+
+    def __new__(cls, error):
+        ids = super().__new__(cls, PROMPT)
+        ids.error = error
+        return ids
+
+    def __len__(self):
+        raise self.error
+
+
+async def test_logits_that_are_not_numbers_name_their_sequences_and_nobody_elses(runner):
     plan = StepPlan(0, (chunk(0, 0, PROMPT, 1, 2), chunk(1, 0, [1, POISON], 3)), (init(0), init(1)))
     poisoned = runner.launch(plan)
     on_top = runner.launch(StepPlan(1, (fed(0, 6), fed(1, 2))))
-    with pytest.raises(NonFiniteLogitsError, match="not finite") as failure:
-        await poisoned.land()
-    assert failure.value.seq_ids == (101,)
-    with pytest.raises(NonFiniteLogitsError):
-        await on_top.land()
-    assert list(runner.run(StepPlan(2, (fed(0, 7),))).token_ids) == [continuation(PROMPT, 3)[2]]
+    results = [await poisoned.land(), await on_top.land(), runner.run(StepPlan(2, (fed(0, 7),)))]
+    assert [result.failed for result in results] == [(101,), (101,), ()]
+    assert [result.token_ids[0] for result in results] == continuation(PROMPT, 3)
 
 
-def test_what_a_failed_step_leaves_in_its_blocks_is_finite():
+def test_blocks_are_scrubbed_before_a_step_that_asks_for_it():
     """Whoever gets such a block may multiply what lies behind its own end by 0. What others share is as it was."""
     kv = allocate_kv(ToyLM.spec, num_blocks=8, block_size=4, dtype=torch.float32, device=torch.device("cpu"))
     runner = ModelRunner(ToyLM(), CpuOps(), kv, max_num_seqs=2, max_model_len=16)
     runner.run(StepPlan(0, (chunk(0, 0, PROMPT, 1, 2),), (init(0),)))
     shared = kv.planes_YBX[:, 1].clone()
     kv.planes_YBX[:, 3, 1:] = torch.nan
-    with pytest.raises(NonFiniteLogitsError):
-        runner.run(StepPlan(1, (chunk(1, 4, [POISON], 3),), (init(1, 1),)))
+    assert runner.run(StepPlan(1, (chunk(1, 4, [POISON], 3),), (init(1, 1),))).failed
+    runner.run(StepPlan(2, (fed(0, 6),), block_ops=BlockOps(scrubs=(BlockId(3), BlockId(1)))))
     assert kv.planes_YBX.isfinite().all()
     assert kv.planes_YBX[:, 1].equal(shared)
     assert shared.any()

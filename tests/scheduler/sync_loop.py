@@ -144,6 +144,7 @@ class SyncLoop:
         self._kv = FakeKV(self.block_size, LETTERS, salt_mark, seeded=True, windows=self.windows)
         self._checked = checked
         self.now = 0.0
+        self.num_failures = 0
 
     def add(self, wanted: Request) -> None:
         self.scheduler.add(wanted)
@@ -189,6 +190,11 @@ class SyncLoop:
         self.check()
         return expired.unserved
 
+    @property
+    def may_plan(self) -> bool:
+        """Whether the loop has no more steps in flight than it wants, and the scheduler lets it."""
+        return len(self.in_flight) < min(self.depth, self.scheduler.max_in_flight)
+
     def plan(self) -> StepPlan | None:
         """End what is over its deadline, plan and launch."""
         self.expire()
@@ -222,25 +228,26 @@ class SyncLoop:
             choice.prompt_scores.extend(delta.prompt_scores)
             choice.last = delta
 
-    def fail(self, index: int = 0) -> tuple[str, ...]:
-        """Let the step in flight with that index raise; those behind it go down with it."""
-        plan, _ = self.in_flight[index]
-        doomed = {piece.seq_id for flying, _ in list(self.in_flight)[index:] for piece in flying.slices}
-        failed = self.scheduler.fail(plan.step_id)
-        assert len(failed) == len(set(failed)) <= len(doomed), "I19: a request fails once"
-        for name in failed:
-            assert self.answers[name].is_open, f"I19: {name} failed after its end"
-            self.answers[name].drop()
-        while len(self.in_flight) > index:
+    def fail(self, index: int = 0, *, out_of_memory: bool = False) -> str | None:
+        """Let the step in flight with that index raise; those behind it go down with it. Returns who was to blame."""
+        for _ in range(index):
+            self.commit()
+        plan, _ = self.in_flight[0]
+        culprit = self.scheduler.revert(plan.step_id, out_of_memory=out_of_memory)
+        if culprit is not None:
+            assert self.answers[culprit].is_open, f"I19: {culprit} failed after its end"
+            self.answers[culprit].drop()
+        while self.in_flight:
             fallen, _ = self.in_flight.pop()
             self._kv.spoil(fallen)
+        self.num_failures += 1
         self.check()
-        return failed
+        return culprit
 
     def step(self) -> bool:
         """As the engine loop: plan, then land the step before. False when there was nothing to do."""
         plan = self.plan() if len(self.in_flight) < self.scheduler.max_in_flight else None
-        if self.in_flight and (plan is None or len(self.in_flight) >= self.depth):
+        if self.in_flight and (plan is None or not self.may_plan):
             self.commit()
             return True
         return plan is not None
@@ -251,7 +258,7 @@ class SyncLoop:
             (len(answer.request.prompt_token_ids) + answer.request.max_tokens) * num_sequences(answer.request)
             for answer in self.answers.values()
         )
-        for _ in range(10 + 4 * num_tokens * (1 + len(self.answers))):
+        for _ in range(10 + 4 * num_tokens * (1 + len(self.answers) + self.num_failures)):
             if not self.step():
                 break
         else:

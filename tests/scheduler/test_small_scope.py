@@ -25,7 +25,7 @@ def moves_of(loop: SyncLoop) -> list[Move]:
     """What can happen next."""
     moves = [("add", wanted.id) for wanted in REQUESTS if wanted.id not in loop.answers][:1]
     moves += [("cancel", name) for name, answer in loop.answers.items() if answer.is_open]
-    if len(loop.in_flight) < loop.depth:
+    if loop.may_plan:
         moves.append(("plan", ""))
     if loop.in_flight:
         moves += [("commit", ""), ("fail", "")]
@@ -56,7 +56,16 @@ def essence(loop: SyncLoop) -> bytes:
     first_step = loop.in_flight[0][0].step_id if loop.in_flight else 0
     sequences = [
         (
-            *(s.request_id, s.index, s.state.value, s.num_computed, s.num_prefill, tuple(s.token_ids), s.row),
+            *(
+                s.request_id,
+                s.index,
+                s.state.value,
+                s.num_computed,
+                s.num_prefill,
+                s.num_bound,
+                tuple(s.token_ids),
+                s.row,
+            ),
             *(tuple(s.table.block_ids), tuple(s.table.host_ids), s.table.num_sealed, s.table.num_shared),
             s.resume_after is not None and s.resume_after >= first_step and bool(loop.in_flight),
         )
@@ -68,7 +77,9 @@ def essence(loop: SyncLoop) -> bytes:
     ]
     flying = [[(s.seq_id, s.start, s.num_tokens) for s in plan.slices] for plan, _ in loop.in_flight]
     cached = [(block, pool.hash_of(block)) for block in pool._free]
-    return pickle.dumps((sequences, answers, flying, cached, list(scheduler._residents._free_rows)))
+    aftermath = scheduler._aftermath
+    inquest = aftermath.is_inquest and (aftermath._inquest._suspects, aftermath.budget.num_tokens)
+    return pickle.dumps((sequences, answers, flying, cached, list(scheduler._residents._free_rows), inquest))
 
 
 def explore(depth: int, *, num_host_blocks: int) -> int:

@@ -126,7 +126,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def plan(self):
-        if len(self.loop.in_flight) < self.loop.depth:
+        if self.loop.may_plan:
             self.loop.plan()
 
     @rule()
@@ -139,10 +139,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(count):
             self.loop.step()
 
-    @rule(index=st.integers(0, 3))
-    def fail(self, index: int):
+    @rule(index=st.integers(0, 3), out_of_memory=st.booleans())
+    def fail(self, index: int, out_of_memory: bool):
         if index < len(self.loop.in_flight):
-            self.loop.fail(index)
+            self.loop.fail(index, out_of_memory=out_of_memory)
 
     @rule()
     def drain(self):

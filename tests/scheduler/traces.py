@@ -51,19 +51,19 @@ def _move(loop: SyncLoop, rng: random.Random) -> None:
     names = list(loop.answers)
     loop.now += rng.choice((0.0, 0.5))
     verbs = ("add", "step", "cancel", "finish", "plan", "commit", "fail", "fork", "reset")
-    match rng.choices(verbs, (25, 55, 4, 4, 6, 6, 1, 3, 1))[0]:
+    match rng.choices(verbs, (25, 55, 4, 4, 6, 6, 3, 3, 1))[0]:
         case "add":
             _add(loop, rng)
         case "cancel" if names:
             loop.cancel(rng.choice(names))
         case "finish" if names:
             loop.finish(rng.choice(names), rng.choice((0, 0, 1)))
-        case "plan" if len(loop.in_flight) < loop.depth:
+        case "plan" if loop.may_plan:
             loop.plan()
         case "commit" if loop.in_flight:
             loop.commit()
         case "fail" if loop.in_flight:
-            loop.fail(rng.randrange(len(loop.in_flight)))
+            loop.fail(rng.randrange(len(loop.in_flight)), out_of_memory=rng.random() < 0.3)
         case "fork" if names:
             _fork(loop, rng, rng.choice(names))
         case "reset":
