@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 import msgspec
 
@@ -24,6 +25,7 @@ from aserve.core.config import (
     Facts,
     GiB,
     ModelInfo,
+    OptionFields,
     Options,
     default_max_num_batched_tokens,
     default_max_num_seqs,
@@ -68,7 +70,11 @@ class AsyncEngine(engine.AsyncEngine):
     """
 
     def __init__(
-        self, model: str | Path = DEMO_MODEL, *, on_progress: Callable[[Progress], None] | None = None, **options: Any
+        self,
+        model: str | PathLike[str] = DEMO_MODEL,
+        *,
+        on_progress: Callable[[Progress], None] | None = None,
+        **options: Unpack[OptionFields],
     ) -> None:
         super().__init__(loader(make_options(model=model, **options)), on_progress=on_progress)
 
@@ -83,21 +89,12 @@ class AsyncEngine(engine.AsyncEngine):
 
 
 def make_options(**fields: Any) -> Options:
-    """Options from keyword arguments, types checked. Raises `ConfigError` naming the field, and the nearest known."""
+    """Options from keyword arguments. Raises `ConfigError` naming the field, of an unknown one the nearest known."""
     for name in fields:
         if name not in Options.__struct_fields__:
             nearest = difflib.get_close_matches(name, Options.__struct_fields__, n=1)
             raise ConfigError(f"unknown option {name}" + (f"; did you mean {nearest[0]}?" if nearest else ""))
-    if isinstance(fields.get("served_model_name"), str):
-        fields["served_model_name"] = (fields["served_model_name"],)
-    try:
-        return msgspec.convert({name: _text(value) for name, value in fields.items()}, Options)
-    except msgspec.ValidationError as error:
-        raise ConfigError(str(error)) from error
-
-
-def _text(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else value
+    return Options(**fields)
 
 
 def loader(options: Options) -> Loader:
@@ -224,8 +221,8 @@ def default_sampling(generation_config: Mapping[str, Any]) -> dict[str, Any]:
     """
     fields = {name: generation_config[name] for name in SAMPLING_FIELDS if generation_config.get(name) is not None}
     try:
-        params = msgspec.convert(fields, SamplingParams)
-    except (msgspec.ValidationError, InvalidRequestError) as error:
+        params = SamplingParams(**fields)
+    except InvalidRequestError as error:
         raise CheckpointError(f"generation_config.json: {error}; --generation-config none ignores it") from error
     return {name: getattr(params, name) for name in fields}
 

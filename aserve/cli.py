@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -30,16 +29,9 @@ from aserve.core.config import (
 from aserve.core.errors import AserveError, ConfigError
 
 ENV_PREFIX: Final = "ASERVE_"
-TRUE_WORDS: Final = {
-    "1": True,
-    "true": True,
-    "yes": True,
-    "on": True,
-    "0": False,
-    "false": False,
-    "no": False,
-    "off": False,
-}
+TRUE_WORDS: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+LOG_FORMATS: Final = ("text", "json")
 SUFFIXES: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
@@ -51,6 +43,12 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     api_key: tuple[str, ...] = ()
     api_keys_file: str | None = None
     shutdown_timeout: float = 30.0
+    drain_delay: float = 0.0
+    keepalive_timeout: float = 75.0
+    client_header_timeout: float = 5.0
+    send_timeout: float = 30.0
+    log_level: str = "info"
+    log_format: str = "text"
 
 
 class Flag(msgspec.Struct, frozen=True):
@@ -97,6 +95,15 @@ def read_number(word: str) -> float:
         return float(word)
     except ValueError:
         raise ConfigError(f"a number is expected, got {word!r}") from None
+
+
+def _seconds(least: float = 0.0) -> Callable[[str], float]:
+    def read(word: str) -> float:
+        if not least <= (seconds := read_number(word)) <= 86400:
+            raise ConfigError(f"seconds in [{least:g}, 86400] are expected, got {word!r}")
+        return seconds
+
+    return read
 
 
 def _choice(allowed: Sequence[str]) -> Callable[[str], str]:
@@ -176,7 +183,13 @@ SERVER_FLAGS: Final = (
     Flag("port", read_count, "N", "port to listen on; 0 picks a free one"),
     Flag("api_key", str, "KEY", "keys that requests must carry; none means open", many=True),
     Flag("api_keys_file", str, "FILE", "a YAML file of tenants with their keys and limits, read again at SIGHUP"),
-    Flag("shutdown_timeout", read_number, "SECONDS", "how long open requests get after the first SIGTERM"),
+    Flag("shutdown_timeout", _seconds(), "SECONDS", "how long open requests get after SIGTERM and --drain-delay"),
+    Flag("drain_delay", _seconds(), "SECONDS", "how long requests are taken after SIGTERM, while /ready says 503"),
+    Flag("keepalive_timeout", _seconds(0.1), "SECONDS", "how long a connection may be idle"),
+    Flag("client_header_timeout", _seconds(0.1), "SECONDS", "how long a request's head may take"),
+    Flag("send_timeout", _seconds(0.1), "SECONDS", "how long a client may take nothing of its answer"),
+    Flag("log_level", _choice(LOG_LEVELS), "|".join(LOG_LEVELS), "the least that is logged"),
+    Flag("log_format", _choice(LOG_FORMATS), "|".join(LOG_FORMATS), "how a line of the log is written"),
 )
 FLAGS: Final = {flag.name: flag for flag in (*ENGINE_FLAGS, *SERVER_FLAGS)}
 DEFAULTS: Final = {
@@ -267,8 +280,6 @@ def _server_options(given: dict[str, Any]) -> ServerOptions:
     options = ServerOptions(**given)
     if not 0 <= options.port <= 65535:
         raise ConfigError(f"--port must be in [0, 65535], got {options.port}")
-    if not 0 <= options.shutdown_timeout <= 86400:
-        raise ConfigError(f"--shutdown-timeout must be in [0, 86400] seconds, got {options.shutdown_timeout}")
     return options
 
 
@@ -327,34 +338,44 @@ def serve(options: Options, server_options: ServerOptions) -> int:
 
     from aserve.build import AsyncEngine
     from aserve.http import Keyring, create_app
-    from aserve.server import run
-    from aserve.terminal import StartupPrinter
+    from aserve.http.sse import StreamLimits
+    from aserve.server import Limits, ServerConfig, logging_to, run
+    from aserve.terminal import StartupLines, StartupPrinter, curl_line
 
-    printer = StartupPrinter()
     if options.max_num_queued_reqs is None:  # a server's queue has an end; who embeds an engine knows how much he asks
         bound = default_max_num_queued_reqs(options.max_num_seqs)
         options = msgspec.structs.replace(options, max_num_queued_reqs=bound)
-    engine = AsyncEngine.from_options(options, on_progress=printer.report)
-    path = None if server_options.api_keys_file is None else Path(server_options.api_keys_file)
-    keyring = Keyring(server_options.api_key, path=path, tenants=engine.tenants)
-
-    def ready(url: str) -> None:
-        EventSourceResponse(iter(()))  # the first has anyio import its backend, and all streams would wait for that
-        gc.freeze()  # else the collector goes through all that was loaded again and again, 0.1 s a time
-        gc.enable()
-        printer.close()
-        print("\n".join(engine.startup_lines()), file=sys.stderr)
-        print(f"Ready. Try:\n  {curl_line(url, needs_key=not keyring.is_open)}", file=sys.stderr, flush=True)
-
-    return run(
-        engine,
-        create_app(engine, keyring=keyring),
-        host=server_options.host,
-        port=server_options.port,
-        drain_timeout_s=server_options.shutdown_timeout,
-        on_ready=ready,
-        on_hangup=None if path is None else keyring.reload,
+    given = server_options
+    timeouts = Limits(
+        head_timeout_s=given.client_header_timeout,
+        keep_alive_s=given.keepalive_timeout,
+        send_timeout_s=given.send_timeout,
     )
+    config = ServerConfig(
+        host=given.host,
+        port=given.port,
+        drain_delay_s=given.drain_delay,
+        drain_timeout_s=given.shutdown_timeout,
+        limits=timeouts,
+    )
+    with logging_to(sys.stderr, given.log_level, given.log_format) as say:
+        say(f"aserve {__version__}")
+        printer = StartupPrinter() if given.log_format == "text" else StartupLines(say)
+        engine = AsyncEngine.from_options(options, on_progress=printer.report)
+        limits = StreamLimits(send_timeout_s=given.send_timeout)
+        keyring = Keyring(given.api_key, path=given.api_keys_file, tenants=engine.tenants)
+        app = create_app(engine, keyring=keyring, stream_limits=limits)
+
+        def ready(url: str) -> None:
+            EventSourceResponse(iter(()))  # the first has anyio import its backend, and all streams would wait for that
+            gc.freeze()  # else the collector goes through all that was loaded again and again, 0.1 s a time
+            gc.enable()
+            printer.close()
+            for line in (*engine.startup_lines(), "Ready. Try:", f"  {curl_line(url, needs_key=not keyring.is_open)}"):
+                say(line)
+
+        on_hangup = keyring.reload if given.api_keys_file else None
+        return run(engine, app, config, on_ready=ready, on_hangup=on_hangup, say=say)
 
 
 def chat(options: Options) -> int:
@@ -362,13 +383,6 @@ def chat(options: Options) -> int:
     from aserve.terminal import run_chat
 
     return run_chat(options)
-
-
-def curl_line(url: str, *, needs_key: bool) -> str:
-    """A command that shows the server streaming an answer."""
-    key = '-H "Authorization: Bearer $ASERVE_API_KEY" ' if needs_key else ""
-    body = '{"messages": [{"role": "user", "content": "What is aserve?"}], "stream": true}'
-    return f"curl -N {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d '{body}'"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

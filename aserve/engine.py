@@ -8,25 +8,34 @@ two engines can live in one event loop. How a model is loaded is the business of
 import asyncio
 import threading
 import time
-from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from types import MappingProxyType, TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, Unpack
 
 from prometheus_client import CollectorRegistry
 
+from aserve.answers import Answers, Prompt
 from aserve.core.config import EngineConfig, ModelInfo
-from aserve.core.errors import AserveError, InvalidRequestError, StepTimeoutError, UnavailableError
-from aserve.core.outputs import Completion, TextDelta, Transcript
-from aserve.core.params import BeamParams, SamplingParams
+from aserve.core.errors import AserveError, StepTimeoutError, UnavailableError
+from aserve.core.ids import RequestId
+from aserve.core.params import SamplingParams
 from aserve.core.ports import Clock
-from aserve.core.request import Terms
+from aserve.core.request import RequestTerms, Terms
+from aserve.core.rules import check, text
 from aserve.engine_loop import EngineLoop
 from aserve.engine_parts import EngineParts, EngineState, Loader, Progress
-from aserve.intake import check_ids, new_branch, new_request, new_terms
-from aserve.mailbox import Keeper, Mailbox
+from aserve.intake import (
+    PARAMS,
+    branch_terms,
+    check_ids,
+    new_branch,
+    new_request,
+    new_terms,
+    prompt_ids,
+)
+from aserve.mailbox import Mailbox
 from aserve.metrics.engine_metrics import EngineMetrics
 from aserve.preparation import Preparer
 from aserve.scheduler.statistics import Statistics
@@ -36,10 +45,8 @@ from aserve.text.stream import TextStream
 OFF_LOOP_CHARS: Final = 2048
 """Texts longer than this are tokenized in a thread; below it the hop costs more than the work."""
 
-Prompt = str | Sequence[int]
 
-
-class AsyncEngine:
+class AsyncEngine(Answers):
     """`async with` loads the model and serves until the block is left, which ends open requests and frees the memory.
 
     load: makes the parts; see build.py for aserve's own.
@@ -198,8 +205,22 @@ class AsyncEngine:
 
     def _ready(self) -> EngineParts:
         if self._parts is None:
-            raise UnavailableError(f"the engine is {self._state.value}")
+            raise self._unavailable()
         return self._parts
+
+    def _serving(self) -> tuple[EngineParts, EngineLoop]:
+        """What takes requests, while it does."""
+        if self._loop is None or self._state is not EngineState.READY:
+            raise self._unavailable()
+        return self._ready(), self._loop
+
+    def _unavailable(self) -> UnavailableError:
+        hint = ": enter it first, with `async with`" if self._state is EngineState.NEW else ""
+        return UnavailableError(f"the engine is {self._state.value}{hint}")
+
+    def __repr__(self) -> str:
+        model = "" if self._parts is None else f" {self._parts.info.names[0]!r}"
+        return f"<{type(self).__name__}{model} {self._state.value}>"
 
     # Text and tokens
 
@@ -261,17 +282,17 @@ class AsyncEngine:
         given = {name: value for name, value in fields.items() if value is not None}
         return SamplingParams(**{**self._ready().info.default_sampling, **given})
 
-    def check_room(self, *, tenant: str = "", priority: int = 0, timeout_s: float | None = None) -> None:
+    def check_room(self, **terms: Unpack[RequestTerms]) -> None:
         """Raise `OverloadedError` if `open` would: too much waits, or more than can be served before the timeout.
 
         Costs next to nothing: to be asked before a prompt is rendered and tokenized.
         """
-        self._ready().scheduler.check_room(self._terms(tenant, priority=priority, timeout_s=timeout_s))
+        self._ready().scheduler.check_room(self._terms(**terms))
 
-    def _terms(self, tenant: str, **wishes: Any) -> Terms:
-        """Of a request that comes now, on that tenant's account; see `new_terms`."""
-        longest_s = self._ready().config.request_timeout
-        return new_terms(self.tenants.account(tenant).tenant, self._clock(), longest_s=longest_s, **wishes)
+    def _terms(self, *, tenant: str = "", **terms: Any) -> Terms:
+        """Of a request that comes now, on that tenant's account."""
+        account = self.tenants.account(check("tenant", text, tenant))
+        return new_terms(self._clock(), account.tenant, self._ready().config.request_timeout, **terms)
 
     @asynccontextmanager
     async def open(
@@ -279,18 +300,13 @@ class AsyncEngine:
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
-        request_id: str | None = None,
         starts_text: bool = False,
-        cache_salt: str = "",
-        priority: int = 0,
-        tenant: str = "",
-        timeout_s: float | None = None,
+        **terms: Unpack[RequestTerms],
     ) -> AsyncIterator[Mailbox]:
         """Submit a prompt (text or token ids); inside the block, iterate the mailbox. Leaving the block cancels.
 
-        cache_salt: prompts share cached blocks only under equal salts. priority: lower runs first, where the policy
-        heeds it. tenant: on whose account it runs. timeout_s: after so long it ends with what it has; the engine's
-        request_timeout, if that is shorter.
+        params: None is what the model's generation_config.json says. terms: request_id, cache_salt, priority, timeout_s
+        and tenant, see `RequestTerms`.
 
         starts_text: the answer is a text of its own (a chat message) and does not continue the prompt's: SentencePiece
         tokenizers then drop the space before its first word.
@@ -299,14 +315,12 @@ class AsyncEngine:
         `ContextLengthError` (it can never fit), `OverloadedError` (see `check_room`), `UnavailableError` (loading,
         draining, closed); in the block `QueueTimeoutError` when its time is up before anything was computed.
         """
-        parts, loop = self._ready(), self._loop
-        if loop is None or self._state is not EngineState.READY:
-            raise UnavailableError(f"the engine is {self._state.value}")
-        wishes = {"request_id": request_id, "cache_salt": cache_salt, "priority": priority, "timeout_s": timeout_s}
-        terms = self._terms(tenant, **wishes)
-        parts.scheduler.check_room(terms)
-        prompt_token_ids = await self.encode(prompt) if isinstance(prompt, str) else tuple(prompt)
-        request = new_request(parts.info, parts.tokenizer, prompt_token_ids, params or self.default_params(), terms)
+        parts, loop = self._serving()
+        settled = self._terms(**terms)
+        parts.scheduler.check_room(settled)
+        params = self.default_params() if params is None else check("params", PARAMS, params)
+        prompt_token_ids = await self.encode(prompt) if isinstance(prompt, str) else prompt_ids(prompt)
+        request = new_request(parts.info, parts.tokenizer, prompt_token_ids, params, settled)
         request = await self._preparer.prepared(request, parts.info, parts.scheduler)
         try:
             new_stream = partial(TextStream, parts.tokenizer, request.params, keep_leading_space=not starts_text)
@@ -317,76 +331,48 @@ class AsyncEngine:
 
     @asynccontextmanager
     async def fork(
-        self, handle: Mailbox, branches: int | Sequence[SamplingParams], *, index: int = 0
+        self,
+        handle: Mailbox,
+        branches: int | Sequence[SamplingParams],
+        *,
+        index: int = 0,
+        request_ids: Sequence[str] | None = None,
+        priority: int | None = None,
+        timeout_s: float | None = None,
     ) -> AsyncIterator[list[Mailbox]]:
         """Branch a generation that is open, running or finished: a mailbox for each branch, as in `open`.
 
         A branch continues from the tokens that choice `index` has at this moment, on the blocks computed for them, with
-        parameters of its own. branches: those, or how many with default parameters. Raises `InvalidRequestError` for a
-        generation that is not open, and for choices that are ranked (best_of, beam search); else as `open`.
+        parameters of its own. branches: those, or how many with default parameters. request_ids: one each. priority,
+        timeout_s: the generation's own priority and deadline unless given; its cache_salt is the branches' in any case.
+
+        Raises `InvalidRequestError` for a generation that is not open, for choices that are ranked (best_of, beam
+        search) and where there are not as many request_ids as branches; else as `open`.
         """
-        parts = self._ready()
-        if self._loop is None or self._state is not EngineState.READY:
-            raise UnavailableError(f"the engine is {self._state.value}")
-        origin = self._loop.request(handle.request_id)
+        parts, loop = self._serving()
+        origin = loop.request(handle.request_id)
         history = parts.scheduler.history(origin.id, index)
         all_params = [self.default_params()] * branches if isinstance(branches, int) else branches
+        now = self._clock()
+        all_terms = branch_terms(origin, len(all_params), now, request_ids, priority, timeout_s)
         requests = [
-            new_branch(parts.info, parts.tokenizer, origin, history, params, arrival_s=self._clock())
-            for params in all_params
+            new_branch(parts.info, parts.tokenizer, origin, history, check("params", PARAMS, params), terms)
+            for params, terms in zip(all_params, all_terms, strict=True)
         ]
         new_streams = [partial(TextStream, parts.tokenizer, params, keep_leading_space=True) for params in all_params]
         try:
-            async with self._loop.fork(origin.id, index, requests, new_streams) as mailboxes:
+            async with loop.fork(origin.id, index, requests, new_streams) as mailboxes:
                 yield mailboxes
         finally:
             self._idle.set()
 
-    async def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None
-    ) -> AsyncGenerator[TextDelta]:
-        """`async for delta in engine.generate(...)`: the answer as it grows. Errors as in `open`."""
-        async with self.open(prompt, params, request_id=request_id) as mailbox:
-            async for delta in mailbox:
-                yield delta
+    def abort(self, request_id: str) -> bool:
+        """End the request of this id with what it has so far; its reader gets that, and the finish reason "abort".
 
-    async def chat(
-        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None
-    ) -> AsyncGenerator[TextDelta]:
-        """`generate` for a conversation: a list of {"role": ..., "content": ...}."""
-        async with self.open(await self.encode_chat(messages), params, starts_text=True) as mailbox:
-            async for delta in mailbox:
-                yield delta
-
-    async def complete(self, prompt: Prompt, params: SamplingParams | None = None) -> Completion:
-        """The whole answer at once, where there is one (n = 1). Errors as in `open`."""
-        if params is not None and params.n > 1:
-            raise InvalidRequestError(f"complete gives one choice, and n is {params.n}: use complete_n", "n")
-        (completion,) = await self.complete_n(prompt, params)
-        return completion
-
-    async def complete_n(self, prompt: Prompt, params: SamplingParams | None = None) -> tuple[Completion, ...]:
-        """All n choices at once, by index; ranked ones (best_of, beam search) are best first. Errors as in `open`."""
-        prompt_token_ids = await self.encode(prompt) if isinstance(prompt, str) else tuple(prompt)
-        choices: defaultdict[int, Transcript] = defaultdict(Transcript)
-        keeper = Keeper(choices)
-        async with self.open(prompt_token_ids, params) as mailbox:
-            mailbox.shortcut(keeper)
-            async for delta in mailbox:
-                keeper.take(delta)
-        scores = choices[0].prompt_scores
-        return tuple(choices[index].completion(prompt_token_ids, scores) for index in sorted(choices))
-
-    async def beam_search(
-        self, prompt: Prompt, beam: BeamParams, *, n: int | None = None, max_tokens: int | None = None
-    ) -> tuple[Completion, ...]:
-        """The n best hypotheses (all of the width, unless given), best first, each with its cumulative_logprob.
-
-        max_tokens: None is all the room there is. For stop tokens and other fields give `complete_n` a `beam`. Errors
-        as in `open`.
+        False where no such request is open: it is unknown, has not been taken yet, or has ended. Call it in the
+        engine's event loop.
         """
-        num = beam.width if n is None else n
-        return await self.complete_n(prompt, SamplingParams(beam=beam, n=num, max_tokens=max_tokens))
+        return self._loop is not None and self._loop.abort(RequestId(request_id))
 
 
 def _close_unwanted(loading: asyncio.Future[EngineParts]) -> None:

@@ -16,6 +16,8 @@ from contextlib import asynccontextmanager, contextmanager
 from math import inf
 from typing import Final
 
+import msgspec
+
 from aserve.core.errors import (
     AserveError,
     DeviceLostError,
@@ -71,7 +73,7 @@ class _Reader:
 
     def __init__(self, request: Request, times: RequestTimes) -> None:
         self.request = request
-        self.mailbox = Mailbox(request.params.n, request.id)
+        self.mailbox = Mailbox(request.params.n, request.id, request.prompt_token_ids)
         self.times = times
         self.num_open = request.params.n
 
@@ -162,6 +164,19 @@ class EngineLoop:
         with self._reading(branches, new_streams) as mailboxes:
             yield mailboxes
 
+    def abort(self, request_id: RequestId) -> bool:
+        """End a request with what it has, for the reason ABORT; False if none is open that has not ended."""
+        reader = self._readers.get(request_id)
+        if reader is None or reader.times.has_ended:
+            return False
+        self._scheduler.cancel(request_id)
+        now = self._clock()
+        for index in range(reader.request.params.n):
+            choice = self._choices[request_id, index]
+            last = SeqDelta(request_id, (), FinishReason.ABORT, None, index, choice.num_cached)
+            self._publish_delta(choice, last, now)
+        return True
+
     def _check_running(self) -> None:
         if self._has_ended:
             raise UnavailableError(ENDED)
@@ -172,7 +187,7 @@ class EngineLoop:
         readers: list[_Reader] = []
         try:
             for request, new_stream in zip(requests, new_streams, strict=True):
-                reader = _Reader(request, self._metrics.arrived(request, self._clock()))
+                reader = _Reader(request, self._metrics.arrived(request, request.arrival_s))
                 readers.append(reader)
                 self._tenants.account(request.tenant).opened(len(request.prompt_token_ids), self._clock())
                 self._readers[request.id] = reader
@@ -353,7 +368,7 @@ class EngineLoop:
             choice = self._choices.get((delta.request_id, delta.index))
             if choice is not None:
                 choice.num_cached = delta.num_cached_tokens
-                choice.reader.times.tokens(now, len(delta.token_ids))
+                choice.reader.times.tokens(now, len(delta.token_ids), delta.queued_s)
                 others.append((choice, delta))
         for choice, delta in others:  # after all tokens are counted, for any of them may end its request
             try:
@@ -381,4 +396,5 @@ class EngineLoop:
             reader.num_open -= 1
             if not reader.num_open:
                 reader.times.finished(now, text.finish_reason)
+            text = msgspec.structs.replace(text, timings=reader.times.timings(now))
         reader.mailbox.put(text)

@@ -14,9 +14,21 @@ PACKAGE = ROOT / "aserve"
 
 ENGINE = {
     *("core", "scheduler", "tenants", "text", "metrics"),
-    *("edges", "engine_loop", "intake", "mailbox", "preparation", "engine_parts", "engine"),
+    *("answers", "edges", "engine_loop", "intake", "mailbox", "preparation", "engine_parts", "engine"),
 }
-LOWER_FLOORS = ENGINE | {"kv_cache", "kernels", "models", "runner", "http", "build", "llm", "server", "cli", "terminal"}
+LOWER_FLOORS = ENGINE | {
+    "kv_cache",
+    "kernels",
+    "models",
+    "runner",
+    "http",
+    "build",
+    "loop_thread",
+    "llm",
+    "server",
+    "cli",
+    "terminal",
+}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
@@ -32,10 +44,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mailbox": ENGINE,
     "engine_loop": ENGINE,
     "intake": {"core", "tenants", "text"},
+    "answers": {"core", "mailbox"},
     "preparation": {"core", "intake", "scheduler"},
     "engine_parts": {"core", "scheduler", "text"},
     "engine": ENGINE,
     "http": {"core", "edges", "engine", "mailbox", "metrics", "tenants"},
+    "loop_thread": set(),
     "build": LOWER_FLOORS,
     "llm": LOWER_FLOORS,
     "server": LOWER_FLOORS,
@@ -60,6 +74,8 @@ WITHOUT_TORCH = [
     "mailbox",
     "engine_loop",
     "intake",
+    "loop_thread",
+    "answers",
     "preparation",
     "engine_parts",
     "engine",

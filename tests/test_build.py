@@ -161,7 +161,7 @@ def test_the_plan_is_printed(folder):
     [
         ({"max_num_seq": 3}, "unknown option max_num_seq; did you mean max_num_seqs?"),
         ({"colour": "red"}, "unknown option colour"),
-        ({"max_num_seqs": "3"}, r"Expected `int \| null`, got `str` - at `\$.max_num_seqs`"),
+        ({"max_num_seqs": "3"}, r"max_num_seqs must be an integer in \[1, 65536\], got '3'"),
         ({"device": "tpu"}, "device must be one of auto, cpu, cuda, got 'tpu'"),
     ],
 )

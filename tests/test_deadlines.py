@@ -113,7 +113,7 @@ async def test_the_servers_own_limit_holds_unless_the_requests_is_shorter(timeou
         bench.runner.let_land()
 
 
-@pytest.mark.parametrize("timeout_s", [0, -1, 86401, 1e30])
+@pytest.mark.parametrize("timeout_s", [0, -1, 1.1e9, 1e30])
 async def test_a_timeout_out_of_bounds_is_a_400_that_names_it(timeout_s):
     async with serving() as (bench, client):
         for path, body in (

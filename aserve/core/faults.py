@@ -46,6 +46,8 @@ def describe(error: BaseException) -> str:
             for frame in traceback.extract_tb(cause.__traceback__)
         )
         parts.append(f"{type(cause).__module__}.{type(cause).__qualname__}{frames}")
+        if isinstance(cause, BaseExceptionGroup):
+            parts.extend(describe(member) for member in cause.exceptions)
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return "\nbehind it: ".join(parts)
 

@@ -1,16 +1,18 @@
 """What comes out: tokens from the scheduler (StepTokens), text for a reader (TextDelta), in the end a Completion."""
 
 import enum
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 
 from aserve.core.ids import ChoiceId, RequestId
 from aserve.core.plan import TokenScores
+from aserve.core.rules import shown
 
 
 class FinishReason(enum.StrEnum):
-    """Why a sequence ended. ERROR reaches a reader as an exception, ABORT nobody (he has left)."""
+    """Why a sequence ended. ERROR reaches a reader as an exception, ABORT one who asked for it (or nobody: he left)."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -30,6 +32,7 @@ class SeqDelta(msgspec.Struct, frozen=True, gc=False):
     scores: of token_ids, where the request asked for logprobs. prompt_scores: of the prompt's tokens from the second
         on, those that were computed since the last delta of the choice.
     cumulative_logprob: of a finished choice that was ranked (best_of, beam search).
+    queued_s: how long the choice waited to be admitted, in seconds.
     """
 
     request_id: RequestId
@@ -41,6 +44,7 @@ class SeqDelta(msgspec.Struct, frozen=True, gc=False):
     scores: tuple[TokenScores, ...] = ()
     prompt_scores: tuple[TokenScores, ...] = ()
     cumulative_logprob: float | None = None
+    queued_s: float = 0.0
 
 
 class StepTokens(msgspec.Struct, frozen=True, gc=False):
@@ -56,6 +60,18 @@ class StepTokens(msgspec.Struct, frozen=True, gc=False):
     deltas: list[SeqDelta]
 
 
+class RequestTimings(msgspec.Struct, frozen=True, gc=False):
+    """How long a request took, in seconds from its arrival at the engine.
+
+    queued_s: until it was first admitted to a step. first_token_s: until its first token. Both are None where there was
+    no token. total_s: until the end of the choice that tells it.
+    """
+
+    queued_s: float | None
+    first_token_s: float | None
+    total_s: float
+
+
 class TextDelta(msgspec.Struct, frozen=True, gc=False):
     """What one choice gained since the reader last looked; deltas of a choice concatenate to the whole.
 
@@ -63,7 +79,7 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
     token_ids: may run ahead of text, whose end can be held back for a stop string or an unfinished character.
     stop_reason: the stop string or stop token id that ended the choice, or DEADLINE; None for end-of-sequence, length.
     num_cached_tokens: prompt tokens found in the prefix cache at first admission.
-    scores, prompt_scores, cumulative_logprob: as in SeqDelta.
+    scores, prompt_scores, cumulative_logprob: as in SeqDelta. timings: of the request, in a choice's last delta.
     """
 
     text: str
@@ -75,6 +91,7 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
     scores: tuple[TokenScores, ...] = ()
     prompt_scores: tuple[TokenScores, ...] = ()
     cumulative_logprob: float | None = None
+    timings: RequestTimings | None = None
 
     def merge(self, later: "TextDelta") -> "TextDelta":
         """This delta followed by a later one of the same choice, as one."""
@@ -90,13 +107,16 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
             scores=self.scores + later.scores,
             prompt_scores=self.prompt_scores + later.prompt_scores,
             cumulative_logprob=later.cumulative_logprob,
+            timings=later.timings,
         )
 
 
-class Completion(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True, repr=False)
+class Completion:
     """A whole answer. completion tokens are len(token_ids), the end-of-sequence token included.
 
     index: which choice of the request. scores, prompt_scores, cumulative_logprob: as in SeqDelta, of the whole.
+    timings: how long its request waited, and took; equal answers need not have taken equal times.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -109,6 +129,13 @@ class Completion(msgspec.Struct, frozen=True):
     prompt_scores: tuple[TokenScores, ...] = ()
     cumulative_logprob: float | None = None
     index: int = 0
+    timings: RequestTimings | None = field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        return (
+            f"Completion({shown(self.text)}, {len(self.token_ids)} tokens, finish_reason={self.finish_reason.value!r}, "
+            f"stop_reason={shown(self.stop_reason)}, index={self.index})"
+        )
 
 
 class Transcript:
@@ -152,4 +179,5 @@ class Transcript:
             prompt_scores=prompt_scores,
             cumulative_logprob=last.cumulative_logprob,
             index=last.index,
+            timings=last.timings,
         )

@@ -9,10 +9,11 @@ from starlette.routing import Route
 
 from aserve.core.errors import AserveError
 from aserve.engine import AsyncEngine
+from aserve.http.access import AccessLog
 from aserve.http.endpoint import Handler, JsonEndpoint
 from aserve.http.errors import handle_error
 from aserve.http.keys import Keyring
-from aserve.http.middleware import MAX_BODY_BYTES, MAX_TOTAL_BODY_BYTES, guard
+from aserve.http.middleware import MAX_BODY_BYTES, MAX_TOTAL_BODY_BYTES, PUBLIC_PATHS, guard
 from aserve.http.openai.chat import chat_completions
 from aserve.http.openai.completions import completions
 from aserve.http.openai.models import model_routes
@@ -45,18 +46,20 @@ def create_app(
     def post(path: str, handler: Handler, *, generates: bool = False) -> Route:
         return Route(path, JsonEndpoint(engine, handler, generates=generates), methods=["POST"])
 
+    routes = [
+        post("/v1/chat/completions", chat_completions(engine, limits), generates=True),
+        post("/v1/completions", completions(engine, limits), generates=True),
+        post("/tokenize", tokenize(engine)),
+        post("/detokenize", detokenize(engine)),
+        *model_routes(engine),
+        *ops_routes(engine),
+        openapi_route(),
+    ]
     app = Starlette(
-        routes=[
-            post("/v1/chat/completions", chat_completions(engine, limits), generates=True),
-            post("/v1/completions", completions(engine, limits), generates=True),
-            post("/tokenize", tokenize(engine)),
-            post("/detokenize", detokenize(engine)),
-            *model_routes(engine),
-            *ops_routes(engine),
-            openapi_route(),
-        ],
+        routes=routes,
         middleware=[
             Middleware(RequestIds),
+            Middleware(AccessLog, paths=[route.path for route in routes], quiet_paths=PUBLIC_PATHS),
             Middleware(
                 guard,
                 api_keys=api_keys,

@@ -14,6 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from aserve.edges import is_fault
 from aserve.engine import AsyncEngine
+from aserve.http.access import Record, record_of
 from aserve.http.body import read_object
 from aserve.http.connection import ClientGone, while_connected
 from aserve.http.errors import error_response
@@ -30,7 +31,7 @@ class Exchange:
     """One request as its handler sees it: the body's fields, the request's id, and how to answer (once).
 
     is_large: the fields are so many, or so long, that going through them is work for a thread.
-    tenant: on whose account it is.
+    tenant: on whose account it is. record: to be told what the access log shall say.
     """
 
     fields: dict[str, Any]
@@ -38,6 +39,7 @@ class Exchange:
     request_id: str
     tenant: str
     reply: Callable[[Response], Awaitable[None]]
+    record: Record
 
     async def work(self, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
         """Call what goes through the fields, off the event loop where they are large."""
@@ -92,7 +94,8 @@ class JsonEndpoint:
                     await reply(error_response(error, scope[SCOPE_KEY]))
                 return
             async with while_connected(receive):
-                await self._handle(Exchange(body.fields, body.is_large, scope[SCOPE_KEY], tenant, reply))
+                fields, record = body.fields, record_of(scope)
+                await self._handle(Exchange(fields, body.is_large, scope[SCOPE_KEY], tenant, reply, record))
 
     async def _handle(self, exchange: Exchange) -> None:
         try:

@@ -27,10 +27,9 @@ from msgspec import Meta
 from starlette.types import Scope
 
 from aserve.core.errors import ConfigError
+from aserve.http.access import TENANT_KEY
 from aserve.tenants import Limits, Tenant, Tenants
 
-TENANT_KEY: Final = "aserve.tenant"
-"""Where the tenant's name is, in the scope of a request that has shown its key."""
 MAX_KEYS: Final = 1024
 """All are compared with each request's."""
 MAX_FILE_BYTES: Final = 1024 * 1024
@@ -114,16 +113,16 @@ class Keyring:
     """
 
     def __init__(
-        self, api_keys: Sequence[str] = (), *, path: Path | None = None, tenants: Tenants | None = None
+        self, api_keys: Sequence[str] = (), *, path: str | Path | None = None, tenants: Tenants | None = None
     ) -> None:
         self._given = [(hashlib.sha256(key.encode()).digest(), "") for key in api_keys]
         self._digests: Sequence[tuple[bytes, str]] = self._given
-        self._path = path
+        self._path = None if path is None else Path(path)
         self._tenants = tenants
         self.is_open = not api_keys and path is None
         """Whether no key is asked for."""
-        if path is not None:
-            self._read(path)
+        if self._path is not None:
+            self._read(self._path)
 
     def reload(self) -> None:
         """Read the file again. If it cannot be used, a line in the log says why, and the keys stay as they are."""

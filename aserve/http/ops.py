@@ -1,5 +1,7 @@
 """What operators ask: is it alive, is it ready, which version, how does it do. Answered while the model loads, too."""
 
+from typing import Final
+
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import Request
@@ -12,6 +14,9 @@ from aserve.engine import AsyncEngine, EngineState
 from aserve.http.json_response import JsonResponse
 from aserve.http.keys import tenant_of
 
+LEAVING_KEY: Final = "aserve.leaving"
+"""Where, in the scope's "state", a server puts what says whether it is about to end."""
+
 
 def ops_routes(engine: AsyncEngine) -> list[Route]:
     """/health, /ping, /ready, /version, /metrics, /v1/usage and /reset_prefix_cache."""
@@ -22,8 +27,10 @@ def ops_routes(engine: AsyncEngine) -> list[Route]:
             raise UnavailableError(f"the engine is {engine.state.value}")
         return JsonResponse({"status": engine.state.value})
 
-    async def ready(_request: Request) -> Response:
-        """200 when a request would be taken."""
+    async def ready(request: Request) -> Response:
+        """200 when requests are asked for: not while the server prepares to end, though it takes them still."""
+        if request.scope.get("state", {}).get(LEAVING_KEY, _never)():
+            raise UnavailableError("the server is about to end")
         if engine.state is not EngineState.READY:
             raise UnavailableError(f"the engine is {_stage(engine)}")
         return JsonResponse({"status": engine.state.value})
@@ -54,6 +61,10 @@ def ops_routes(engine: AsyncEngine) -> list[Route]:
         Route("/v1/usage", usage),
         Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"]),
     ]
+
+
+def _never() -> bool:
+    return False
 
 
 def _stage(engine: AsyncEngine) -> str:

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aserve.kernels.ops import BadWords, LogitControls, SamplingBatch
+from aserve.kernels.ops import NO_TOKEN, BadWords, LogitControls, SamplingBatch
 from aserve.kernels.philox import random_words
-from aserve.kernels.reference import MASS_UNIT
+from aserve.kernels.reference import LARGEST_PENALIZED, MASS_UNIT
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -28,10 +28,12 @@ def sample(logits_SV: Tensor, batch: SamplingBatch) -> Tensor:
     logits_SV = logits_SV.float()
     if batch.banned_SC is not None:
         logits_SV = _ban(logits_SV, batch.banned_SC)
-    tokens_S = torch.from_numpy(logits_SV.numpy().argmax(-1))  # the first of equals
-    if batch.all_greedy:
+    tokens_S = torch.from_numpy(logits_SV.numpy().argmax(-1))  # the first of equals, or of NaNs
+    is_finite_S = logits_SV.gather(1, tokens_S[:, None]).squeeze(1).isfinite()
+    tokens_S.masked_fill_(~is_finite_S, NO_TOKEN)
+    rows_R = (is_finite_S & (batch.temperature_S > 0)).nonzero().squeeze(1)
+    if not len(rows_R):
         return tokens_S
-    rows_R = batch.temperature_S.nonzero().squeeze(1)
     weights_RV = logits_SV.index_select(0, rows_R)
     weights_RV.sub_(weights_RV.gather(1, tokens_S[rows_R, None]))
     weights_RV.div_(batch.temperature_S[rows_R, None]).exp_()
@@ -53,12 +55,13 @@ def control_logits(logits_SV: Tensor, controls: LogitControls) -> None:
     if controls.counts_RV is not None:
         counts_QV = controls.counts_RV.index_select(0, controls.table_rows_Q)
         repetition_Q1 = controls.repetition_Q[:, None]
-        repeated_QV = torch.where(logits_QV > 0, logits_QV / repetition_Q1, logits_QV * repetition_Q1)
-        logits_QV = torch.where(counts_QV > 0, repeated_QV, logits_QV)
+        bounded_QV = logits_QV.clamp(-LARGEST_PENALIZED, LARGEST_PENALIZED)
+        repeated_QV = torch.where(bounded_QV > 0, bounded_QV / repetition_Q1, bounded_QV * repetition_Q1)
+        logits_QV = torch.where((counts_QV > 0) & logits_QV.isfinite(), repeated_QV, logits_QV)
         num_generated_QV = counts_QV.bitwise_right_shift_(1)
         logits_QV -= controls.frequency_Q[:, None] * num_generated_QV
         logits_QV -= controls.presence_Q[:, None] * (num_generated_QV > 0)
-    has_choice_Q = logits_QV.amax(-1) > -math.inf
+    has_choice_Q = logits_QV.amax(-1) != -math.inf
     logits_SV.index_copy_(0, controls.rows_Q[has_choice_Q], logits_QV[has_choice_Q])
 
 
@@ -124,6 +127,6 @@ def _weight_floor(weights_V: FloatArray, top_k: int, top_p: float) -> np.float32
         ascending_V = ascending_V[np.searchsorted(ascending_V, floor) :]
     if top_p < 1:
         cumulative_V = np.floor(ascending_V[::-1] * np.float32(MASS_UNIT)).cumsum(dtype=np.float64)
-        needed = math.ceil(top_p * cumulative_V[-1])
+        needed = max(math.ceil(top_p * cumulative_V[-1]), 1)
         floor = ascending_V[::-1][np.searchsorted(cumulative_V, needed)]
     return floor

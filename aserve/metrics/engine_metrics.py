@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
-from aserve.core.outputs import FinishReason
+from aserve.core.outputs import FinishReason, RequestTimings
 from aserve.core.request import Request
 from aserve.metrics.histogram import BucketCounts
 
@@ -242,24 +242,39 @@ class EngineMetrics(Collector):
 class RequestTimes:
     """The clock readings of one request. Times are seconds of the engine's clock.
 
-    last_s: of the last token, or the arrival. num_tokens: so far.
+    last_s: of the last token, or the arrival. num_tokens: so far. has_ended: whether it is counted as ended.
     """
 
-    __slots__ = ("_arrived_s", "_ended", "_metrics", "_num_prompt_tokens", "last_s", "num_tokens")
+    __slots__ = (
+        "_arrived_s",
+        "_first_s",
+        "_metrics",
+        "_num_prompt_tokens",
+        "_queued_s",
+        "has_ended",
+        "last_s",
+        "num_tokens",
+    )
 
     def __init__(self, metrics: EngineMetrics, num_prompt_tokens: int, now: float) -> None:
         self._metrics = metrics
         self._num_prompt_tokens = num_prompt_tokens
         self.num_tokens = 0
         self._arrived_s = self.last_s = now
-        self._ended = False
+        self._first_s: float | None = None
+        self._queued_s: float | None = None
+        self.has_ended = False
 
-    def tokens(self, now: float, num_tokens: int) -> None:
-        """A step brought `num_tokens` tokens; of several, each counts as an equal share of the time since the last."""
+    def tokens(self, now: float, num_tokens: int, queued_s: float = 0.0) -> None:
+        """A step brought `num_tokens` tokens; of several, each counts as an equal share of the time since the last.
+
+        queued_s: how long the request was in the queue, which the first of them tells.
+        """
         if num_tokens == 0:
             return
         metrics = self._metrics
         if self.num_tokens == 0:
+            self._first_s, self._queued_s = now, queued_s
             metrics.first_token_s.observe(now - self._arrived_s)
             metrics.num_prompt_tokens += self._num_prompt_tokens
         else:
@@ -268,10 +283,16 @@ class RequestTimes:
         self.num_tokens += num_tokens
         self.last_s = now
 
+    def timings(self, now: float) -> RequestTimings:
+        """For who asked, when a choice ends at `now`."""
+        arrived_s = self._arrived_s
+        first_token_s = None if self._first_s is None else self._first_s - arrived_s
+        return RequestTimings(self._queued_s, first_token_s, now - arrived_s)
+
     def finished(self, now: float, reason: FinishReason) -> None:
         """The request ended at `now`; lengths and latency are kept of answers that are whole."""
-        assert not self._ended, "a request ends once"
-        self._ended = True
+        assert not self.has_ended, "a request ends once"
+        self.has_ended = True
         metrics = self._metrics
         metrics.num_finished[reason] += 1
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
@@ -281,5 +302,5 @@ class RequestTimes:
 
     def left(self, now: float, reason: FinishReason = FinishReason.ABORT) -> None:
         """The reader is gone, or is about to be sent away; what that ended, unless it had finished."""
-        if not self._ended:
+        if not self.has_ended:
             self.finished(now, reason)

@@ -162,7 +162,8 @@ class Admission:
         """A sequence was admitted at `now`; its first admission ends its time in the queue."""
         if sequence.num_preemptions == 0:
             self.num_admitted += 1
-            self.queue_time_s += now - sequence.request.arrival_s
+            sequence.queued_s = now - sequence.request.arrival_s
+            self.queue_time_s += sequence.queued_s
 
 
 def _retry_after_s(wait_s: float) -> int:

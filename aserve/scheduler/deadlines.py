@@ -79,7 +79,7 @@ def _last_deltas(members: list[Sequence]) -> Iterable[SeqDelta]:
     """Of a request that ends with what it has: of each choice that is open, or of those that are chosen."""
     group = members[0].group
     if group is not None and group.beams is not None:
-        return group.beams.cut_short(members[0].num_cached)
+        return group.beams.cut_short(members[0])
     deltas = [_last_delta(member) for member in members]
     if group is None or group.ranking is None:
         return deltas
@@ -95,4 +95,5 @@ def _last_delta(sequence: Sequence) -> SeqDelta:
         sequence.index,
         sequence.num_cached,
         prompt_scores=sequence.prompt_scores,
+        queued_s=sequence.queued_s,
     )

@@ -55,7 +55,7 @@ class Group:
         assert beams is not None, "the group is one of beams"
         moves = beams.search.advance(beams.take_reports())
         if beams.search.is_done:
-            return tuple(beams.outcome(members[0].num_cached))
+            return tuple(beams.outcome(members[0]))
         for member, (parent, _) in zip(members, moves, strict=True):
             if parent != member.index:
                 take_over(member, members[parent])
@@ -121,6 +121,7 @@ class Ranking:
             delta.scores if self._shows_scores else (),
             self._prompt_scores if place == 0 else (),
             self._logprobs[index],
+            delta.queued_s,
         )
 
 
@@ -160,13 +161,16 @@ class Beams:
         self._reports.clear()
         return scores
 
-    def cut_short(self, num_cached: int) -> Iterable[SeqDelta]:
+    def cut_short(self, leader: Sequence) -> Iterable[SeqDelta]:
         """The outcome, were the search to end now."""
         self.search.cut_short()
-        return self.outcome(num_cached, DEADLINE)
+        return self.outcome(leader, DEADLINE)
 
-    def outcome(self, num_cached: int, cut_by: str | None = None) -> Iterable[SeqDelta]:
-        """The best n hypotheses, as choices that come and end at once. cut_by: the stop_reason of those without end."""
+    def outcome(self, leader: Sequence, cut_by: str | None = None) -> Iterable[SeqDelta]:
+        """The best n hypotheses, as choices that come and end at once. leader: the member that came first.
+
+        cut_by: the stop_reason of those without an end.
+        """
         request = self._request
         for place, hypothesis in enumerate(self.search.best(request.params.n)):
             stop_id = hypothesis.stop_id
@@ -176,8 +180,9 @@ class Beams:
                 FinishReason.LENGTH if stop_id is None else FinishReason.STOP,
                 cut_by if stop_id is None else None if stop_id in request.eos_ids else stop_id,
                 place,
-                num_cached,
+                leader.num_cached,
                 cumulative_logprob=hypothesis.logprob,
+                queued_s=leader.queued_s,
             )
 
 
@@ -191,4 +196,5 @@ def _joined(earlier: SeqDelta, later: SeqDelta) -> SeqDelta:
         earlier.num_cached_tokens,
         earlier.scores + later.scores,
         earlier.prompt_scores + later.prompt_scores,
+        queued_s=earlier.queued_s,
     )

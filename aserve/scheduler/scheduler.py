@@ -362,17 +362,7 @@ class Scheduler:
             self._end(sequence)
         elif sequence.sampling.num_logprobs is None:
             sequence.quiet_until = sequence.last_position
-        delta = SeqDelta(
-            sequence.request_id,
-            (token_id,),
-            reason,
-            stop_reason,
-            sequence.index,
-            sequence.num_cached,
-            () if score is None else (score,),
-            sequence.prompt_scores,
-        )
-        sequence.prompt_scores = ()
+        delta = sequence.delta(token_id, reason, stop_reason, score)
         if group is None or group.ranking is None:
             return (delta,)
         assert score is not None, "ranked choices are scored"

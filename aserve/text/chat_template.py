@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 import jinja2
 
 from aserve.core.errors import ConfigError, InvalidRequestError
+from aserve.core.rules import check, series, shown
 from aserve.text.template_sandbox import TemplateLimitError, TemplateSandbox
 from aserve.text.tokenizer_config import read_tokenizer_config
 
@@ -31,6 +32,7 @@ TEMPLATE_ERRORS: Final = (
     ValueError,
 )
 """What a template's own mistakes, met with these messages, are in Python."""
+_MESSAGES: Final = series("a sequence of messages")
 ENGINE_VARIABLES: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 """Names that a request's template variables may not take."""
 
@@ -94,7 +96,7 @@ class ChatTemplate:
             )
         template, readable = self._template(with_tools=tools is not None)
         _check_variables(variables, readable - self._named_tokens.keys() - ENGINE_VARIABLES)
-        turns = [_turn(index, message) for index, message in enumerate(messages)]
+        turns = [_turn(index, message) for index, message in enumerate(check("messages", _MESSAGES, messages))]
         if not turns:
             raise InvalidRequestError("messages is empty", "messages")
         if continue_final_message:
@@ -154,9 +156,15 @@ def _check_variables(variables: Mapping[str, Any], allowed: frozenset[str]) -> N
 
 def _turn(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
     """A message as templates expect it: content is one text, and what is null is left out."""
+    if not isinstance(message, Mapping):
+        raise InvalidRequestError(
+            f"messages[{index}] must be a mapping with role and content, got {shown(message)}", "messages"
+        )
     role = message.get("role")
     if role not in ROLES:
-        raise InvalidRequestError(f"messages[{index}].role must be one of {', '.join(ROLES)}, got {role!r}", "messages")
+        raise InvalidRequestError(
+            f"messages[{index}].role must be one of {', '.join(ROLES)}, got {shown(role)}", "messages"
+        )
     turn = {name: value for name, value in message.items() if value is not None}
     turn["content"] = _text_content(index, message)
     return turn
@@ -168,9 +176,11 @@ def _text_content(index: int, message: Mapping[str, Any]) -> str | None:
         return content
     if content is None and message["role"] == "assistant":
         return None if message.get("tool_calls") else ""  # templates test for null to tell a call from an answer
-    if isinstance(content, Sequence):
+    if isinstance(content, Sequence) and not isinstance(content, (bytes, bytearray)):
         return "\n".join(_part_texts(index, content))
-    raise InvalidRequestError(f"messages[{index}].content must be a string or a list of parts", "messages")
+    raise InvalidRequestError(
+        f"messages[{index}].content must be a string or a list of parts, got {shown(content)}", "messages"
+    )
 
 
 def _part_texts(index: int, parts: Sequence[Any]) -> Iterator[str]:
@@ -178,7 +188,7 @@ def _part_texts(index: int, parts: Sequence[Any]) -> Iterator[str]:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind != "text":
             raise InvalidRequestError(
-                f"messages[{index}].content: a part of type {kind!r} is not supported, only text is", "messages"
+                f"messages[{index}].content: a part of type {shown(kind)} is not supported, only text is", "messages"
             )
         if not isinstance(part.get("text"), str):
             raise InvalidRequestError(f'messages[{index}].content: a text part needs a string "text"', "messages")

@@ -151,7 +151,7 @@ async def test_a_large_body_is_parsed_all_the_same(client):
             *({str(i): 1 for i in range(2000)}, {"9" * 5000: 1}),
         ),
         "allowed_token_ids": ([], [260], [-1], ["5"], 5, [10**30]),
-        "bad_words": ([""], ["x"] * 129, ["x" * 257], "x", [5]),
+        "bad_words": ([""], ["x"] * 129, ["x" * 257], 5, [5]),
         "prompt_logprobs": (-1, 21, "1", True, 1.0),
         "include_stop_str_in_output": (1, "x"),
         "skip_special_tokens": (0, "x"),

@@ -13,7 +13,7 @@ from pathlib import Path
 from aserve.core.errors import CheckpointError
 from aserve.engine import AsyncEngine
 from aserve.http import Keyring, create_app
-from aserve.server import run
+from aserve.server import ServerConfig, logging_to, run
 from tests.engines import EOS, scripted_loader
 
 
@@ -31,14 +31,11 @@ def main(what: str, drain_timeout_s: str, keys: str | None = None) -> int:
     load = loaders.get(what) or scripted_loader((*answer, EOS), max_model_len=10_000_000, num_blocks=200_000)
     engine = AsyncEngine(load)
     keyring = None if keys is None else Keyring(path=Path(keys), tenants=engine.tenants)
-    return run(
-        engine,
-        create_app(engine, keyring=keyring),
-        port=0,
-        drain_timeout_s=float(drain_timeout_s),
-        on_ready=lambda _: print("ready", file=sys.stderr),
-        on_hangup=keyring and keyring.reload,
-    )
+    app = create_app(engine, keyring=keyring)
+    config = ServerConfig(port=0, drain_timeout_s=float(drain_timeout_s))
+    with logging_to(sys.stderr, "info", "text") as say:
+        on_hangup = keyring and keyring.reload
+        return run(engine, app, config, on_ready=lambda _: say("ready"), say=say, on_hangup=on_hangup)
 
 
 if __name__ == "__main__":

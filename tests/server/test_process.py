@@ -121,6 +121,22 @@ def test_at_a_hangup_the_keys_are_read_again_and_a_bad_file_changes_nothing(tmp_
         assert server.get("/v1/models", authorization="Bearer before") == 401
 
 
+def test_a_log_that_nobody_reads_holds_nothing_up():
+    """More lines than a pipe takes; then requests, a stream and the end are as ever."""
+    with process("ends") as server:
+        assert server.line() == "ready"
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+        with contextlib.closing(connection):
+            for _ in range(400):
+                connection.request("GET", "/v1/models")
+                assert connection.getresponse().read()
+        with server.stream() as response:
+            server.popen.send_signal(signal.SIGTERM)
+            *_, done = events(response)
+        assert done == b"[DONE]"
+        assert server.exit_code(within_s=5) == 0
+
+
 def test_a_signal_while_the_model_loads_stops_at_once():
     with process("loads") as server:
         assert server.get("/health") == 200

@@ -9,6 +9,7 @@ Of P prompts with n choices each, choice k of prompt p has the index p * n + k.
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -97,6 +98,7 @@ async def answer(
             await _stream(generation, wire, mailbox, exchange, limits)
             return
         tallies = generation.tallies()
+        exchange.record.usage = partial(usage_of, tallies, generation.params.n)
         keeper = Keeper(tallies)
         mailbox.shortcut(keeper)
         async for delta in _deltas(generation, mailbox):
@@ -112,6 +114,7 @@ async def _stream(
 ) -> None:
     """Reply with events as they come. While the client keeps up, most are written straight from the mailbox."""
     events = Events(generation, wire)
+    exchange.record.usage = partial(usage_of, events.tallies, generation.params.n)
 
     async def pieces() -> AsyncGenerator[bytes]:
         async for delta in _deltas(generation, mailbox):
