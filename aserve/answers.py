@@ -42,8 +42,8 @@ class Answers(ABC):
         """Submit a prompt; inside the block, read its mailbox."""
 
     @abstractmethod
-    async def encode_chat(self, messages: Messages) -> tuple[int, ...]:
-        """The prompt of a conversation."""
+    async def encode_chat(self, messages: Messages, *, must_fit: bool = False) -> tuple[int, ...]:
+        """The prompt of a conversation. must_fit: refuse one that is too long, before it is tokenized."""
 
     async def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, **terms: Unpack[RequestTerms]
@@ -57,7 +57,8 @@ class Answers(ABC):
         self, messages: Messages, params: SamplingParams | None = None, **terms: Unpack[RequestTerms]
     ) -> AsyncGenerator[TextDelta]:
         """`generate` for a conversation: a list of {"role": ..., "content": ...}."""
-        async with self.open(await self.encode_chat(messages), params, starts_text=True, **terms) as mailbox:
+        prompt = await self.encode_chat(messages, must_fit=True)
+        async with self.open(prompt, params, starts_text=True, **terms) as mailbox:
             async for delta in mailbox:
                 yield delta
 
@@ -74,7 +75,8 @@ class Answers(ABC):
     ) -> Completion:
         """`complete` for a conversation, as in `chat`."""
         _check_single(params)
-        (completion,) = await self.complete_n(await self.encode_chat(messages), params, starts_text=True, **terms)
+        prompt = await self.encode_chat(messages, must_fit=True)
+        (completion,) = await self.complete_n(prompt, params, starts_text=True, **terms)
         return completion
 
     async def complete_n(

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from types import MappingProxyType, TracebackType
-from typing import Any, Final, Self, Unpack
+from typing import Any, Self, Unpack
 
 from prometheus_client import CollectorRegistry
 
@@ -26,24 +26,15 @@ from aserve.core.request import RequestTerms, Terms
 from aserve.core.rules import check, text
 from aserve.engine_loop import EngineLoop
 from aserve.engine_parts import EngineParts, EngineState, Loader, Progress
-from aserve.intake import (
-    PARAMS,
-    branch_terms,
-    check_ids,
-    new_branch,
-    new_request,
-    new_terms,
-    prompt_ids,
-)
+from aserve.intake import PARAMS, branch_terms, new_branch, new_request, new_terms, prompt_ids
 from aserve.mailbox import Mailbox
 from aserve.metrics.engine_metrics import EngineMetrics
 from aserve.preparation import Preparer
 from aserve.scheduler.statistics import Statistics
 from aserve.tenants import Tenants
 from aserve.text.stream import TextStream
-
-OFF_LOOP_CHARS: Final = 2048
-"""Texts longer than this are tokenized in a thread; below it the hop costs more than the work."""
+from aserve.texts import Texts
+from aserve.workers import Workers
 
 
 class AsyncEngine(Answers):
@@ -64,6 +55,8 @@ class AsyncEngine(Answers):
         self._on_progress = on_progress
         self._clock = clock
         self._preparer = Preparer()
+        self.workers = Workers()
+        """Threads for what a request's texts need, its body included."""
         self._state = EngineState.NEW
         self._progress = Progress("new")
         self._parts: EngineParts | None = None
@@ -166,6 +159,7 @@ class AsyncEngine(Answers):
                     raise error
         finally:
             self._loop = None
+            self.workers.close()
             if parts is not None and isinstance(self.failure, StepTimeoutError):  # its thread may never come back
                 threading.Thread(target=parts.runner.close, name="aserve close", daemon=True).start()
             elif parts is not None:
@@ -222,14 +216,21 @@ class AsyncEngine(Answers):
         model = "" if self._parts is None else f" {self._parts.info.names[0]!r}"
         return f"<{type(self).__name__}{model} {self._state.value}>"
 
+    @property
+    def texts(self) -> Texts:
+        """What is done with texts, and its bounds. Raises `UnavailableError` before the model is loaded."""
+        parts = self._ready()
+        return Texts(parts.tokenizer, parts.chat_template, parts.info, self.workers)
+
     # Text and tokens
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """Token ids of a text. Long texts are tokenized off the event loop. Raises `InvalidRequestError` (bad text)."""
-        tokenizer = self._ready().tokenizer
-        if len(text) <= OFF_LOOP_CHARS:
-            return tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
+    async def encode(self, text: str, *, add_special_tokens: bool = True, must_fit: bool = False) -> tuple[int, ...]:
+        """Token ids of a text. Long texts are tokenized off the event loop.
+
+        must_fit: refuse one that is too long for a prompt, before it is tokenized where that can be told. Raises
+        `InvalidRequestError` (bad text, more than `texts.MAX_TEXT_CHARS`) or `ContextLengthError` (it cannot fit).
+        """
+        return await self.texts.encode(text, add_special_tokens=add_special_tokens, must_fit=must_fit)
 
     async def encode_chat(
         self,
@@ -239,31 +240,25 @@ class AsyncEngine(Answers):
         continue_final_message: bool = False,
         variables: Mapping[str, Any] = MappingProxyType({}),
         add_special_tokens: bool = False,
+        must_fit: bool = False,
     ) -> tuple[int, ...]:
         """Token ids of a conversation in the model's chat template; see `ChatTemplate.render` for the choices.
 
-        add_special_tokens: on top of those that the template writes, which is rarely wanted. Raises
-        `InvalidRequestError`, naming the field at fault.
+        add_special_tokens: on top of those that the template writes, which is rarely wanted. must_fit: as in `encode`.
+        Raises `InvalidRequestError`, naming the field at fault.
         """
-        template = self._ready().chat_template
-        text = await asyncio.to_thread(
-            template.render,
+        return await self.texts.encode_chat(
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             variables=variables,
+            add_special_tokens=add_special_tokens,
+            must_fit=must_fit,
         )
-        return await self.encode(text, add_special_tokens=add_special_tokens)
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """The text of token ids. Raises `InvalidRequestError` for an id that is outside the vocabulary."""
-        parts = self._ready()
-
-        def check_and_decode() -> str:
-            check_ids("tokens", token_ids, parts.info.vocab_size)
-            return parts.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
-
-        return await asyncio.to_thread(check_and_decode)
+        return await self.texts.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def token_strings(self, token_ids: Sequence[int]) -> tuple[str, ...]:
         """Each token as the vocabulary spells it. Raises `UnavailableError` before the model is loaded."""
@@ -319,8 +314,8 @@ class AsyncEngine(Answers):
         settled = self._terms(**terms)
         parts.scheduler.check_room(settled)
         params = self.default_params() if params is None else check("params", PARAMS, params)
-        prompt_token_ids = await self.encode(prompt) if isinstance(prompt, str) else prompt_ids(prompt)
-        request = new_request(parts.info, parts.tokenizer, prompt_token_ids, params, settled)
+        token_ids = await self.encode(prompt, must_fit=True) if isinstance(prompt, str) else prompt_ids(prompt)
+        request = new_request(parts.info, parts.tokenizer, token_ids, params, settled)
         request = await self._preparer.prepared(request, parts.info, parts.scheduler)
         try:
             new_stream = partial(TextStream, parts.tokenizer, request.params, keep_leading_space=not starts_text)

@@ -106,13 +106,7 @@ def new_request(
     """
     if not prompt_token_ids:
         raise InvalidRequestError("the prompt is empty: it has no tokens", "prompt")
-    room = info.max_model_len - len(prompt_token_ids)
-    if room < 1:
-        raise ContextLengthError(
-            f"the prompt has {len(prompt_token_ids)} tokens and leaves no room to answer: "
-            f"the context is {info.max_model_len} tokens",
-            "prompt",
-        )
+    room = check_room(info, len(prompt_token_ids))
     check_ids("stop_token_ids", params.stop_token_ids, info.vocab_size)
     check_ids("logit_bias", [token_id for token_id, _ in params.logit_bias], info.vocab_size)
     check_ids("allowed_token_ids", params.allowed_token_ids or (), info.vocab_size)
@@ -154,6 +148,17 @@ def new_branch(
     return msgspec.structs.replace(branch, cache_salt=origin.cache_salt)
 
 
+def check_room(info: ModelInfo, num_tokens: int, param: str = "prompt") -> int:
+    """The tokens that a prompt of so many leaves for its answer. Raises `ContextLengthError` where that is none."""
+    if num_tokens >= info.max_model_len:
+        raise ContextLengthError(
+            f"the prompt has {num_tokens} tokens and leaves no room to answer: "
+            f"the context is {info.max_model_len} tokens",
+            param,
+        )
+    return info.max_model_len - num_tokens
+
+
 def check_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
     """Raise `InvalidRequestError` for the first id that is outside the vocabulary."""
     for token_id in token_ids:
@@ -164,15 +169,14 @@ def check_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
 def _bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """Each word as tokens, at the beginning of a text and after a space: a tokenizer tells the two apart."""
     found: dict[tuple[int, ...], None] = {}
-    for word in words:
-        for text in (word, f" {word.lstrip()}"):
-            if token_ids := tokenizer.encode(text, add_special_tokens=False, param="bad_words"):
-                found[token_ids] = None
-    num_tokens = sum(map(len, found))
-    if num_tokens > MAX_BAD_WORD_TOKENS:
-        raise InvalidRequestError(
-            f"bad_words may have {MAX_BAD_WORD_TOKENS} tokens together, got {num_tokens}", "bad_words"
-        )
+    num_tokens = 0
+    for text in (spelled for word in words for spelled in (word, f" {word.lstrip()}")):
+        token_ids = tokenizer.encode(text, add_special_tokens=False, param="bad_words")
+        if token_ids and token_ids not in found:
+            found[token_ids] = None
+            num_tokens += len(token_ids)
+        if num_tokens > MAX_BAD_WORD_TOKENS:
+            raise InvalidRequestError(f"bad_words may have at most {MAX_BAD_WORD_TOKENS} tokens together", "bad_words")
     return tuple(found)
 
 

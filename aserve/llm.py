@@ -88,7 +88,7 @@ class LLM:
         several = [given] if given and isinstance(given[0], Mapping) else given
 
         async def answer() -> list[Completion]:
-            prompts = [await self._engine.encode_chat(messages) for messages in several]
+            prompts = [await self._engine.encode_chat(messages, must_fit=True) for messages in several]
             return await self._generate(prompts, params, use_tqdm, request_ids, terms, starts_text=True)
 
         return self._run(answer)

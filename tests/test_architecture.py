@@ -14,7 +14,18 @@ PACKAGE = ROOT / "aserve"
 
 ENGINE = {
     *("core", "scheduler", "tenants", "text", "metrics"),
-    *("answers", "edges", "engine_loop", "intake", "mailbox", "preparation", "engine_parts", "engine"),
+    *(
+        "answers",
+        "edges",
+        "engine_loop",
+        "intake",
+        "mailbox",
+        "preparation",
+        "workers",
+        "texts",
+        "engine_parts",
+        "engine",
+    ),
 }
 LOWER_FLOORS = ENGINE | {
     "kv_cache",
@@ -46,9 +57,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "intake": {"core", "tenants", "text"},
     "answers": {"core", "mailbox"},
     "preparation": {"core", "intake", "scheduler"},
+    "workers": {"core"},
+    "texts": {"core", "intake", "text", "workers"},
     "engine_parts": {"core", "scheduler", "text"},
     "engine": ENGINE,
-    "http": {"core", "edges", "engine", "mailbox", "metrics", "tenants"},
+    "http": {"core", "edges", "engine", "mailbox", "metrics", "tenants", "workers"},
     "loop_thread": set(),
     "build": LOWER_FLOORS,
     "llm": LOWER_FLOORS,
@@ -77,6 +90,8 @@ WITHOUT_TORCH = [
     "loop_thread",
     "answers",
     "preparation",
+    "workers",
+    "texts",
     "engine_parts",
     "engine",
     "http",

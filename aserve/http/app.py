@@ -10,12 +10,14 @@ from starlette.routing import Route
 from aserve.core.errors import AserveError
 from aserve.engine import AsyncEngine
 from aserve.http.access import AccessLog
+from aserve.http.body import Glance
 from aserve.http.endpoint import Handler, JsonEndpoint
 from aserve.http.errors import handle_error
 from aserve.http.keys import Keyring
 from aserve.http.middleware import MAX_BODY_BYTES, MAX_TOTAL_BODY_BYTES, PUBLIC_PATHS, guard
 from aserve.http.openai.chat import chat_completions
 from aserve.http.openai.completions import completions
+from aserve.http.openai.glance import generation_glance, text_glance
 from aserve.http.openai.models import model_routes
 from aserve.http.openai.tokenize import detokenize, tokenize
 from aserve.http.openapi import openapi_route
@@ -43,14 +45,14 @@ def create_app(
     """
     limits = stream_limits or StreamLimits()
 
-    def post(path: str, handler: Handler, *, generates: bool = False) -> Route:
-        return Route(path, JsonEndpoint(engine, handler, generates=generates), methods=["POST"])
+    def post(path: str, handler: Handler, glance: Glance, *, generates: bool = False) -> Route:
+        return Route(path, JsonEndpoint(engine, handler, glance, generates=generates), methods=["POST"])
 
     routes = [
-        post("/v1/chat/completions", chat_completions(engine, limits), generates=True),
-        post("/v1/completions", completions(engine, limits), generates=True),
-        post("/tokenize", tokenize(engine)),
-        post("/detokenize", detokenize(engine)),
+        post("/v1/chat/completions", chat_completions(engine, limits), generation_glance(engine), generates=True),
+        post("/v1/completions", completions(engine, limits), generation_glance(engine), generates=True),
+        post("/tokenize", tokenize(engine), text_glance(engine)),
+        post("/detokenize", detokenize(engine), text_glance(engine)),
         *model_routes(engine),
         *ops_routes(engine),
         openapi_route(),

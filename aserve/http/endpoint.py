@@ -3,7 +3,6 @@
 The edge of a request's task: the only place under http/ besides sse.py that catches every exception.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -15,12 +14,13 @@ from starlette.types import Message, Receive, Scope, Send
 from aserve.edges import is_fault
 from aserve.engine import AsyncEngine
 from aserve.http.access import Record, record_of
-from aserve.http.body import read_object
+from aserve.http.body import Glance, at_nothing, read_object
 from aserve.http.connection import ClientGone, while_connected
 from aserve.http.errors import error_response
 from aserve.http.keys import tenant_of
 from aserve.http.request_id import SCOPE_KEY, name_request
 from aserve.tenants import Allowance
+from aserve.workers import Workers
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -30,7 +30,7 @@ T = TypeVar("T")
 class Exchange:
     """One request as its handler sees it: the body's fields, the request's id, and how to answer (once).
 
-    is_large: the fields are so many, or so long, that going through them is work for a thread.
+    is_large: the fields are so many, or so long, that going through them is work for one of the `workers`.
     tenant: on whose account it is. record: to be told what the access log shall say.
     """
 
@@ -39,12 +39,13 @@ class Exchange:
     request_id: str
     tenant: str
     reply: Callable[[Response], Awaitable[None]]
+    workers: Workers
     record: Record
 
     async def work(self, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
         """Call what goes through the fields, off the event loop where they are large."""
         if self.is_large:
-            return await asyncio.to_thread(function, *arguments, **options)
+            return await self.workers.run(function, *arguments, **options)
         return function(*arguments, **options)
 
 
@@ -54,13 +55,16 @@ Handler = Callable[[Exchange], Awaitable[None]]
 class JsonEndpoint:
     """An ASGI application that calls `handler` with the JSON object of each request while the client is there.
 
-    A request is open until it is answered, to its stream's end. generates: it will need room in the engine; where there
-    is none, it is refused before its body is looked at.
+    A request is open until it is answered, to its stream's end. glance: looks at the fields of a large body before they
+    are decoded. generates: it will need room in the engine; where there is none, it is refused before that.
     """
 
-    def __init__(self, engine: AsyncEngine, handler: Handler, *, generates: bool = False) -> None:
+    def __init__(
+        self, engine: AsyncEngine, handler: Handler, glance: Glance = at_nothing, *, generates: bool = False
+    ) -> None:
         self._engine = engine
         self._handler = handler
+        self._glance = glance
         self._generates = generates
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,14 +80,14 @@ class JsonEndpoint:
             response.headers.update(limit_headers(self._engine.tenants.allowances(tenant)))
             await response(scope, receive, send_on)
 
-        tenant = tenant_of(scope)
+        tenant, workers = tenant_of(scope), self._engine.workers
         with ExitStack() as while_open:
             try:
                 _ = self._engine.info  # without a model no request is worth reading
                 while_open.enter_context(self._engine.tenants.entered(tenant))
                 if self._generates:
                     self._engine.check_room(tenant=tenant)
-                body = await read_object(scope, receive)
+                body = await read_object(scope, receive, workers, self._glance)
                 name_request(scope, body.fields.get("request_id"))
             except ClientGone:
                 return
@@ -95,7 +99,7 @@ class JsonEndpoint:
                 return
             async with while_connected(receive):
                 fields, record = body.fields, record_of(scope)
-                await self._handle(Exchange(fields, body.is_large, scope[SCOPE_KEY], tenant, reply, record))
+                await self._handle(Exchange(fields, body.is_large, scope[SCOPE_KEY], tenant, reply, workers, record))
 
     async def _handle(self, exchange: Exchange) -> None:
         try:

@@ -24,9 +24,9 @@ from aserve.http.errors import HttpError, error_response
 from aserve.http.keys import Keyring
 from aserve.http.scope import METHODS, route_path
 
-MAX_BODY_BYTES: Final = 32 * 1024 * 1024
+MAX_BODY_BYTES: Final = 16 * 1024 * 1024
 """The largest request body. A context of a million tokens is about 5 MB of JSON text, or 8 MB of token ids."""
-MAX_TOTAL_BODY_BYTES: Final = 8 * MAX_BODY_BYTES
+MAX_TOTAL_BODY_BYTES: Final = 16 * MAX_BODY_BYTES
 """Of all bodies together that have been received and not yet been read by the application."""
 SMALL_BODY_BYTES: Final = 64 * 1024
 """Bodies up to this size are taken in any case: connections are few enough to bound them."""

@@ -12,9 +12,10 @@ from typing import Any, Final, Self
 
 import jinja2
 
-from aserve.core.errors import ConfigError, InvalidRequestError
+from aserve.core.errors import ConfigError, ContextLengthError, InvalidRequestError
 from aserve.core.rules import check, series, shown
-from aserve.text.template_sandbox import TemplateLimitError, TemplateSandbox
+from aserve.text.template_budget import TemplateLengthError, TemplateLimitError
+from aserve.text.template_sandbox import TemplateSandbox
 from aserve.text.tokenizer_config import read_tokenizer_config
 
 MAX_RENDERED_CHARS: Final = 4 * 2**20
@@ -82,10 +83,12 @@ class ChatTemplate:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] = {},
+        max_chars: int | None = None,
     ) -> str:
         """The prompt of a conversation.
 
         continue_final_message: end inside the last message, which the model is to continue.
+        max_chars: a longer one is a `ContextLengthError`.
         variables: more template variables, such as enable_thinking; only ones that the template reads.
         Raises `InvalidRequestError`: param "messages" for what the messages or the template are to blame for, else the
         field at fault.
@@ -109,12 +112,14 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        text = self._rendered(template, context)
+        text = self._rendered(template, context, max_chars)
         return _cut_at_tag(text) if continue_final_message else text
 
-    def _rendered(self, template: jinja2.Template, context: Mapping[str, Any]) -> str:
+    def _rendered(self, template: jinja2.Template, context: Mapping[str, Any], max_chars: int | None) -> str:
         try:
-            return self._sandbox.render(template, context)
+            return self._sandbox.render(template, context, max_chars)
+        except TemplateLengthError as error:
+            raise ContextLengthError(f"the conversation has over {error.max_chars} characters", "messages") from error
         except TemplateLimitError as error:
             raise InvalidRequestError(f"the chat template was stopped: {error}", "messages") from error
         except TEMPLATE_ERRORS as error:

@@ -12,7 +12,7 @@ from aserve.engine import AsyncEngine
 from aserve.http.endpoint import Exchange, Handler
 from aserve.http.openai.generation import Generation, Usage, answer
 from aserve.http.openai.logprobs import CompletionLogprobs, Speller, prompt_logprobs
-from aserve.http.openai.prompts import check_room, text_prompt, truncated
+from aserve.http.openai.prompts import check_lengths, check_room, text_prompt, truncated
 from aserve.http.openai.schema import (
     DEFAULT_COMPLETION_TOKENS,
     CompletionFields,
@@ -45,6 +45,7 @@ def completions(engine: AsyncEngine, limits: StreamLimits) -> Handler:
         )
         given = await exchange.work(prompts_of, fields.prompt)
         check_num_sequences(len(given), params)
+        check_lengths(engine, fields, given)
         whole = [await text_prompt(engine, fields, prompt) for prompt in given]
         prompts = [truncated(engine, fields, params, prompt) for prompt in whole]
         texts = None

@@ -28,7 +28,7 @@ _PROMPT_SHAPES: Final = "prompt must be a string, a list of token ids, or a list
 DEFAULT_COMPLETION_TOKENS: Final = 16
 
 ModelName = Annotated[str, Meta(max_length=256)]
-PositiveInt = Annotated[int, Meta(ge=1)]
+PositiveInt = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -141,7 +141,7 @@ class CompletionFields(GenerationFields, frozen=True, kw_only=True):
     """POST /v1/completions. prompt: see `prompts_of`. max_tokens may be 0 with echo: the prompt is scored."""
 
     prompt: Any
-    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     logprobs: int | None = None
 
     @property
