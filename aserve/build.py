@@ -314,6 +314,7 @@ def make_scheduler(config: EngineConfig) -> Scheduler:
     policies: dict[str, Policy] = {
         "fcfs": first_come_first_served,
         "priority": priority_with_ageing(PRIORITY_AGEING_S),
+        "fair": priority_with_ageing(PRIORITY_AGEING_S),
     }
     return Scheduler(
         block_size=config.block_size,
@@ -334,6 +335,7 @@ def make_scheduler(config: EngineConfig) -> Scheduler:
         windows=config.kv_windows,
         keeps_evicted=has_host_tier(config),
         max_in_flight=config.max_in_flight,
+        is_fair=config.scheduling_policy == "fair",
     )
 
 

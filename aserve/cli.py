@@ -24,20 +24,12 @@ from aserve.core.config import (
     PREEMPTION_MODES,
     SCHEDULING_POLICIES,
     Options,
+    default_max_num_queued_reqs,
 )
 from aserve.core.errors import AserveError, ConfigError
 
 ENV_PREFIX: Final = "ASERVE_"
-TRUE_WORDS: Final = {
-    "1": True,
-    "true": True,
-    "yes": True,
-    "on": True,
-    "0": False,
-    "false": False,
-    "no": False,
-    "off": False,
-}
+TRUE_WORDS: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")
 SUFFIXES: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
@@ -49,6 +41,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: tuple[str, ...] = ()
+    api_keys_file: str | None = None
     shutdown_timeout: float = 30.0
     drain_delay: float = 0.0
     keepalive_timeout: float = 75.0
@@ -165,7 +158,7 @@ ENGINE_FLAGS: Final = (
         "scheduling_policy",
         _choice(SCHEDULING_POLICIES),
         "|".join(SCHEDULING_POLICIES),
-        "who runs first: the earlier, or the lower priority number, which waiting makes up for",
+        "who runs first: the earlier; the lower priority number, which waiting makes up for; or in turn, by tenant",
     ),
     Flag(
         "step_timeout", read_number, "S", "seconds after which a step that has not landed ends the engine; 0 is never"
@@ -177,12 +170,19 @@ ENGINE_FLAGS: Final = (
         "X",
         "newcomers wait X times as long as the last step with prompts took, so that more come together",
     ),
-    Flag("max_num_queued_reqs", read_count, "N", "requests that may wait; one more is refused with status 429"),
+    Flag(
+        "max_num_queued_reqs",
+        read_count,
+        "N",
+        "requests that may wait (serve: 4 times max-num-seqs, if not given); one more is refused with status 429",
+    ),
+    Flag("request_timeout", read_number, "SECONDS", "after which a request ends with what it has"),
 )
 SERVER_FLAGS: Final = (
     Flag("host", str, "ADDRESS", "address to listen on"),
     Flag("port", read_count, "N", "port to listen on; 0 picks a free one"),
     Flag("api_key", str, "KEY", "keys that requests must carry; none means open", many=True),
+    Flag("api_keys_file", str, "FILE", "a YAML file of tenants with their keys and limits, read again at SIGHUP"),
     Flag("shutdown_timeout", _seconds(), "SECONDS", "how long open requests get after SIGTERM and --drain-delay"),
     Flag("drain_delay", _seconds(), "SECONDS", "how long requests are taken after SIGTERM, while /ready says 503"),
     Flag("keepalive_timeout", _seconds(0.1), "SECONDS", "how long a connection may be idle"),
@@ -337,11 +337,14 @@ def serve(options: Options, server_options: ServerOptions) -> int:
     from sse_starlette import EventSourceResponse  # each command imports what it needs: start-up counts
 
     from aserve.build import AsyncEngine
-    from aserve.http import create_app
+    from aserve.http import Keyring, create_app
     from aserve.http.sse import StreamLimits
     from aserve.server import Limits, ServerConfig, logging_to, run
-    from aserve.terminal import StartupLines, StartupPrinter
+    from aserve.terminal import StartupLines, StartupPrinter, curl_line
 
+    if options.max_num_queued_reqs is None:  # a server's queue has an end; who embeds an engine knows how much he asks
+        bound = default_max_num_queued_reqs(options.max_num_seqs)
+        options = msgspec.structs.replace(options, max_num_queued_reqs=bound)
     given = server_options
     timeouts = Limits(
         head_timeout_s=given.client_header_timeout,
@@ -360,17 +363,19 @@ def serve(options: Options, server_options: ServerOptions) -> int:
         printer = StartupPrinter() if given.log_format == "text" else StartupLines(say)
         engine = AsyncEngine.from_options(options, on_progress=printer.report)
         limits = StreamLimits(send_timeout_s=given.send_timeout)
-        app = create_app(engine, api_keys=given.api_key, stream_limits=limits)
+        keyring = Keyring(given.api_key, path=given.api_keys_file, tenants=engine.tenants)
+        app = create_app(engine, keyring=keyring, stream_limits=limits)
 
         def ready(url: str) -> None:
             EventSourceResponse(iter(()))  # the first has anyio import its backend, and all streams would wait for that
             gc.freeze()  # else the collector goes through all that was loaded again and again, 0.1 s a time
             gc.enable()
             printer.close()
-            for line in (*engine.startup_lines(), "Ready. Try:", f"  {curl_line(url, given.api_key)}"):
+            for line in (*engine.startup_lines(), "Ready. Try:", f"  {curl_line(url, needs_key=not keyring.is_open)}"):
                 say(line)
 
-        return run(engine, app, config, on_ready=ready, say=say)
+        on_hangup = keyring.reload if given.api_keys_file else None
+        return run(engine, app, config, on_ready=ready, on_hangup=on_hangup, say=say)
 
 
 def chat(options: Options) -> int:
@@ -378,13 +383,6 @@ def chat(options: Options) -> int:
     from aserve.terminal import run_chat
 
     return run_chat(options)
-
-
-def curl_line(url: str, api_keys: Sequence[str]) -> str:
-    """A command that shows the server streaming an answer."""
-    key = '-H "Authorization: Bearer $ASERVE_API_KEY" ' if api_keys else ""
-    body = '{"messages": [{"role": "user", "content": "What is aserve?"}], "stream": true}'
-    return f"curl -N {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d '{body}'"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -22,8 +22,8 @@ from aserve.core.errors import AserveError, StepTimeoutError, UnavailableError
 from aserve.core.ids import RequestId
 from aserve.core.params import SamplingParams
 from aserve.core.ports import Clock
-from aserve.core.request import RequestTerms
-from aserve.core.rules import check
+from aserve.core.request import RequestTerms, Terms
+from aserve.core.rules import check, text
 from aserve.engine_loop import EngineLoop
 from aserve.engine_parts import EngineParts, EngineState, Loader, Progress
 from aserve.intake import PARAMS, branch_terms, new_branch, new_request, new_terms, prompt_ids
@@ -31,6 +31,7 @@ from aserve.mailbox import Mailbox
 from aserve.metrics.engine_metrics import EngineMetrics
 from aserve.preparation import Preparer
 from aserve.scheduler.statistics import Statistics
+from aserve.tenants import Tenants
 from aserve.text.stream import TextStream
 from aserve.texts import Texts
 from aserve.workers import Workers
@@ -65,6 +66,8 @@ class AsyncEngine(Answers):
         self._idle = asyncio.Event()
         self.registry = CollectorRegistry()
         """Prometheus metrics of this engine alone."""
+        self.tenants = Tenants(clock)
+        """Who may use how much of it, and has."""
         self.died = asyncio.Event()
         """Set when the engine ends by itself, which is a bug of ours; then `failure` says what happened."""
         self.failure: BaseException | None = None
@@ -100,7 +103,7 @@ class AsyncEngine(Answers):
         except BaseException:
             self._state = EngineState.CLOSED
             raise
-        metrics = EngineMetrics(self.registry, parts.info.names[0], parts.scheduler.statistics)
+        metrics = EngineMetrics(self.registry, parts.info.names[0], parts.scheduler.statistics, self.tenants.usages)
         self._loop = EngineLoop(
             parts.scheduler,
             parts.runner,
@@ -108,6 +111,7 @@ class AsyncEngine(Answers):
             self._clock,
             parts.tokenizer.token_texts,
             step_timeout_s=parts.config.step_timeout,
+            tenants=self.tenants,
         )
         self._task = asyncio.create_task(self._loop.run(), name="aserve engine loop")
         self._task.add_done_callback(self._loop_ended)
@@ -273,6 +277,18 @@ class AsyncEngine(Answers):
         given = {name: value for name, value in fields.items() if value is not None}
         return SamplingParams(**{**self._ready().info.default_sampling, **given})
 
+    def check_room(self, **terms: Unpack[RequestTerms]) -> None:
+        """Raise `OverloadedError` if `open` would: too much waits, or more than can be served before the timeout.
+
+        Costs next to nothing: to be asked before a prompt is rendered and tokenized.
+        """
+        self._ready().scheduler.check_room(self._terms(**terms))
+
+    def _terms(self, *, tenant: str = "", **terms: Any) -> Terms:
+        """Of a request that comes now, on that tenant's account."""
+        account = self.tenants.account(check("tenant", text, tenant))
+        return new_terms(self._clock(), account.tenant, self._ready().config.request_timeout, **terms)
+
     @asynccontextmanager
     async def open(
         self,
@@ -284,17 +300,19 @@ class AsyncEngine(Answers):
     ) -> AsyncIterator[Mailbox]:
         """Submit a prompt (text or token ids); inside the block, iterate the mailbox. Leaving the block cancels.
 
-        params: None is what the model's generation_config.json says. terms: request_id, cache_salt, priority and
-        timeout_s, see `RequestTerms`.
+        params: None is what the model's generation_config.json says. terms: request_id, cache_salt, priority, timeout_s
+        and tenant, see `RequestTerms`.
 
         starts_text: the answer is a text of its own (a chat message) and does not continue the prompt's: SentencePiece
         tokenizers then drop the space before its first word.
 
         Raises `InvalidRequestError` (a token id or parameter out of bounds, an empty prompt, an id that is in use),
-        `ContextLengthError` (it can never fit) or `UnavailableError` (loading, draining, closed).
+        `ContextLengthError` (it can never fit), `OverloadedError` (see `check_room`), `UnavailableError` (loading,
+        draining, closed); in the block `QueueTimeoutError` when its time is up before anything was computed.
         """
         parts, loop = self._serving()
-        settled = new_terms(self._clock(), **terms)
+        settled = self._terms(**terms)
+        parts.scheduler.check_room(settled)
         params = self.default_params() if params is None else check("params", PARAMS, params)
         token_ids = await self.encode(prompt, must_fit=True) if isinstance(prompt, str) else prompt_ids(prompt)
         request = new_request(parts.info, parts.tokenizer, token_ids, params, settled)

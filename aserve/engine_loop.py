@@ -24,6 +24,7 @@ from aserve.core.errors import (
     InsufficientMemoryError,
     InvalidRequestError,
     NonFiniteLogitsError,
+    QueueTimeoutError,
     StepFailedError,
     StepTimeoutError,
     UnavailableError,
@@ -39,6 +40,7 @@ from aserve.mailbox import Mailbox
 from aserve.metrics.engine_metrics import EngineMetrics, RequestTimes
 from aserve.scheduler.scheduler import Scheduler
 from aserve.scheduler.statistics import Statistics
+from aserve.tenants import Tenants
 from aserve.text.stream import TextStream
 
 WATCH_S: Final = 0.1
@@ -90,7 +92,8 @@ class _Choice:
 class EngineLoop:
     """Steps the scheduler and the runner for as long as `run` runs. Every method is for one event loop's thread.
 
-    token_texts: as a Tokenizer's. step_timeout_s: how long a step may be under way; 0 is for ever.
+    token_texts: as a Tokenizer's. step_timeout_s: how long a step may be under way; 0 is for ever. tenants: whose
+    accounts are charged.
     """
 
     def __init__(
@@ -102,12 +105,14 @@ class EngineLoop:
         token_texts: Mapping[int, str | None],
         *,
         step_timeout_s: float = 0.0,
+        tenants: Tenants | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._metrics = metrics
         self._clock = clock
         self._token_texts = token_texts
+        self._tenants = tenants or Tenants(clock)
         self._readers: dict[RequestId, _Reader] = {}
         self._choices: dict[ChoiceId, _Choice] = {}
         self._doorbell = asyncio.Event()
@@ -184,11 +189,14 @@ class EngineLoop:
             for request, new_stream in zip(requests, new_streams, strict=True):
                 reader = _Reader(request, self._metrics.arrived(request, request.arrival_s))
                 readers.append(reader)
+                self._tenants.account(request.tenant).opened(len(request.prompt_token_ids), self._clock())
                 self._readers[request.id] = reader
                 self._choices |= {(request.id, i): _Choice(reader, new_stream()) for i in range(request.params.n)}
             self._doorbell.set()
             yield [reader.mailbox for reader in readers]
         finally:  # finished, failed, cancelled or disconnected: one way out
+            for reader in readers:
+                self._charge(reader)
             for request in requests:
                 self._readers.pop(request.id, None)
                 for index in range(request.params.n):
@@ -196,6 +204,13 @@ class EngineLoop:
                 self._scheduler.cancel(request.id)
             for reader in readers:
                 reader.times.left(self._clock())
+
+    def _charge(self, reader: _Reader) -> None:
+        """Put what a request has come to on its tenant's account."""
+        request, first = reader.request, self._choices.get((reader.request.id, 0))
+        num_cached = 0 if first is None else first.num_cached
+        account = self._tenants.account(request.tenant)
+        account.closed(len(request.prompt_token_ids), num_cached, reader.times.num_tokens, self._clock())
 
     async def run(self) -> None:
         """Step until cancelled. What makes a step fail ends its request; a lost device, or a bug of ours, the loop."""
@@ -212,12 +227,16 @@ class EngineLoop:
                 self._fail(request_id, UnavailableError(ENDED))
 
     async def watch(self) -> None:
-        """Until cancelled, measure how late the event loop comes to what is due, and see that steps land in time."""
+        """Until cancelled, measure how late the event loop comes to what is due, and see that steps land in time.
+
+        And end what is over its deadline while a step takes long.
+        """
         while True:
             due_s = self._clock() + WATCH_S
             await asyncio.sleep(WATCH_S)
             now = self._clock()
             self._metrics.loop_lags_s.append(max(0.0, now - due_s))
+            self._expire()
             if self._step_timeout_s and now - self._landing_since_s > self._step_timeout_s:
                 self._give_up()
 
@@ -232,6 +251,7 @@ class EngineLoop:
     async def _step_forever(self) -> None:
         flying: deque[tuple[StepPlan, Flight]] = deque()
         while True:
+            self._expire()
             plan = self._scheduler.plan(self._clock())
             if plan is not None:
                 flight = self._launch(plan)
@@ -244,6 +264,14 @@ class EngineLoop:
             elif plan is None:
                 await self._doorbell.wait()
             self._doorbell.clear()  # no await between here and plan(): no wake-up is lost
+
+    def _expire(self) -> None:
+        """End the requests whose deadline has come: with what they have, or unserved."""
+        expired = self._scheduler.expire(self._clock())
+        if expired is not None:
+            self._publish(StepTokens([], [], list(expired.deltas)))
+            for request_id in expired.unserved:
+                self._fail(request_id, QueueTimeoutError("the request's deadline came while it waited to be served"))
 
     def _launch(self, plan: StepPlan) -> Flight:
         try:

@@ -17,6 +17,7 @@ from aserve.core.ids import RequestId
 from aserve.core.params import SamplingParams
 from aserve.core.request import TIMEOUT, Request, Terms
 from aserve.core.rules import check, instance, integers
+from aserve.tenants import Tenant
 from aserve.text.tokenizer import Tokenizer
 
 MAX_BAD_WORD_TOKENS: Final = 4096
@@ -33,19 +34,30 @@ def prompt_ids(prompt: object) -> tuple[int, ...]:
 
 def new_terms(
     arrival_s: float,
+    tenant: Tenant,
+    longest_s: float | None = None,
     *,
     request_id: str | None = None,
     cache_salt: str = "",
     priority: int = 0,
     timeout_s: float | None = None,
 ) -> Terms:
-    """What a caller's terms come to for a request that arrived at `arrival_s`. Raises `InvalidRequestError`."""
+    """What a caller's terms come to for a request that arrived at `arrival_s`. Raises `InvalidRequestError`.
+
+    longest_s: what the engine gives any request; the shorter of both times holds.
+    """
+    deadline_s = deadline(arrival_s, timeout_s)
+    if longest_s is not None and (deadline_s is None or deadline_s > arrival_s + longest_s):
+        deadline_s = arrival_s + longest_s
     return Terms(
         arrival_s=arrival_s,
         request_id=request_id,
         cache_salt=cache_salt,
         priority=priority,
-        deadline_s=deadline(arrival_s, timeout_s),
+        deadline_s=deadline_s,
+        tenant=tenant.name,
+        weight=tenant.weight,
+        isolates_cache=tenant.isolate_cache,
     )
 
 
@@ -73,6 +85,8 @@ def branch_terms(
             request_id=request_id,
             priority=origin.priority if priority is None else priority,
             deadline_s=origin.deadline_s if timeout_s is None else deadline(arrival_s, timeout_s),
+            tenant=origin.tenant,
+            weight=origin.weight,
         )
         for request_id in ids
     ]
@@ -109,11 +123,12 @@ def new_request(
         arrival_s=terms.arrival_s,
         stop_ids=stop_ids,
         eos_ids=eos_ids,
-        cache_salt=terms.cache_salt.encode(),
+        cache_salt=f"{terms.tenant}@{terms.cache_salt}".encode() if terms.isolates_cache else terms.cache_salt.encode(),
         priority=terms.priority,
         bad_word_ids=bad_word_ids,
         deadline_s=terms.deadline_s,
         tenant=terms.tenant,
+        weight=terms.weight,
     )
 
 
@@ -127,10 +142,10 @@ def new_branch(
 ) -> Request:
     """A Request that continues a choice of `origin`, whose prompt and answer so far are `history`.
 
-    Its salt and its tenant are the origin's, whatever the terms say. Raises as `new_request`.
+    Its salt is the origin's, whatever the terms say. Raises as `new_request`.
     """
     branch = new_request(info, tokenizer, history, params, terms)
-    return msgspec.structs.replace(branch, cache_salt=origin.cache_salt, tenant=origin.tenant)
+    return msgspec.structs.replace(branch, cache_salt=origin.cache_salt)
 
 
 def check_room(info: ModelInfo, num_tokens: int, param: str = "prompt") -> int:

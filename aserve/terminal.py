@@ -115,3 +115,10 @@ async def _answer(engine: AsyncEngine, messages: list[dict[str, str]], pieces: l
         print(delta.text, end="", flush=True)
         pieces.append(delta.text)
     print()
+
+
+def curl_line(url: str, *, needs_key: bool) -> str:
+    """A command that shows the server streaming an answer."""
+    key = '-H "Authorization: Bearer $ASERVE_API_KEY" ' if needs_key else ""
+    body = '{"messages": [{"role": "user", "content": "What is aserve?"}], "stream": true}'
+    return f"curl -N {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d '{body}'"

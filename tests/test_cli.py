@@ -51,6 +51,7 @@ def test_lists_and_switches():
     assert options.enable_prefix_caching is False
     assert options.trust_remote_code is True
     assert parse(ASERVE_API_KEY="a,b")[2].api_key == ("a", "b")
+    assert parse("--api-keys-file", "keys.yaml")[2].api_keys_file == "keys.yaml"
 
 
 def test_what_happens_when_memory_is_short():
@@ -62,6 +63,7 @@ def test_what_happens_when_memory_is_short():
     assert (options.long_prefill_token_threshold, options.scheduler_delay_factor) == (1000, 0.5)
     assert options.max_num_queued_reqs == 64
     assert parse()[1].max_num_queued_reqs is None
+    assert parse("--request-timeout", "30", "--scheduling-policy", "fair")[1].request_timeout == 30.0
 
 
 @pytest.mark.parametrize(
@@ -124,7 +126,7 @@ def test_the_flags_of_the_operations_page_exist():
 
 
 def test_a_log_for_machines_is_json_from_the_first_line_to_the_last(monkeypatch, capsys):
-    def run(engine, app, config, *, on_ready, say):
+    def run(engine, app, config, *, on_ready, on_hangup, say):
         engine._on_progress(Progress("weights", 1, 3))
         engine._on_progress(Progress("weights", 2, 3))
         monkeypatch.setattr(engine, "startup_lines", list)
@@ -142,7 +144,7 @@ def test_a_log_for_machines_is_json_from_the_first_line_to_the_last(monkeypatch,
 
 
 def test_the_garbage_collector_rests_until_all_is_loaded(monkeypatch, capsys):
-    def run(engine, app, config, *, on_ready, say):
+    def run(engine, app, config, *, on_ready, on_hangup, say):
         assert not gc.isenabled()
         monkeypatch.setattr(engine, "startup_lines", list)
         on_ready("http://host")

@@ -33,10 +33,11 @@ DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS: Final = ("auto", "safetensors", "dummy")
 GENERATION_CONFIGS: Final = ("auto", "none")
 PreemptionMode = Literal["auto", "recompute", "swap"]
-SchedulingPolicy = Literal["fcfs", "priority"]
+SchedulingPolicy = Literal["fcfs", "priority", "fair"]
 PREEMPTION_MODES: Final = get_args(PreemptionMode)
 SCHEDULING_POLICIES: Final = get_args(SchedulingPolicy)
 MAX_DELAY_FACTOR: Final = 1000.0
+MAX_TIMEOUT_S: Final = 86400.0
 MAX_STEP_TIMEOUT_S: Final = 86_400.0
 RECOMPUTE_COST_S: Final = 20e-6
 """Of a token in a step of 8 billion parameters on a large GPU, where it is not measured."""
@@ -84,6 +85,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True
     long_prefill_token_threshold: int = 0
     scheduler_delay_factor: float = 0.0
     max_num_queued_reqs: int | None = None
+    request_timeout: float | None = None
     step_timeout: float = 300.0
 
     def __post_init__(self) -> None:
@@ -124,6 +126,7 @@ OPTION_RULES: Final = Rules(
         "long_prefill_token_threshold": integer(0, MAX_INT),
         "scheduler_delay_factor": number(0.0, MAX_DELAY_FACTOR),
         "max_num_queued_reqs": optional(count()),
+        "request_timeout": optional(number(0.0, MAX_TIMEOUT_S, low_open=True, unit="seconds")),
         "step_timeout": number(0.0, MAX_STEP_TIMEOUT_S, unit="seconds"),
     },
 )
@@ -158,6 +161,7 @@ class OptionFields(TypedDict, total=False):
     long_prefill_token_threshold: int
     scheduler_delay_factor: float
     max_num_queued_reqs: int | None
+    request_timeout: float | None
     step_timeout: float
 
 
@@ -204,6 +208,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     long_prefill_token_threshold: int = 0
     scheduler_delay_factor: float = 0.0
     max_num_queued_reqs: int | None = None
+    request_timeout: float | None = None
     step_timeout: float = 300.0
     notes: tuple[str, ...] = ()
 
@@ -246,6 +251,17 @@ def default_max_num_seqs() -> int:
     return 256
 
 
+def default_max_num_queued_reqs(max_num_seqs: int | None) -> int:
+    """Requests that wait for a server at most: who comes last waits for some four answers, not for an hour."""
+    return 4 * (max_num_seqs or default_max_num_seqs())
+
+
+def choose_max_chunk(options: Options, budget: int) -> int:
+    """Tokens of one prompt that a step computes. Under the fair policy half a step is left to other tenants."""
+    share = budget // 2 if options.scheduling_policy == "fair" and budget > 1 else budget
+    return min(options.long_prefill_token_threshold or share, budget)
+
+
 def choose_max_in_flight(facts: Facts) -> int:
     """How far the device runs ahead: a step that waits behind it hides what the host does between two of them.
 
@@ -270,7 +286,7 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         )
     max_model_len = options.max_model_len or facts.context_len
 
-    chunk = min(options.long_prefill_token_threshold or budget, budget)
+    chunk = choose_max_chunk(options, budget)
     footprint = Footprint(facts.kv_windows, options.block_size, chunk)
     bytes_per_block = facts.kv_bytes_per_token * options.block_size
     wanted_bytes = options.kv_cache_memory_bytes or facts.kv_budget_bytes
@@ -310,9 +326,10 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         max_in_flight=choose_max_in_flight(facts),
         preemption_mode=options.preemption_mode,
         scheduling_policy=options.scheduling_policy,
-        long_prefill_token_threshold=options.long_prefill_token_threshold,
+        long_prefill_token_threshold=chunk if chunk < budget else 0,
         scheduler_delay_factor=options.scheduler_delay_factor,
         max_num_queued_reqs=options.max_num_queued_reqs,
+        request_timeout=options.request_timeout,
         step_timeout=options.step_timeout,
         notes=tuple(notes),
     )

@@ -2,6 +2,7 @@
 
 import enum
 from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
 
@@ -19,10 +20,14 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"
 
 
+DEADLINE: Final = "deadline"
+"""The stop_reason, with the finish reason LENGTH, of what ended because its time was up."""
+
+
 class SeqDelta(msgspec.Struct, frozen=True, gc=False):
     """Tokens that one sequence gained in a step. index: which choice of the request.
 
-    stop_reason: the stop token id that ended it, None where an end-of-sequence token or a length did.
+    stop_reason: the stop token id that ended it, or DEADLINE; None where an end-of-sequence token or a length did.
     num_cached_tokens: prompt tokens found in the prefix cache at first admission.
     scores: of token_ids, where the request asked for logprobs. prompt_scores: of the prompt's tokens from the second
         on, those that were computed since the last delta of the choice.
@@ -33,7 +38,7 @@ class SeqDelta(msgspec.Struct, frozen=True, gc=False):
     request_id: RequestId
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
-    stop_reason: int | None = None
+    stop_reason: int | str | None = None
     index: int = 0
     num_cached_tokens: int = 0
     scores: tuple[TokenScores, ...] = ()
@@ -72,7 +77,7 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
 
     text: never ends inside a character and never contains a stop string.
     token_ids: may run ahead of text, whose end can be held back for a stop string or an unfinished character.
-    stop_reason: the stop string or stop token id that ended the choice; None for end-of-sequence and length.
+    stop_reason: the stop string or stop token id that ended the choice, or DEADLINE; None for end-of-sequence, length.
     num_cached_tokens: prompt tokens found in the prefix cache at first admission.
     scores, prompt_scores, cumulative_logprob: as in SeqDelta. timings: of the request, in a choice's last delta.
     """

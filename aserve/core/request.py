@@ -22,12 +22,14 @@ class SharedTerms(TypedDict, total=False):
     """Terms that several requests may have in common.
 
     cache_salt: prompts share cached blocks only under equal salts. priority: lower runs first, where the policy heeds
-    it. timeout_s: from arrival on, in seconds; then the request ends with what it has.
+    it. timeout_s: from arrival on, in seconds; then the request ends with what it has. tenant: whose account it
+    is on.
     """
 
     cache_salt: str
     priority: int
     timeout_s: float | None
+    tenant: str
 
 
 class RequestTerms(SharedTerms, total=False):
@@ -39,6 +41,8 @@ class RequestTerms(SharedTerms, total=False):
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
     """On what terms a request comes: what is neither its prompt nor how it is sampled. The fields are Request's.
 
+    isolates_cache: its tenant shares cached blocks with nobody.
+
     Raises `InvalidRequestError`, naming the field, for what a caller gives of another type or out of bounds.
     """
 
@@ -48,6 +52,8 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     deadline_s: float | None = None
     tenant: str = ""
+    weight: float = 1.0
+    isolates_cache: bool = False
 
     def __post_init__(self) -> None:
         TERM_RULES.settle(self)
@@ -76,7 +82,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     prompt_hashes: names of the prompt's first full blocks, as far as they were computed beforehand.
     arrival_s: the engine's clock when it came, in seconds; orders the queue, never compared with wall time.
     deadline_s: on the same clock, when it ends with what it has; None is never.
-    tenant: on whose account it runs; "" where nobody is told apart.
+    tenant: on whose account it runs; "" where nobody is told apart. weight: the tenant's share, under the fair policy.
     """
 
     id: RequestId
@@ -93,3 +99,4 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     prompt_hashes: tuple[BlockHash, ...] = ()
     deadline_s: float | None = None
     tenant: str = ""
+    weight: float = 1.0

@@ -3,8 +3,8 @@
 The edge of a request's task: the only place under http/ besides sse.py that catches every exception.
 """
 
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
@@ -17,7 +17,9 @@ from aserve.http.access import Record, record_of
 from aserve.http.body import Glance, at_nothing, read_object
 from aserve.http.connection import ClientGone, while_connected
 from aserve.http.errors import error_response
+from aserve.http.keys import tenant_of
 from aserve.http.request_id import SCOPE_KEY, name_request
+from aserve.tenants import Allowance
 from aserve.workers import Workers
 
 P = ParamSpec("P")
@@ -29,12 +31,13 @@ class Exchange:
     """One request as its handler sees it: the body's fields, the request's id, and how to answer (once).
 
     is_large: the fields are so many, or so long, that going through them is work for one of the `workers`.
-    record: to be told what the access log shall say.
+    tenant: on whose account it is. record: to be told what the access log shall say.
     """
 
     fields: dict[str, Any]
     is_large: bool
     request_id: str
+    tenant: str
     reply: Callable[[Response], Awaitable[None]]
     workers: Workers
     record: Record
@@ -52,13 +55,17 @@ Handler = Callable[[Exchange], Awaitable[None]]
 class JsonEndpoint:
     """An ASGI application that calls `handler` with the JSON object of each request while the client is there.
 
-    glance: looks at the fields of a large body before they are decoded.
+    A request is open until it is answered, to its stream's end. glance: looks at the fields of a large body before they
+    are decoded. generates: it will need room in the engine; where there is none, it is refused before that.
     """
 
-    def __init__(self, engine: AsyncEngine, handler: Handler, glance: Glance = at_nothing) -> None:
+    def __init__(
+        self, engine: AsyncEngine, handler: Handler, glance: Glance = at_nothing, *, generates: bool = False
+    ) -> None:
         self._engine = engine
         self._handler = handler
         self._glance = glance
+        self._generates = generates
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -70,23 +77,29 @@ class JsonEndpoint:
                 raise ClientGone from error
 
         async def reply(response: Response) -> None:
+            response.headers.update(limit_headers(self._engine.tenants.allowances(tenant)))
             await response(scope, receive, send_on)
 
-        try:
-            _ = self._engine.info  # without a model no request is worth reading
-            body = await read_object(scope, receive, self._engine.workers, self._glance)
-            name_request(scope, body.fields.get("request_id"))
-        except ClientGone:
-            return
-        except BaseException as error:
-            if not is_fault(error):
-                raise
-            with suppress(ClientGone):
-                await reply(error_response(error, scope[SCOPE_KEY]))
-            return
-        async with while_connected(receive):
-            workers, record = self._engine.workers, record_of(scope)
-            await self._handle(Exchange(body.fields, body.is_large, scope[SCOPE_KEY], reply, workers, record))
+        tenant, workers = tenant_of(scope), self._engine.workers
+        with ExitStack() as while_open:
+            try:
+                _ = self._engine.info  # without a model no request is worth reading
+                while_open.enter_context(self._engine.tenants.entered(tenant))
+                if self._generates:
+                    self._engine.check_room(tenant=tenant)
+                body = await read_object(scope, receive, workers, self._glance)
+                name_request(scope, body.fields.get("request_id"))
+            except ClientGone:
+                return
+            except BaseException as error:
+                if not is_fault(error):
+                    raise
+                with suppress(ClientGone):
+                    await reply(error_response(error, scope[SCOPE_KEY]))
+                return
+            async with while_connected(receive):
+                fields, record = body.fields, record_of(scope)
+                await self._handle(Exchange(fields, body.is_large, scope[SCOPE_KEY], tenant, reply, workers, record))
 
     async def _handle(self, exchange: Exchange) -> None:
         try:
@@ -97,3 +110,22 @@ class JsonEndpoint:
             if not is_fault(error):
                 raise
             await exchange.reply(error_response(error, exchange.request_id))
+
+
+def limit_headers(allowances: Mapping[str, Allowance]) -> dict[str, str]:
+    """OpenAI's x-ratelimit headers, for what is limited."""
+    headers = {}
+    for name, allowance in allowances.items():
+        headers[f"x-ratelimit-limit-{name}"] = str(allowance.limit)
+        headers[f"x-ratelimit-remaining-{name}"] = str(allowance.remaining)
+        headers[f"x-ratelimit-reset-{name}"] = duration(allowance.reset_s)
+    return headers
+
+
+def duration(seconds: float) -> str:
+    """As OpenAI spells it: 6m0s, 1.5s or 20ms."""
+    num_ms = round(seconds * 1000)
+    if num_ms < 1000:
+        return f"{num_ms}ms"
+    minutes, rest_ms = divmod(num_ms, 60_000)
+    return f"{minutes}m{rest_ms / 1000:g}s" if minutes else f"{rest_ms / 1000:g}s"

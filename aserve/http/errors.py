@@ -21,6 +21,8 @@ from aserve.core.errors import (
     InvalidRequestError,
     ModelNotFoundError,
     OverloadedError,
+    QueueTimeoutError,
+    RateLimitError,
     RetryableError,
     UnavailableError,
 )
@@ -35,6 +37,8 @@ STATUS: Final[Mapping[type[AserveError], int]] = {
     InvalidRequestError: 400,
     ModelNotFoundError: 404,
     OverloadedError: 429,
+    RateLimitError: 429,
+    QueueTimeoutError: 503,
     InsufficientMemoryError: 503,
     UnavailableError: 503,
 }

@@ -11,8 +11,6 @@ is full, and then neither the client's departure nor the end of the request reac
 """
 
 import asyncio
-import hashlib
-import hmac
 import re
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -21,7 +19,9 @@ from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from aserve.http.access import TENANT_KEY
 from aserve.http.errors import HttpError, error_response
+from aserve.http.keys import Keyring
 from aserve.http.scope import METHODS, route_path
 
 MAX_BODY_BYTES: Final = 16 * 1024 * 1024
@@ -64,6 +64,7 @@ def guard(
     app: ASGIApp,
     *,
     api_keys: Sequence[str] = (),
+    keyring: Keyring | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
     max_total_body_bytes: int = MAX_TOTAL_BODY_BYTES,
     body_timeout_s: float = 10.0,
@@ -71,15 +72,16 @@ def guard(
 ) -> ASGIApp:
     """Put an application behind the guard.
 
-    api_keys: any of these opens every path; none means that no key is asked for.
+    api_keys: any of these opens every path; none means that no key is asked for. keyring: instead of them.
     max_total_body_bytes: of bodies being received, and of those that wait to be read by the application.
     body_timeout_s: how long a body may stand still, and how long it may take beyond what its size allows.
     public_paths: exact paths (below where the application is mounted) that are open without a key.
     """
     held = HeldBytes(max_total_body_bytes)
     app = WholeBody(app, held, max_bytes=max_body_bytes, timeout_s=body_timeout_s)
-    if api_keys:
-        app = BearerAuth(app, api_keys, public_paths)
+    keyring = keyring or Keyring(api_keys)
+    if not keyring.is_open:
+        app = BearerAuth(app, keyring, public_paths)
     return HeadCheck(app)
 
 
@@ -137,29 +139,30 @@ def check_head(scope: Scope) -> HttpError | None:
 class BearerAuth:
     """Asks for an API key on every path that is not public, whether or not the path exists.
 
-    Keys are compared as SHA-256 digests, in constant time, and always all of them.
+    The application finds in the scope whose key it was, under `TENANT_KEY`.
     """
 
-    def __init__(self, app: ASGIApp, api_keys: Sequence[str], public_paths: Iterable[str]) -> None:
+    def __init__(self, app: ASGIApp, keyring: Keyring, public_paths: Iterable[str]) -> None:
         self._app = app
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in api_keys]
+        self._keyring = keyring
         self._public_paths = frozenset(public_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 401 to a request without a valid key."""
-        if scope["type"] == "http" and route_path(scope) not in self._public_paths and not self._knows(scope):
-            await refuse(UNAUTHORIZED, scope, receive, send)
-            return
+        if scope["type"] == "http" and route_path(scope) not in self._public_paths:
+            tenant = self._tenant_of(scope)
+            if tenant is None:
+                await refuse(UNAUTHORIZED, scope, receive, send)
+                return
+            if tenant:
+                scope[TENANT_KEY] = tenant
         await self._app(scope, receive, send)
 
-    def _knows(self, scope: Scope) -> bool:
+    def _tenant_of(self, scope: Scope) -> str | None:
         credentials = [value for name, value in scope["headers"] if name == b"authorization"]
         scheme, _, key = (credentials[0] if len(credentials) == 1 else b"").partition(b" ")
-        digest = hashlib.sha256(key.strip()).digest()
-        known = False
-        for expected in self._digests:
-            known |= hmac.compare_digest(digest, expected)
-        return known and scheme.lower() == b"bearer"
+        tenant = self._keyring.tenant_of(key.strip())
+        return tenant if scheme.lower() == b"bearer" else None
 
 
 class HeldBytes:

@@ -29,6 +29,7 @@ JSON_ROUTES: Final[Mapping[str, tuple[type[msgspec.Struct], str]]] = {
 PLAIN_ROUTES: Final[Mapping[tuple[str, str], str]] = {
     ("/v1/models", "get"): "The names under which the model is served.",
     ("/v1/models/{model}", "get"): "One of them.",
+    ("/v1/usage", "get"): "What the tenant whose key it is has used, and has left.",
     ("/health", "get"): "200 unless only a restart can help.",
     ("/ping", "get"): "The same.",
     ("/ping", "post"): "The same.",

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,13 +12,14 @@ from aserve import __version__
 from aserve.core.errors import UnavailableError
 from aserve.engine import AsyncEngine, EngineState
 from aserve.http.json_response import JsonResponse
+from aserve.http.keys import tenant_of
 
 LEAVING_KEY: Final = "aserve.leaving"
 """Where, in the scope's "state", a server puts what says whether it is about to end."""
 
 
 def ops_routes(engine: AsyncEngine) -> list[Route]:
-    """/health, /ping, /ready, /version, /metrics and /reset_prefix_cache."""
+    """/health, /ping, /ready, /version, /metrics, /v1/usage and /reset_prefix_cache."""
 
     async def health(_request: Request) -> Response:
         """200 unless only a restart can help."""
@@ -39,6 +41,13 @@ def ops_routes(engine: AsyncEngine) -> list[Route]:
     async def metrics(_request: Request) -> Response:
         return Response(generate_latest(engine.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
+    async def usage(request: Request) -> Response:
+        """What the tenant whose key it is has used since the start, and what it has left."""
+        tenant = tenant_of(request.scope)
+        used = msgspec.structs.asdict(engine.tenants.account(tenant).usage())
+        limits = {name: msgspec.structs.asdict(left) for name, left in engine.tenants.allowances(tenant).items()}
+        return JsonResponse({"object": "usage", **used, "limits": limits})
+
     async def reset_prefix_cache(_request: Request) -> Response:
         """Those who run keep what they have; the answer says how many blocks nobody will find any more."""
         return JsonResponse({"num_blocks": engine.reset_prefix_cache()})
@@ -49,6 +58,7 @@ def ops_routes(engine: AsyncEngine) -> list[Route]:
         Route("/ready", ready),
         Route("/version", version),
         Route("/metrics", metrics),
+        Route("/v1/usage", usage),
         Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"]),
     ]
 

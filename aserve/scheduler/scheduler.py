@@ -15,7 +15,7 @@ Invariants, besides those of the block pool and the paged cache:
   I11 a sequence that ends or is preempted gives back all that it held, once; unknown ids are no-ops;
   I12 when no request is left, no block is held and no row is taken;
   I13 a plan stays within the token budget and max_num_seqs, and there is one whenever anything could run;
-  I14 who comes first is admitted first;  I16 who came last is preempted first;
+  I14 who comes first, of its tenant where tenants share, is admitted first;  I16 who came last is preempted first;
   I15 an admitted request ends after a number of steps bounded by its tokens and those before it;
   I17 what can never fit is refused by `add`;  I23 choices share blocks and nothing else;
   I18 a running sequence has computed less than it has tokens, those in flight included; a beam that waits, as much;
@@ -25,6 +25,7 @@ Invariants, besides those of the block pool and the paged cache:
 from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Several
+from itertools import chain
 
 from aserve.core.errors import InvalidRequestError
 from aserve.core.ids import BlockHash, ChoiceId, RequestId, SeqId
@@ -34,11 +35,12 @@ from aserve.core.plan import SeqSlice, StepPlan, StepResult, TokenScores
 from aserve.core.request import Request
 from aserve.kv_cache.paged_cache import PagedCache
 from aserve.scheduler.admission import Admission, Pace
-from aserve.scheduler.checks import check_running
+from aserve.scheduler.checks import check_running, check_sequences
+from aserve.scheduler.deadlines import Deadlines, Expired, expire
 from aserve.scheduler.group import Group
 from aserve.scheduler.planner import Planner
 from aserve.scheduler.preemption import PreemptionRule
-from aserve.scheduler.queue import Policy, first_come_first_served
+from aserve.scheduler.queue import Arrival, Policy, first_come_first_served
 from aserve.scheduler.residents import Residents
 from aserve.scheduler.scores import take_scores
 from aserve.scheduler.sequence import Sequence
@@ -60,6 +62,7 @@ class Scheduler:
     computes at most; 0 is without limit. scheduler_delay_factor: see `Pace`. max_num_queued_reqs: requests that wait
     at most. windows: of each layer group. keeps_evicted: the swap space is a host tier of the prefix cache too.
     max_in_flight: steps planned and not landed, at most; not over 2 with windows, whose blocks are counted for two.
+    is_fair: tenants share by weight, see fairness.py; the policy orders the requests of each.
     """
 
     def __init__(  # noqa: PLR0913  the numbers of one engine, each used here or by one part
@@ -81,6 +84,7 @@ class Scheduler:
         windows: Several[Window] = (None,),
         keeps_evicted: bool = False,
         max_in_flight: int = 2,
+        is_fair: bool = False,
     ) -> None:
         assert max_in_flight <= 2 or not any(windows), "I24: windows hold two steps of positions"
         self.max_in_flight = max_in_flight
@@ -103,7 +107,7 @@ class Scheduler:
             watermark=watermark,
             max_num_queued=max_num_queued_reqs,
         )
-        self._residents = Residents(self._cache, self._admission, preemption or PreemptionRule(), max_num_seqs)
+        self._residents = Residents(self._cache, self._admission, preemption, max_num_seqs, max_chunk if is_fair else 0)
         self._policy = policy
         self._max_num_batched_tokens = max_num_batched_tokens
         self._aftermath = Aftermath(max_num_batched_tokens)
@@ -117,6 +121,7 @@ class Scheduler:
         self._sequences: dict[SeqId, Sequence] = {}
         self._requests: dict[RequestId, list[Sequence]] = {}
         self._histories: dict[RequestId, dict[int, Several[int]]] = {}
+        self._deadlines = Deadlines()
         self._in_flight: deque[StepPlan] = deque()
         self._next_seq_id = 0
         self._next_step_id = 0
@@ -126,6 +131,10 @@ class Scheduler:
     def check_fits(self, num_prompt_tokens: int) -> None:
         """Raise `ContextLengthError`, with both numbers, for a prompt that `add` would refuse."""
         self._admission.check_fits(num_prompt_tokens)
+
+    def check_room(self, arrival: Arrival) -> None:
+        """Raise `OverloadedError` if who comes on these terms would be refused now, whatever the prompt."""
+        self._admission.check_queue(arrival, self._policy(arrival, SeqId(self._next_seq_id)), self._residents.waiting)
 
     def prompt_hashes(self, request: Request) -> Iterator[list[BlockHash]]:
         """A request's, some at a time, to be made before `add`: a plan takes as long as what it still has to hash."""
@@ -189,7 +198,7 @@ class Scheduler:
         context_len = self._admission.context_len_for(request)
         if request.id in self._requests:
             raise InvalidRequestError(f"request id {request.id!r} is in use", "request_id")
-        self._admission.check_queue(self._residents.waiting)
+        self.check_room(request)
         self._histories.pop(request.id, None)
         beam = request.params.beam
         members = []
@@ -205,6 +214,15 @@ class Scheduler:
         self._requests[request.id] = members
         if len(members) > 1 or beam is not None:
             Group(request, members)
+        self._deadlines.add(request, self._requests)
+
+    def expire(self, now: float) -> Expired | None:
+        """End the requests whose deadline has come by `now`; None if there is none. To be called before `plan`."""
+        due = self._deadlines.due(now, self._requests)
+        expired = expire(due) if due else None
+        for sequence in chain(*due):
+            self._end(sequence)
+        return expired
 
     # One step: plan, then commit or revert.
 
@@ -217,6 +235,7 @@ class Scheduler:
         plan = self._plan_trial(now) if self._aftermath.is_on else None
         if plan is None:
             plan = self._planner.plan(now, self._next_step_id, self._in_flight)
+        self._admission.throughput.planned(now, self._planner.num_tokens, is_full=len(self._residents.waiting) > 0)
         if plan is None:
             assert self._in_flight or not self._sequences, "I13: requests wait and nothing runs"
             return None
@@ -311,15 +330,8 @@ class Scheduler:
 
     def check(self) -> None:
         """Assert every invariant, by number. For tests: the cost is that of the whole pool."""
-        residents = self._residents
-        residents.check()
-        alive = {*residents.waiting, *residents.running, *residents.swapped}
-        assert set(self._sequences.values()) == alive, "I19: a sequence is lost or undead"
-        listed = [sequence for members in self._requests.values() for sequence in members]
-        assert len(listed) == len(alive) == len(alive.intersection(listed)), "I19: a request is lost or undead"
-        for sequence in residents.running:
-            flying = [piece for plan in self._in_flight for piece in plan.slices if piece.seq_id == sequence.id]
-            check_running(sequence, flying, self._cache, self._admission.context_len)
+        check_sequences(self._sequences, self._requests, self._residents)
+        check_running(self._residents.running, self._in_flight, self._cache, self._admission.context_len)
         for plan in self._in_flight:
             assert 0 < plan.num_tokens <= self._max_num_batched_tokens, f"I13: a step of {plan.num_tokens} tokens"
 
@@ -354,26 +366,14 @@ class Scheduler:
         if group is None or group.ranking is None:
             return (delta,)
         assert score is not None, "ranked choices are scored"
-        return group.ranking.add(delta, score)
+        return group.ranking.add(delta, score.logprob)
 
     def _advance_beams(self, group: Group) -> Iterable[SeqDelta]:
-        """Every beam has reported what may follow it: let the search choose, and the slots do as it says."""
-        beams = group.beams
-        assert beams is not None, "the group is one of beams"
-        members = group.members
-        moves = beams.search.advance(beams.take_reports())
-        if beams.search.is_done:
-            leader = members[0]
+        """Every beam has reported what may follow it."""
+        outcome = group.advance_beams(self._residents.take_over)
+        if outcome:
             self.cancel(group.request.id)
-            return tuple(beams.outcome(leader))
-        for member, (parent, _) in zip(members, moves, strict=True):
-            if parent != member.index:
-                self._residents.take_over(member, members[parent])
-        for member, (_, token_id) in zip(members, moves, strict=True):
-            member.token_ids.append(token_id)
-            member.num_prefill = len(member.token_ids)
-            member.last_position = member.num_prefill - 1
-        return ()
+        return outcome
 
     # Ends.
 

@@ -46,6 +46,7 @@ class Sequence:
     row: its place in the runner's tables while RUNNING.
     num_bound: blocks that its next RowInit brings; None when the runner knows the row.
     num_cached: prompt tokens found in the prefix cache at first admission.
+    num_charged: positions that its tenant has been charged for, under the fair policy.
     queued_s: from arrival to first admission.
     num_scored: prompt tokens that need no (more) scores, the first included. prompt_scores: those to go out next.
     resume_after: id of the newest step in flight when it was preempted. Until that has landed it may not come back,
@@ -62,6 +63,7 @@ class Sequence:
         "max_len",
         "num_bound",
         "num_cached",
+        "num_charged",
         "num_computed",
         "num_preemptions",
         "num_prefill",
@@ -113,6 +115,7 @@ class Sequence:
         self.num_prefill = num_prompt
         self.num_computed = 0
         self.num_cached = 0
+        self.num_charged = 0
         self.queued_s = 0.0
         self.num_scored = 1 if scores_prompt else num_prompt
         self.prompt_scores: tuple[TokenScores, ...] = ()

@@ -76,6 +76,7 @@ class Server:
 
     app: an ASGI application behind `aserve.http.middleware.guard`, as create_app makes it.
     on_ready: called with the server's URL once the engine is loaded. say: shows a line to people.
+    on_hangup: what SIGHUP asks for, where that does not mean the end; it must not raise.
     """
 
     def __init__(
@@ -86,12 +87,14 @@ class Server:
         *,
         on_ready: Callable[[str], None] | None = None,
         say: Callable[[str], None] = print_line,
+        on_hangup: Callable[[], None] | None = None,
     ) -> None:
         self._engine = engine
         self._app = app
         self._config = config
         self._on_ready = on_ready
         self._say = say
+        self.on_hangup = on_hangup
         self._signals: list[int] = []
         self._asked = asyncio.Event()
         self._urged = asyncio.Event()
@@ -262,9 +265,12 @@ async def serve(server: Server) -> int:
         _log.error("the event loop met %s", context["message"] if error is None else describe(error))
 
     loop.set_exception_handler(failed)
-    signals = (signal.SIGTERM, signal.SIGINT)
+    signals = [signal.SIGTERM, signal.SIGINT]
     for signum in signals:
         loop.add_signal_handler(signum, received, signum)
+    if server.on_hangup is not None:
+        signals.append(signal.SIGHUP)
+        loop.add_signal_handler(signal.SIGHUP, server.on_hangup)
     try:
         return await server.run()
     finally:
@@ -278,6 +284,7 @@ def run(
     config: ServerConfig | None = None,
     *,
     on_ready: Callable[[str], None] | None = None,
+    on_hangup: Callable[[], None] | None = None,
     say: Callable[[str], None] = print_line,
 ) -> int:
     """Load the engine and serve the application until SIGTERM or SIGINT; see `Server`.
@@ -290,7 +297,7 @@ def run(
     """
     config = config or ServerConfig()
     config = replace(config, limits=replace(config.limits, max_connections=connection_limit()))
-    server = Server(engine, app, config, on_ready=on_ready, say=say)
+    server = Server(engine, app, config, on_ready=on_ready, say=say, on_hangup=on_hangup)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         code = runner.run(serve(server))
         if server.left_behind:

@@ -68,7 +68,7 @@ class Generation:
     """Prompts to run with the same parameters, and how to answer.
 
     include_usage, continuous_usage: token counts at the end of a stream, and in every chunk.
-    starts_text, cache_salt, priority: see `AsyncEngine.open`.
+    starts_text, cache_salt, priority, tenant, timeout_s: see `AsyncEngine.open`.
     scores_only: nothing is generated. (The engine generates one token, which is left out.)
     """
 
@@ -80,6 +80,8 @@ class Generation:
     starts_text: bool = False
     cache_salt: str = ""
     priority: int = 0
+    tenant: str = ""
+    timeout_s: float | None = None
     scores_only: bool = False
 
     def tallies(self) -> list[Tally]:
@@ -221,6 +223,8 @@ async def _open_all(engine: AsyncEngine, generation: Generation) -> AsyncGenerat
         "starts_text": generation.starts_text,
         "cache_salt": generation.cache_salt,
         "priority": generation.priority,
+        "tenant": generation.tenant,
+        "timeout_s": generation.timeout_s,
     }
     if len(prompts) == 1:
         async with engine.open(prompts[0], generation.params, **options) as mailbox:

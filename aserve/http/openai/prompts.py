@@ -6,8 +6,14 @@ from typing import Any
 
 from aserve.core.params import SamplingParams
 from aserve.engine import AsyncEngine
+from aserve.http.endpoint import Exchange
 from aserve.http.openai.schema import ChatFields, GenerationFields
 from aserve.http.openai.tally import TokenIds
+
+
+def check_room(engine: AsyncEngine, fields: GenerationFields, exchange: Exchange) -> None:
+    """Refuse now what would be refused in the end: before a prompt is rendered and tokenized."""
+    engine.check_room(tenant=exchange.tenant, priority=fields.priority or 0, timeout_s=fields.timeout_s)
 
 
 async def chat_prompt(engine: AsyncEngine, fields: ChatFields, messages: Sequence[Mapping[str, Any]]) -> TokenIds:

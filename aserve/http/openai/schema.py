@@ -75,6 +75,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: Annotated[str, Meta(min_length=1, max_length=128, pattern=CACHE_SALT.pattern)] | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     request_id: Annotated[str, Meta(pattern=REQUEST_ID.pattern)] | None = None
+    timeout_s: float | None = None
     return_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
