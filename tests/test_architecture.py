@@ -38,6 +38,7 @@ LOWER_FLOORS = ENGINE | {
     "loop_thread",
     "llm",
     "server",
+    "flags",
     "cli",
     "terminal",
 }
@@ -69,6 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "llm": LOWER_FLOORS,
     "server": LOWER_FLOORS,
     "terminal": LOWER_FLOORS,
+    "flags": {"core"},
     "cli": LOWER_FLOORS,
     "__main__": LOWER_FLOORS,
     "__init__": LOWER_FLOORS,
@@ -98,6 +100,7 @@ WITHOUT_TORCH = [
     "engine",
     "http",
     "model_folder",
+    "flags",
 ]
 
 MAY_READ_ENVIRONMENT = {"cli.py"}
