@@ -91,7 +91,7 @@ async def test_errors(make_client):
 
 async def test_a_failure_in_the_midst_of_a_stream():
     fire = RuntimeError("the device is on fire")
-    runner = ScriptedRunner(model=FakeScript(b"endless"), land_errors=dict.fromkeys((5, 6, 7), fire))
+    runner = ScriptedRunner(model=FakeScript(b"endless"), land_errors=dict.fromkeys(range(5, 9), fire))
     async with clients(runner=runner) as make:
         stream = await make().chat.completions.create(model="scripted", messages=HI, stream=True)
         with pytest.raises(openai.APIError) as caught:
