@@ -62,6 +62,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     watermark: float = 0.01
     enable_prefix_caching: bool = True
     enforce_eager: bool = False
+    batch_invariant: bool = False
     preemption_mode: PreemptionMode = "auto"
     scheduling_policy: SchedulingPolicy = "fcfs"
     long_prefill_token_threshold: int = 0
@@ -234,6 +235,8 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
             )
         notes.append(f"max_model_len: {fits} instead of the model's {max_model_len}, all that the KV cache holds")
         max_model_len = fits
+    if options.batch_invariant and facts.device == "cpu":
+        notes.append("batch_invariant: it is always so on a CPU, in float32 and bfloat16")
     num_host_blocks = int(options.swap_space * GiB) // bytes_per_block
     if options.swap_space > 0.0 and num_host_blocks == 0:
         raise ConfigError(f"swap_space {options.swap_space} GiB does not hold one block of {bytes_per_block} bytes")
