@@ -128,7 +128,7 @@ def _load(options: Options, checkpoint: "Checkpoint", report: Report) -> EngineP
 
     device = choose_device(options.device)
     dtype = read_dtype(checkpoint, options.dtype)
-    ops = select_ops(device)
+    ops = select_ops(device, batch_invariant=options.batch_invariant)
     model = _load_model(options, checkpoint, device, ops, report)
 
     report(Progress("tokenizer"))
@@ -241,6 +241,7 @@ def _load_model(
         seed=options.seed,
         trust_remote_code=options.trust_remote_code,
         max_model_len=options.max_model_len,
+        batch_invariant=options.batch_invariant,
         progress=lambda stage, done, total: report(Progress(stage, done, total)),
     )
     with ThreadPoolExecutor(1, thread_name_prefix="aserve-loader") as loader:

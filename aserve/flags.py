@@ -139,6 +139,7 @@ ENGINE_FLAGS: Final = (
     Flag("watermark", read_number, "X", "share of the blocks kept free when a new sequence is admitted"),
     Flag("enable_prefix_caching", read_bool, "", "reuse the blocks of equal prompt beginnings"),
     Flag("enforce_eager", read_bool, "", "capture no CUDA graphs: launch every step kernel by kernel"),
+    Flag("batch_invariant", read_bool, "", "on CUDA too, the same bits for a request in any batch, more slowly"),
     Flag(
         "preemption_mode",
         _choice(PREEMPTION_MODES),

@@ -80,6 +80,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True
     watermark: float = 0.01
     enable_prefix_caching: bool = True
     enforce_eager: bool = False
+    batch_invariant: bool = False
     preemption_mode: PreemptionMode = "auto"
     scheduling_policy: SchedulingPolicy = "fcfs"
     long_prefill_token_threshold: int = 0
@@ -121,6 +122,7 @@ OPTION_RULES: Final = Rules(
         "watermark": number(0.0, 0.5, high_open=True),
         "enable_prefix_caching": flag,
         "enforce_eager": flag,
+        "batch_invariant": flag,
         "preemption_mode": one_of(*PREEMPTION_MODES),
         "scheduling_policy": one_of(*SCHEDULING_POLICIES),
         "long_prefill_token_threshold": integer(0, MAX_INT),
@@ -156,6 +158,7 @@ class OptionFields(TypedDict, total=False):
     watermark: float
     enable_prefix_caching: bool
     enforce_eager: bool
+    batch_invariant: bool
     preemption_mode: PreemptionMode
     scheduling_policy: SchedulingPolicy
     long_prefill_token_threshold: int
@@ -310,6 +313,8 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
             )
         notes.append(f"max_model_len: {fits} instead of the model's {max_model_len}, all that the KV cache holds")
         max_model_len = fits
+    if options.batch_invariant and facts.device == "cpu":
+        notes.append("batch_invariant: it is always so on a CPU, in float32 and bfloat16")
     num_host_blocks = int(options.swap_space * GiB) // bytes_per_block
     if options.swap_space > 0.0 and num_host_blocks == 0:
         raise ConfigError(f"swap_space {options.swap_space} GiB does not hold one block of {bytes_per_block} bytes")

@@ -227,6 +227,15 @@ class HeadNormOps(Protocol):
         ...
 
 
+@runtime_checkable
+class LinearOps(Protocol):
+    """What operations may offer beyond `Ops`: products of their own, in place of torch's."""
+
+    def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+        """x W^T + b, [T, O]."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class KVLayer:
     """One layer's cache: keys and values, [B, P, K, D] each. A slot is block * P + position.

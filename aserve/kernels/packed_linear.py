@@ -5,7 +5,9 @@ weight for a few rows only, then spends most of its time on that. The operators 
 emits. They are private, hence `can_pack`, and the plain layer wherever that says no.
 """
 
+from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -30,23 +32,45 @@ def can_pack(weight_OI: Tensor) -> bool:
     return weight_OI.dtype == torch.float32
 
 
-def is_better_plain(weight_OI: Tensor) -> bool:
-    """Whether `plain_linear` is faster for this weight, and gives a row the same bits with any number of others.
-
-    In float32 a small weight is in the processor's cache as it is, and a packed product takes 10 us more to call.
-    """
-    is_small = weight_OI.dtype == torch.float32 and weight_OI.numel() <= _MAX_PLAIN_ELEMENTS
-    return is_small and _rows_agree(*weight_OI.shape)
+def is_small(weight_OI: Tensor) -> bool:
+    """Whether the processor's cache has the weight, in float32; to call a packed product takes 10 us more."""
+    return weight_OI.dtype == torch.float32 and weight_OI.numel() <= _MAX_PLAIN_ELEMENTS
 
 
 @cache
-def _rows_agree(num_outputs: int, num_inputs: int) -> bool:
-    """Try it: the order in which MKL adds up depends on the sizes and on the processor."""
+def plain_is_best(num_outputs: int, num_inputs: int) -> bool:
+    """Whether `plain_linear` is the faster for several rows too, and gives one the same bits whatever their number.
+
+    MKL uses all vector units of Intel's processors alone. In which order it adds up depends on the sizes: it is tried.
+    """
+    return _is_intel() and _agrees_alone(plain_linear, *_trial(num_outputs, num_inputs))
+
+
+@cache
+def plain_equals_packed(num_outputs: int, num_inputs: int) -> bool:
+    """Whether a single row's plain product has the bits that it has among others in a packed one. It is tried."""
+    x_TI, weight_IO = _trial(num_outputs, num_inputs)
+    packed_OI = pack(weight_IO.t().contiguous())
+    return _agrees_alone(lambda x, _, bias: packed_linear(x, packed_OI, bias), x_TI, weight_IO)
+
+
+def _agrees_alone(product: Callable[[Tensor, Tensor, None], Tensor], x_TI: Tensor, weight_IO: Tensor) -> bool:
+    """Whether the first row, among any number of rows, has the bits of its plain product alone."""
+    expected_1O = plain_linear(x_TI[:1], weight_IO, None)
+    return all(torch.equal(product(x_TI[:n], weight_IO, None)[:1], expected_1O) for n in _TRIED_ROWS)
+
+
+def _trial(num_outputs: int, num_inputs: int) -> tuple[Tensor, Tensor]:
     draw = torch.Generator().manual_seed(0)
     x_TI = torch.randn(max(_TRIED_ROWS), num_inputs, generator=draw)
-    weight_IO = torch.randn(num_inputs, num_outputs, generator=draw)
-    expected_O = plain_linear(x_TI[:1], weight_IO, None)
-    return all(torch.equal(plain_linear(x_TI[:n], weight_IO, None)[:1], expected_O) for n in _TRIED_ROWS)
+    return x_TI, torch.randn(num_inputs, num_outputs, generator=draw)
+
+
+def _is_intel() -> bool:
+    try:
+        return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
 
 
 def pack(weight_OI: Tensor) -> Tensor:

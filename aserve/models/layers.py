@@ -5,7 +5,7 @@ Models say which checkpoint tensors a layer is made of, and fuse where that save
 kernels/ops.py, and I, O for the inputs and outputs of a linear layer.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,9 +13,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aserve.kernels.ops import Ops
-from aserve.kernels.packed_linear import can_pack, is_better_plain, pack, packed_linear, plain_linear
+from aserve.kernels.packed_linear import (
+    can_pack,
+    is_small,
+    pack,
+    packed_linear,
+    plain_equals_packed,
+    plain_is_best,
+    plain_linear,
+)
 from aserve.models.spec import ModelSpec
 from aserve.models.weights import Weights
+
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""x [T, I], W [O, I] and b [O] to x W^T + b, [T, O]."""
 
 
 class Linear(Protocol):
@@ -51,17 +62,18 @@ class LinearMethod(Protocol):
 
 
 class DenseLinear:
-    """The weight as it is, multiplied by torch."""
+    """The weight as it is, multiplied by torch or by another product of the same meaning."""
 
-    __slots__ = ("_bias_O", "_weight_OI")
+    __slots__ = ("_bias_O", "_product", "_weight_OI")
 
-    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> None:
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None = None, product: Product = F.linear) -> None:
         self._weight_OI = weight_OI
         self._bias_O = bias_O
+        self._product = product
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         """[T, I] to [T, O]."""
-        return F.linear(x_TI, self._weight_OI, self._bias_O)
+        return self._product(x_TI, self._weight_OI, self._bias_O)
 
 
 class PackedLinear:
@@ -79,29 +91,35 @@ class PackedLinear:
 
 
 class SmallLinear:
-    """A plain weight that the processor's cache holds, by columns."""
+    """A weight that the processor's cache holds, by columns; several rows go by a packed copy where there is one."""
 
-    __slots__ = ("_bias_O", "_weight_IO")
+    __slots__ = ("_bias_O", "_packed_OI", "_weight_IO")
 
-    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> None:
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None = None, *, packs: bool = False) -> None:
         self._weight_IO = weight_OI.t().contiguous()
+        self._packed_OI = pack(weight_OI) if packs else None
         self._bias_O = bias_O
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         """[T, I] to [T, O]."""
-        return plain_linear(x_TI, self._weight_IO, self._bias_O)
+        if self._packed_OI is None or x_TI.shape[0] == 1:
+            return plain_linear(x_TI, self._weight_IO, self._bias_O)
+        return packed_linear(x_TI, self._packed_OI, self._bias_O)
 
 
 class DenseMethod:
     """Linear layers as the checkpoint has them, in the model's type."""
 
+    def __init__(self, product: Product = F.linear) -> None:
+        self._product = product
+
     def load(self, weights: Weights, shape: LinearShape) -> Linear:
         """One matrix for all that is fused."""
-        return DenseLinear(*load_fused(weights, shape))
+        return DenseLinear(*load_fused(weights, shape), self._product)
 
     def wrap(self, weight_OI: Tensor) -> Linear:
         """The shared weight itself."""
-        return DenseLinear(weight_OI)
+        return DenseLinear(weight_OI, None, self._product)
 
 
 class PackingMethod:
@@ -112,10 +130,15 @@ class PackingMethod:
         return self.wrap(*load_fused(weights, shape))
 
     def wrap(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
-        """A packed copy of the weight, or the weight itself."""
+        """The fastest for the weight, of those that give a row the same bits with any number of others."""
         if not can_pack(weight_OI):
             return DenseLinear(weight_OI, bias_O)
-        return (SmallLinear if is_better_plain(weight_OI) else PackedLinear)(weight_OI, bias_O)
+        if is_small(weight_OI):
+            if plain_is_best(*weight_OI.shape):
+                return SmallLinear(weight_OI, bias_O)
+            if plain_equals_packed(*weight_OI.shape):
+                return SmallLinear(weight_OI, bias_O, packs=True)
+        return PackedLinear(weight_OI, bias_O)
 
 
 def load_fused(weights: Weights, shape: LinearShape) -> tuple[Tensor, Tensor | None]:

@@ -6,10 +6,10 @@ Native families never import transformers, which would triple the time to start.
 import torch
 
 from aserve.core.errors import CheckpointError
-from aserve.kernels.ops import Ops
+from aserve.kernels.ops import LinearOps, Ops
 from aserve.models.checkpoint import Checkpoint
 from aserve.models.interface import CausalLM
-from aserve.models.layers import PackingMethod
+from aserve.models.layers import DenseMethod, LinearMethod, PackingMethod
 from aserve.models.registry import NATIVE
 from aserve.models.rope import rope_table
 from aserve.models.spec import ModelSpec, read_architecture, read_spec
@@ -30,18 +30,23 @@ def load_model(  # noqa: PLR0913  (each a wish of the user, most with a default)
     seed: int = 0,
     trust_remote_code: bool = False,
     max_model_len: int | None = None,
+    batch_invariant: bool = False,
     progress: Progress = no_progress,
 ) -> CausalLM:
     """The model on its device, ready for `forward` under torch.inference_mode.
 
     load_format: auto or safetensors read the weights, dummy draws them from seed. dtype: a torch type by name, or auto,
-    the checkpoint's. max_model_len: positions that will be used, all of the model's by default. Raises
-    `CheckpointError`, one line, where config and weights do not make a model that aserve can serve.
+    the checkpoint's. max_model_len: positions that will be used, all of the model's by default. batch_invariant: refuse
+    a model whose rows may depend on one another. Raises `CheckpointError`, one line, where config and weights do not
+    make a model that aserve can serve.
     """
     device = torch.device(device)
     torch_dtype = read_dtype(checkpoint, dtype)
     dummy = load_format == "dummy"
-    if read_architecture(checkpoint.config) not in NATIVE:
+    architecture = read_architecture(checkpoint.config)
+    if architecture not in NATIVE:
+        if batch_invariant:
+            raise CheckpointError(f"{architecture} runs through transformers, whose products are not batch_invariant")
         # Imported here: transformers takes seconds, and only its own models need it.
         from aserve.models.transformers_backend import load_backend_model
 
@@ -79,4 +84,9 @@ def read_dtype(checkpoint: Checkpoint, wish: str) -> torch.dtype:
 def _build(spec: ModelSpec, ops: Ops, weights: Weights, num_positions: int, device: torch.device) -> CausalLM:
     assert spec.rope is not None, "every native family is rotary"
     cos_sin_LD = rope_table(spec.rope, spec.head_dim, num_positions, device)
-    return NATIVE[spec.architecture](spec, ops, weights, PackingMethod(), cos_sin_LD)
+    return NATIVE[spec.architecture](spec, ops, weights, linear_method(ops), cos_sin_LD)
+
+
+def linear_method(ops: Ops) -> LinearMethod:
+    """Products of the operations' own where they have some, else packed where that pays."""
+    return DenseMethod(ops.linear) if isinstance(ops, LinearOps) else PackingMethod()

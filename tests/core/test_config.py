@@ -37,6 +37,16 @@ def test_the_budget_bounds_the_blocks():
     assert resolve(Options(), FACTS).num_blocks == 64 * MiB // (16 * 1024)
 
 
+def test_on_a_cpu_batches_never_matter_and_whoever_asks_is_told():
+    told = resolve(Options(batch_invariant=True), FACTS).notes
+    assert told == (
+        *resolve(Options(), FACTS).notes,
+        "batch_invariant: it is always so on a CPU, in float32 and bfloat16",
+    )
+    on_cuda = msgspec.structs.replace(FACTS, device="cuda")
+    assert resolve(Options(batch_invariant=True), on_cuda).notes == resolve(Options(), on_cuda).notes
+
+
 def test_a_given_cache_size_is_taken_as_it_is():
     assert resolve(Options(max_num_seqs=1, kv_cache_memory_bytes=32 * MiB), FACTS).num_blocks == 2048
 

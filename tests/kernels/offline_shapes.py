@@ -15,6 +15,7 @@ import torch
 import triton
 from triton.compiler import CompiledKernel
 
+from aserve.kernels.fixed_ops import FixedOps
 from aserve.kernels.ops import AttentionBatch, BadWords, LogitControls
 from aserve.kernels.triton_ops import TritonOps
 from tests.kernels.cases import sampling
@@ -127,6 +128,18 @@ def run_attention(ops: TritonOps, report: Report) -> None:
             report(dtype=str(dtype), head_dim=head_dim, step=name, **options)
 
 
+def run_fixed(ops: FixedOps, report: Report) -> None:
+    for dtype, head_dim, options in SHAPES:
+        for name in ("decode", "long prompts"):
+            attend(ops, dtype, head_dim, STEPS[name], options)
+            report(dtype=str(dtype), head_dim=head_dim, step=name, **options)
+    for dtype in (BF16, FP16, FP32):
+        weight_OI = torch.empty(200, 896, dtype=dtype)
+        for bias_O in (None, weight_OI[:, 0].contiguous()):
+            ops.linear(torch.empty(3, 896, dtype=dtype), weight_OI, bias_O)
+            report(dtype=str(dtype), bias=bias_O is not None)
+
+
 def run_others(ops: TritonOps, report: Report) -> None:
     for dtype in (BF16, FP16, FP32):
         for width in (80, 5120):
@@ -159,6 +172,7 @@ def main() -> None:
 
     ops = TritonOps(num_sms=132, capability=capability)
     run_attention(ops, report)
+    run_fixed(FixedOps(num_sms=132, capability=capability), report)
     if capability == HOPPER:
         run_others(ops, report)
 

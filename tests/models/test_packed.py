@@ -1,5 +1,7 @@
 """A packed linear layer gives what a dense one gives."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -25,16 +27,33 @@ def test_packed_and_dense_agree(monkeypatch, dtype, tolerance, num_rows, bias, h
     x_TI = torch.randn(num_rows, 1024, dtype=dtype)
     with torch.inference_mode():
         dense = DenseLinear(weight_OI, bias_O)(x_TI)
-        for kind in (PackedLinear, SmallLinear):
+        for kind in (PackedLinear, SmallLinear, partial(SmallLinear, packs=True)):
             packed = kind(weight_OI, bias_O)(x_TI)
             torch.testing.assert_close(packed, dense, rtol=tolerance or 1.6e-2, atol=tolerance or 1e-2)
 
 
-def test_float16_stays_as_it_is_and_only_small_float32_weights_are_kept_twice():
+def test_float16_stays_as_it_is_and_only_small_float32_weights_are_plain():
     method = PackingMethod()
     assert isinstance(method.wrap(torch.zeros(64, 64, dtype=torch.float16)), DenseLinear)
     assert isinstance(method.wrap(torch.zeros(64, 64)), SmallLinear)
     assert isinstance(method.wrap(torch.zeros(2048, 2048)), PackedLinear)
+
+
+@pytest.mark.parametrize("is_intel", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(96, 64), (256, 256), (256, 688), (120, 1104), (896, 896), (2100, 1040)], ids=str)
+def test_a_row_has_the_same_bits_with_any_number_of_others(monkeypatch, is_intel, dtype, shape):
+    """Small and large; beyond 512 inputs, where oneDNN and MKL add up otherwise, and 1024, where it depends on rows."""
+    monkeypatch.setattr(packed_linear, "_is_intel", lambda: is_intel)
+    packed_linear.plain_is_best.cache_clear()
+    torch.manual_seed(0)
+    layer = PackingMethod().wrap(torch.randn(shape, dtype=dtype), torch.randn(shape[0], dtype=dtype))
+    x_TI = torch.randn(130, shape[1], dtype=dtype)
+    together = layer(x_TI)
+    alone = torch.cat([layer(x_I[None]) for x_I in x_TI])
+    assert torch.equal(alone, together)
+    assert all(torch.equal(layer(x_TI[:n]), together[:n]) for n in (2, 3, 16, 17, 33, 64, 100))
+    packed_linear.plain_is_best.cache_clear()
 
 
 def test_both_methods_load_the_same_rows():
