@@ -203,10 +203,11 @@ def by_transformers(recipe: str) -> CausalLM:
     from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface
 
-    from aserve.models.transformers_backend import ATTENTION, TransformersModel, attend_in_cache, no_mask
+    from aserve.models.transformers_backend import ATTENTION, TransformersModel, attend_in_cache
+    from aserve.models.transformers_probe import rule_mask
 
     AttentionInterface.register(ATTENTION, attend_in_cache)
-    AttentionMaskInterface.register(ATTENTION, no_mask)
+    AttentionMaskInterface.register(ATTENTION, rule_mask)
     config = AutoConfig.for_model(**(SHAPE | RECIPES[recipe]))
     model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION, dtype=torch.bfloat16)
     return TransformersModel(model.to(META).eval(), recipe, MetaOps())
