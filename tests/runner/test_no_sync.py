@@ -40,8 +40,8 @@ META = torch.device("meta")
 BLOCK_SIZE = 8
 FILTERED = RowSampling(temperature=0.8, top_k=5, top_p=0.9, min_p=0.1, seed=3, banned_ids=(4, 5), banned_before=99)
 CONTROLS = RowControls(0.1, 0.1, 1.2, ((3, 1.0),), (3, 4, 5), ((4, 5), (3,)), prompt_ids=(1, 2), output_ids=(3, 3))
-ROUTED = ("mixtral",)
-"""Mixtures of experts: transformers finds out on the host which experts a step takes."""
+ROUTED = ("mixtral", "phimoe")
+"""Mixtures of experts: transformers finds out on the host which experts a step takes, or where phimoe's rope is."""
 
 PREFILL = StepPlan(0, (chunk(0, 0, [1, 2, 3], 1), chunk(1, 0, [4] * 11, 2, 3)), (init(0), init(1)))
 MIXED = StepPlan(
@@ -210,7 +210,11 @@ def by_transformers(recipe: str) -> CausalLM:
     AttentionMaskInterface.register(ATTENTION, rule_mask)
     config = AutoConfig.for_model(**(SHAPE | RECIPES[recipe]))
     model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION, dtype=torch.bfloat16)
-    return TransformersModel(model.to(META).eval(), recipe, MetaOps())
+    served = TransformersModel(model.eval(), recipe, MetaOps())  # which looks at what layers are told, on the host
+    served._decoder.to(META)
+    served._head.to(META)
+    served._mask = served._mask.to(META)
+    return served
 
 
 def check_steps(model: CausalLM) -> None:
