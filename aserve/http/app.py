@@ -9,7 +9,7 @@ from starlette.routing import Route
 
 from aserve.core.errors import AserveError
 from aserve.engine import AsyncEngine
-from aserve.http.endpoint import Handler, JsonEndpoint
+from aserve.http.endpoint import Edge, Handler, JsonEndpoint
 from aserve.http.errors import handle_error
 from aserve.http.middleware import MAX_BODY_BYTES, MAX_TOTAL_BODY_BYTES, guard
 from aserve.http.openai.chat import chat_completions
@@ -51,6 +51,7 @@ def create_app(
             *ops_routes(engine),
         ],
         middleware=[
+            Middleware(Edge),
             Middleware(RequestIds),
             Middleware(
                 guard,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aserve.edges import is_fault
 from aserve.engine import AsyncEngine
@@ -45,6 +45,50 @@ class Exchange:
 Handler = Callable[[Exchange], Awaitable[None]]
 
 
+class Edge:
+    """ASGI middleware around all others: what they raise is answered, or raised if the answer has begun."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass everything through."""
+        has_begun = False
+
+        async def send_on(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_on)
+        except BaseException as error:
+            if has_begun or scope["type"] != "http" or not is_fault(error):
+                raise
+            await error_response(error, scope.get(SCOPE_KEY))(scope, receive, send)
+
+
+class _Reply:
+    """The answer to a request. has_begun: an error can have no status any more, nor anything after it."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self.has_begun = False
+
+    async def __call__(self, response: Response) -> None:
+        """Send it. Raises `ClientGone`."""
+        await response(self._scope, self._receive, self._send_on)
+
+    async def _send_on(self, message: Message) -> None:
+        self.has_begun = True
+        try:
+            await self._send(message)
+        except OSError as error:  # ASGI 2.4 says so when the connection is closed
+            raise ClientGone from error
+
+
 class JsonEndpoint:
     """An ASGI application that calls `handler` with the JSON object of each request while the client is there."""
 
@@ -55,15 +99,7 @@ class JsonEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
 
-        async def send_on(message: Message) -> None:
-            try:
-                await send(message)
-            except OSError as error:  # ASGI 2.4 says so when the connection is closed
-                raise ClientGone from error
-
-        async def reply(response: Response) -> None:
-            await response(scope, receive, send_on)
-
+        reply = _Reply(scope, receive, send)
         try:
             _ = self._engine.info  # without a model no request is worth reading
             body = await read_object(scope, receive)
@@ -77,14 +113,11 @@ class JsonEndpoint:
                 await reply(error_response(error, scope[SCOPE_KEY]))
             return
         async with while_connected(receive):
-            await self._handle(Exchange(body.fields, body.is_large, scope[SCOPE_KEY], reply))
-
-    async def _handle(self, exchange: Exchange) -> None:
-        try:
-            await self._handler(exchange)
-        except ClientGone:
-            raise
-        except BaseException as error:
-            if not is_fault(error):
+            try:
+                await self._handler(Exchange(body.fields, body.is_large, scope[SCOPE_KEY], reply))
+            except ClientGone:
                 raise
-            await exchange.reply(error_response(error, exchange.request_id))
+            except BaseException as error:
+                if reply.has_begun or not is_fault(error):
+                    raise
+                await reply(error_response(error, scope[SCOPE_KEY]))
