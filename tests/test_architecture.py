@@ -14,7 +14,7 @@ PACKAGE = ROOT / "aserve"
 
 ENGINE = {
     *("core", "scheduler", "text", "metrics"),
-    *("edges", "engine_loop", "intake", "mailbox", "preparation", "engine_parts", "engine"),
+    *("edges", "engine_loop", "stepping", "intake", "mailbox", "preparation", "engine_parts", "engine"),
 }
 LOWER_FLOORS = ENGINE | {"kv_cache", "kernels", "models", "runner", "http", "build", "llm", "server", "cli", "terminal"}
 
@@ -30,6 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "edges": {"core"},
     "mailbox": ENGINE,
     "engine_loop": ENGINE,
+    "stepping": {"core", "edges", "metrics", "scheduler"},
     "intake": {"core", "text"},
     "preparation": {"core", "intake", "scheduler"},
     "engine_parts": {"core", "scheduler", "text"},
@@ -57,6 +58,7 @@ WITHOUT_TORCH = [
     "edges",
     "mailbox",
     "engine_loop",
+    "stepping",
     "intake",
     "preparation",
     "engine_parts",
