@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 import msgspec
 
@@ -24,6 +25,7 @@ from aserve.core.config import (
     Facts,
     GiB,
     ModelInfo,
+    OptionFields,
     Options,
     default_max_num_batched_tokens,
     default_max_num_seqs,
@@ -34,10 +36,10 @@ from aserve.core.layout import KVLayout, lay_out
 from aserve.core.params import SamplingParams
 from aserve.engine import EngineParts, Loader, Progress
 from aserve.kv_cache.host_memory import copying_pays
+from aserve.model_folder import DEMO_MODEL, find_model, load_text
 from aserve.scheduler.preemption import PreemptionRule
 from aserve.scheduler.queue import Policy, first_come_first_served, priority_with_ageing
 from aserve.scheduler.scheduler import Scheduler
-from aserve.text.chat_template import ChatTemplate
 from aserve.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -49,8 +51,6 @@ if TYPE_CHECKING:
     from aserve.runner.graphs import GraphDevice
     from aserve.runner.runner import ModelRunner
 
-DEMO_MODEL: Final = "demo"
-DEMO_FOLDER: Final = Path(__file__).parent / "demo"
 SAMPLING_FIELDS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """What of generation_config.json becomes a default of SamplingParams."""
 PRIORITY_AGEING_S: Final = 10.0
@@ -68,7 +68,11 @@ class AsyncEngine(engine.AsyncEngine):
     """
 
     def __init__(
-        self, model: str | Path = DEMO_MODEL, *, on_progress: Callable[[Progress], None] | None = None, **options: Any
+        self,
+        model: str | PathLike[str] = DEMO_MODEL,
+        *,
+        on_progress: Callable[[Progress], None] | None = None,
+        **options: Unpack[OptionFields],
     ) -> None:
         super().__init__(loader(make_options(model=model, **options)), on_progress=on_progress)
 
@@ -83,21 +87,12 @@ class AsyncEngine(engine.AsyncEngine):
 
 
 def make_options(**fields: Any) -> Options:
-    """Options from keyword arguments, types checked. Raises `ConfigError` naming the field, and the nearest known."""
+    """Options from keyword arguments. Raises `ConfigError` naming the field, of an unknown one the nearest known."""
     for name in fields:
         if name not in Options.__struct_fields__:
             nearest = difflib.get_close_matches(name, Options.__struct_fields__, n=1)
             raise ConfigError(f"unknown option {name}" + (f"; did you mean {nearest[0]}?" if nearest else ""))
-    if isinstance(fields.get("served_model_name"), str):
-        fields["served_model_name"] = (fields["served_model_name"],)
-    try:
-        return msgspec.convert({name: _text(value) for name, value in fields.items()}, Options)
-    except msgspec.ValidationError as error:
-        raise ConfigError(str(error)) from error
-
-
-def _text(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else value
+    return Options(**fields)
 
 
 def loader(options: Options) -> Loader:
@@ -111,11 +106,13 @@ def load(options: Options, report: Report) -> EngineParts:
     Raises `CheckpointError` for a model that cannot be found, read or served, `ConfigError` for an option that this
     machine or model cannot meet.
     """
+    report(Progress("finding the model"))
+    checkpoint = find_model(options)
     report(Progress("loading torch"))
     from torch import OutOfMemoryError
 
     try:
-        return _load(options, report)
+        return _load(options, checkpoint, report)
     except (OutOfMemoryError, InsufficientMemoryError) as error:
         reason = str(error.__cause__ or error).partition(". Of the allocated")[0]
         raise ConfigError(
@@ -124,25 +121,18 @@ def load(options: Options, report: Report) -> EngineParts:
         ) from error
 
 
-def _load(options: Options, report: Report) -> EngineParts:
+def _load(options: Options, checkpoint: "Checkpoint", report: Report) -> EngineParts:
     from aserve.kernels.dispatch import select_ops
-    from aserve.models.checkpoint import resolve_checkpoint
     from aserve.models.loader import read_dtype
     from aserve.runner.graphs import graph_device
 
-    report(Progress("finding the model"))
-    folder = str(DEMO_FOLDER) if options.model == DEMO_MODEL else options.model
-    checkpoint = resolve_checkpoint(folder, options.revision, options.download_dir, options.trust_remote_code)
     device = choose_device(options.device)
     dtype = read_dtype(checkpoint, options.dtype)
     ops = select_ops(device)
     model = _load_model(options, checkpoint, device, ops, report)
 
     report(Progress("tokenizer"))
-    tokenizer_folder = _tokenizer_folder(options, checkpoint)
-    tokenizer = Tokenizer.load(tokenizer_folder)
-    chat_template = ChatTemplate.load(tokenizer_folder, options.chat_template)
-    chat_template.warm_up()
+    tokenizer, chat_template = load_text(options, checkpoint, model.spec.vocab_size)
 
     report(Progress("memory"))
     layout = lay_out(model.spec.windows, options.max_model_len or model.spec.context_len)
@@ -224,8 +214,8 @@ def default_sampling(generation_config: Mapping[str, Any]) -> dict[str, Any]:
     """
     fields = {name: generation_config[name] for name in SAMPLING_FIELDS if generation_config.get(name) is not None}
     try:
-        params = msgspec.convert(fields, SamplingParams)
-    except (msgspec.ValidationError, InvalidRequestError) as error:
+        params = SamplingParams(**fields)
+    except InvalidRequestError as error:
         raise CheckpointError(f"generation_config.json: {error}; --generation-config none ignores it") from error
     return {name: getattr(params, name) for name in fields}
 
@@ -255,18 +245,6 @@ def _load_model(
     )
     with ThreadPoolExecutor(1, thread_name_prefix="aserve-loader") as loader:
         return loader.submit(load).result()
-
-
-def _tokenizer_folder(options: Options, checkpoint: "Checkpoint") -> Path:
-    """Random weights from a config alone borrow the demonstration model's tokenizer: text is noise either way."""
-    borrows = options.load_format == "dummy" and not checkpoint.has_tokenizer
-    if options.tokenizer == DEMO_MODEL or (options.tokenizer is None and borrows):
-        return DEMO_FOLDER
-    if options.tokenizer is None:
-        return checkpoint.path
-    from aserve.models.checkpoint import resolve_tokenizer
-
-    return resolve_tokenizer(options.tokenizer, options.revision, options.download_dir)
 
 
 def _model_info(
@@ -336,6 +314,7 @@ def make_scheduler(config: EngineConfig) -> Scheduler:
     policies: dict[str, Policy] = {
         "fcfs": first_come_first_served,
         "priority": priority_with_ageing(PRIORITY_AGEING_S),
+        "fair": priority_with_ageing(PRIORITY_AGEING_S),
     }
     return Scheduler(
         block_size=config.block_size,
@@ -356,6 +335,7 @@ def make_scheduler(config: EngineConfig) -> Scheduler:
         windows=config.kv_windows,
         keeps_evicted=has_host_tier(config),
         max_in_flight=config.max_in_flight,
+        is_fair=config.scheduling_policy == "fair",
     )
 
 

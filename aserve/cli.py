@@ -1,7 +1,6 @@
 """The command line: the only place that reads flags, a configuration file and the environment.
 
 A value is taken from the first that has it: the command line, ASERVE_<NAME>, the file that --config names, the default.
-Every flag is one row of FLAGS; the names are vLLM's where it has the same thing.
 """
 
 import argparse
@@ -9,169 +8,18 @@ import difflib
 import gc
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NoReturn
 
 import msgspec
 
 from aserve import __version__
-from aserve.core.config import (
-    DEVICES,
-    DTYPES,
-    GENERATION_CONFIGS,
-    LOAD_FORMATS,
-    PREEMPTION_MODES,
-    SCHEDULING_POLICIES,
-    Options,
-)
+from aserve.core.config import Options, default_max_num_queued_reqs
 from aserve.core.errors import AserveError, ConfigError
+from aserve.flags import DEFAULTS, ENGINE_FLAGS, FLAGS, SERVER_FLAGS, Flag, ServerOptions, read_bool
 
 ENV_PREFIX: Final = "ASERVE_"
-TRUE_WORDS: Final = {
-    "1": True,
-    "true": True,
-    "yes": True,
-    "on": True,
-    "0": False,
-    "false": False,
-    "no": False,
-    "off": False,
-}
-SUFFIXES: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
-
-
-class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What concerns the server and not the engine."""
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_key: tuple[str, ...] = ()
-    shutdown_timeout: float = 30.0
-
-
-class Flag(msgspec.Struct, frozen=True):
-    """One option: its field's name, how a word is read, what stands for the word in the help, and what it does.
-
-    many: takes several words.
-    """
-
-    name: str
-    read: Callable[[str], Any]
-    metavar: str
-    help: str
-    many: bool = False
-
-    @property
-    def option(self) -> str:
-        """As it is typed."""
-        return "--" + self.name.replace("_", "-")
-
-
-def read_bool(word: str) -> bool:
-    """true or false, in the usual spellings."""
-    if word.lower() not in TRUE_WORDS:
-        raise ConfigError(f"true or false is expected, got {word!r}")
-    return TRUE_WORDS[word.lower()]
-
-
-def read_count(word: str) -> int:
-    """A whole number; k, M, G are powers of 1000 and Ki, Mi, Gi (perhaps with a B) powers of 1024."""
-    digits = word.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
-    suffix = word[len(digits) :].lower().removesuffix("b")
-    try:
-        value = float(digits) * SUFFIXES[suffix] if suffix else int(digits)
-    except (ValueError, KeyError):
-        raise ConfigError(f"a whole number is expected, perhaps with k, M, G, Ki, Mi or Gi, got {word!r}") from None
-    if value != int(value):
-        raise ConfigError(f"a whole number is expected, got {word!r}")
-    return int(value)
-
-
-def read_number(word: str) -> float:
-    """A decimal number."""
-    try:
-        return float(word)
-    except ValueError:
-        raise ConfigError(f"a number is expected, got {word!r}") from None
-
-
-def _choice(allowed: Sequence[str]) -> Callable[[str], str]:
-    def read(word: str) -> str:
-        if word not in allowed:
-            raise ConfigError(f"one of {', '.join(allowed)} is expected, got {word!r}")
-        return word
-
-    return read
-
-
-ENGINE_FLAGS: Final = (
-    Flag("model", str, "FOLDER|ID", "a folder or a Hugging Face id; demo is the bundled demonstration model"),
-    Flag("tokenizer", str, "FOLDER|ID", "a folder or id whose tokenizer replaces the model's own"),
-    Flag("chat_template", str, "FILE", "a Jinja file that replaces the model's own chat template"),
-    Flag("revision", str, "NAME", "branch, tag or commit of a Hugging Face id"),
-    Flag("download_dir", str, "FOLDER", "where Hugging Face files are cached"),
-    Flag("served_model_name", str, "NAME", "names that requests may give; the first is put into answers", many=True),
-    Flag("trust_remote_code", read_bool, "", "run Python code that comes with the model"),
-    Flag(
-        "load_format",
-        _choice(LOAD_FORMATS),
-        "|".join(LOAD_FORMATS),
-        "dummy makes random weights from config.json alone",
-    ),
-    Flag("dtype", _choice(DTYPES), "|".join(DTYPES), "auto is the checkpoint's own"),
-    Flag("device", _choice(DEVICES), "|".join(DEVICES), "auto is cuda where there is one"),
-    Flag(
-        "generation_config",
-        _choice(GENERATION_CONFIGS),
-        "|".join(GENERATION_CONFIGS),
-        "whether generation_config.json sets sampling defaults",
-    ),
-    Flag("seed", int, "N", "of the dummy weights"),
-    Flag("max_model_len", read_count, "N", "longest prompt and answer together, in tokens"),
-    Flag("block_size", read_count, "N", "tokens in a block of the KV cache"),
-    Flag("gpu_memory_utilization", read_number, "X", "share of the GPU's memory that aserve may use"),
-    Flag("kv_cache_memory_bytes", read_count, "N", "size of the KV cache, instead of what profiling finds"),
-    Flag("swap_space", read_number, "X", "GiB of host memory for the blocks of preempted sequences"),
-    Flag("max_num_seqs", read_count, "N", "sequences that run at once"),
-    Flag("max_num_batched_tokens", read_count, "N", "tokens that a step computes at most"),
-    Flag("watermark", read_number, "X", "share of the blocks kept free when a new sequence is admitted"),
-    Flag("enable_prefix_caching", read_bool, "", "reuse the blocks of equal prompt beginnings"),
-    Flag("enforce_eager", read_bool, "", "capture no CUDA graphs: launch every step kernel by kernel"),
-    Flag(
-        "preemption_mode",
-        _choice(PREEMPTION_MODES),
-        "|".join(PREEMPTION_MODES),
-        "how sequences give way when blocks run out; auto takes what is estimated to cost less",
-    ),
-    Flag(
-        "scheduling_policy",
-        _choice(SCHEDULING_POLICIES),
-        "|".join(SCHEDULING_POLICIES),
-        "who runs first: the earlier, or the lower priority number, which waiting makes up for",
-    ),
-    Flag(
-        "step_timeout", read_number, "S", "seconds after which a step that has not landed ends the engine; 0 is never"
-    ),
-    Flag("long_prefill_token_threshold", read_count, "N", "tokens of one prompt that a step computes; 0 is no limit"),
-    Flag(
-        "scheduler_delay_factor",
-        read_number,
-        "X",
-        "newcomers wait X times as long as the last step with prompts took, so that more come together",
-    ),
-    Flag("max_num_queued_reqs", read_count, "N", "requests that may wait; one more is refused with status 429"),
-)
-SERVER_FLAGS: Final = (
-    Flag("host", str, "ADDRESS", "address to listen on"),
-    Flag("port", read_count, "N", "port to listen on; 0 picks a free one"),
-    Flag("api_key", str, "KEY", "keys that requests must carry; none means open", many=True),
-    Flag("shutdown_timeout", read_number, "SECONDS", "how long open requests get after the first SIGTERM"),
-)
-FLAGS: Final = {flag.name: flag for flag in (*ENGINE_FLAGS, *SERVER_FLAGS)}
-DEFAULTS: Final = {
-    field.name: field.default for options in (Options, ServerOptions) for field in msgspec.structs.fields(options)
-}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -257,8 +105,6 @@ def _server_options(given: dict[str, Any]) -> ServerOptions:
     options = ServerOptions(**given)
     if not 0 <= options.port <= 65535:
         raise ConfigError(f"--port must be in [0, 65535], got {options.port}")
-    if not 0 <= options.shutdown_timeout <= 86400:
-        raise ConfigError(f"--shutdown-timeout must be in [0, 86400] seconds, got {options.shutdown_timeout}")
     return options
 
 
@@ -316,29 +162,45 @@ def serve(options: Options, server_options: ServerOptions) -> int:
     from sse_starlette import EventSourceResponse  # each command imports what it needs: start-up counts
 
     from aserve.build import AsyncEngine
-    from aserve.http import create_app
-    from aserve.server import run
-    from aserve.terminal import StartupPrinter
+    from aserve.http import Keyring, create_app
+    from aserve.http.sse import StreamLimits
+    from aserve.server import Limits, ServerConfig, logging_to, run
+    from aserve.terminal import StartupLines, StartupPrinter, curl_line
 
-    printer = StartupPrinter()
-    engine = AsyncEngine.from_options(options, on_progress=printer.report)
-
-    def ready(url: str) -> None:
-        EventSourceResponse(iter(()))  # the first has anyio import its backend, and all streams would wait for that
-        gc.freeze()  # else the collector goes through all that was loaded again and again, 0.1 s a time
-        gc.enable()
-        printer.close()
-        print("\n".join(engine.startup_lines()), file=sys.stderr)
-        print(f"Ready. Try:\n  {curl_line(url, server_options.api_key)}", file=sys.stderr, flush=True)
-
-    return run(
-        engine,
-        create_app(engine, api_keys=server_options.api_key),
-        host=server_options.host,
-        port=server_options.port,
-        drain_timeout_s=server_options.shutdown_timeout,
-        on_ready=ready,
+    if options.max_num_queued_reqs is None:  # a server's queue has an end; who embeds an engine knows how much he asks
+        bound = default_max_num_queued_reqs(options.max_num_seqs)
+        options = msgspec.structs.replace(options, max_num_queued_reqs=bound)
+    given = server_options
+    timeouts = Limits(
+        head_timeout_s=given.client_header_timeout,
+        keep_alive_s=given.keepalive_timeout,
+        send_timeout_s=given.send_timeout,
     )
+    config = ServerConfig(
+        host=given.host,
+        port=given.port,
+        drain_delay_s=given.drain_delay,
+        drain_timeout_s=given.shutdown_timeout,
+        limits=timeouts,
+    )
+    with logging_to(sys.stderr, given.log_level, given.log_format) as say:
+        say(f"aserve {__version__}")
+        printer = StartupPrinter() if given.log_format == "text" else StartupLines(say)
+        engine = AsyncEngine.from_options(options, on_progress=printer.report)
+        limits = StreamLimits(send_timeout_s=given.send_timeout)
+        keyring = Keyring(given.api_key, path=given.api_keys_file, tenants=engine.tenants)
+        app = create_app(engine, keyring=keyring, stream_limits=limits)
+
+        def ready(url: str) -> None:
+            EventSourceResponse(iter(()))  # the first has anyio import its backend, and all streams would wait for that
+            gc.freeze()  # else the collector goes through all that was loaded again and again, 0.1 s a time
+            gc.enable()
+            printer.close()
+            for line in (*engine.startup_lines(), "Ready. Try:", f"  {curl_line(url, needs_key=not keyring.is_open)}"):
+                say(line)
+
+        on_hangup = keyring.reload if given.api_keys_file else None
+        return run(engine, app, config, on_ready=ready, on_hangup=on_hangup, say=say)
 
 
 def chat(options: Options) -> int:
@@ -346,13 +208,6 @@ def chat(options: Options) -> int:
     from aserve.terminal import run_chat
 
     return run_chat(options)
-
-
-def curl_line(url: str, api_keys: Sequence[str]) -> str:
-    """A command that shows the server streaming an answer."""
-    key = '-H "Authorization: Bearer $ASERVE_API_KEY" ' if api_keys else ""
-    body = '{"messages": [{"role": "user", "content": "What is aserve?"}], "stream": true}'
-    return f"curl -N {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d '{body}'"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

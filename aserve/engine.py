@@ -8,37 +8,36 @@ two engines can live in one event loop. How a model is loaded is the business of
 import asyncio
 import threading
 import time
-from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from types import MappingProxyType, TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self, Unpack
 
 from prometheus_client import CollectorRegistry
 
+from aserve.answers import Answers, Prompt
 from aserve.core.config import EngineConfig, ModelInfo
-from aserve.core.errors import AserveError, InvalidRequestError, StepTimeoutError, UnavailableError
-from aserve.core.outputs import Completion, TextDelta, Transcript
-from aserve.core.params import BeamParams, SamplingParams
+from aserve.core.errors import AserveError, StepTimeoutError, UnavailableError
+from aserve.core.ids import RequestId
+from aserve.core.params import SamplingParams
 from aserve.core.ports import Clock
-from aserve.core.request import Terms
+from aserve.core.request import RequestTerms, Terms
+from aserve.core.rules import check, text
 from aserve.engine_loop import EngineLoop
 from aserve.engine_parts import EngineParts, EngineState, Loader, Progress
-from aserve.intake import check_ids, new_branch, new_request
-from aserve.mailbox import Keeper, Mailbox
+from aserve.intake import PARAMS, branch_terms, new_branch, new_request, new_terms, prompt_ids
+from aserve.mailbox import Mailbox
 from aserve.metrics.engine_metrics import EngineMetrics
 from aserve.preparation import Preparer
 from aserve.scheduler.statistics import Statistics
+from aserve.tenants import Tenants
 from aserve.text.stream import TextStream
-
-OFF_LOOP_CHARS: Final = 2048
-"""Texts longer than this are tokenized in a thread; below it the hop costs more than the work."""
-
-Prompt = str | Sequence[int]
+from aserve.texts import Texts
+from aserve.workers import Workers
 
 
-class AsyncEngine:
+class AsyncEngine(Answers):
     """`async with` loads the model and serves until the block is left, which ends open requests and frees the memory.
 
     load: makes the parts; see build.py for aserve's own.
@@ -56,6 +55,8 @@ class AsyncEngine:
         self._on_progress = on_progress
         self._clock = clock
         self._preparer = Preparer()
+        self.workers = Workers()
+        """Threads for what a request's texts need, its body included."""
         self._state = EngineState.NEW
         self._progress = Progress("new")
         self._parts: EngineParts | None = None
@@ -65,6 +66,8 @@ class AsyncEngine:
         self._idle = asyncio.Event()
         self.registry = CollectorRegistry()
         """Prometheus metrics of this engine alone."""
+        self.tenants = Tenants(clock)
+        """Who may use how much of it, and has."""
         self.died = asyncio.Event()
         """Set when the engine ends by itself, which is a bug of ours; then `failure` says what happened."""
         self.failure: BaseException | None = None
@@ -100,7 +103,7 @@ class AsyncEngine:
         except BaseException:
             self._state = EngineState.CLOSED
             raise
-        metrics = EngineMetrics(self.registry, parts.info.names[0], parts.scheduler.statistics)
+        metrics = EngineMetrics(self.registry, parts.info.names[0], parts.scheduler.statistics, self.tenants.usages)
         self._loop = EngineLoop(
             parts.scheduler,
             parts.runner,
@@ -108,6 +111,7 @@ class AsyncEngine:
             self._clock,
             parts.tokenizer.token_texts,
             step_timeout_s=parts.config.step_timeout,
+            tenants=self.tenants,
         )
         self._task = asyncio.create_task(self._loop.run(), name="aserve engine loop")
         self._task.add_done_callback(self._loop_ended)
@@ -155,6 +159,7 @@ class AsyncEngine:
                     raise error
         finally:
             self._loop = None
+            self.workers.close()
             if parts is not None and isinstance(self.failure, StepTimeoutError):  # its thread may never come back
                 threading.Thread(target=parts.runner.close, name="aserve close", daemon=True).start()
             elif parts is not None:
@@ -194,17 +199,38 @@ class AsyncEngine:
 
     def _ready(self) -> EngineParts:
         if self._parts is None:
-            raise UnavailableError(f"the engine is {self._state.value}")
+            raise self._unavailable()
         return self._parts
+
+    def _serving(self) -> tuple[EngineParts, EngineLoop]:
+        """What takes requests, while it does."""
+        if self._loop is None or self._state is not EngineState.READY:
+            raise self._unavailable()
+        return self._ready(), self._loop
+
+    def _unavailable(self) -> UnavailableError:
+        hint = ": enter it first, with `async with`" if self._state is EngineState.NEW else ""
+        return UnavailableError(f"the engine is {self._state.value}{hint}")
+
+    def __repr__(self) -> str:
+        model = "" if self._parts is None else f" {self._parts.info.names[0]!r}"
+        return f"<{type(self).__name__}{model} {self._state.value}>"
+
+    @property
+    def texts(self) -> Texts:
+        """What is done with texts, and its bounds. Raises `UnavailableError` before the model is loaded."""
+        parts = self._ready()
+        return Texts(parts.tokenizer, parts.chat_template, parts.info, self.workers)
 
     # Text and tokens
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """Token ids of a text. Long texts are tokenized off the event loop. Raises `InvalidRequestError` (bad text)."""
-        tokenizer = self._ready().tokenizer
-        if len(text) <= OFF_LOOP_CHARS:
-            return tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
+    async def encode(self, text: str, *, add_special_tokens: bool = True, must_fit: bool = False) -> tuple[int, ...]:
+        """Token ids of a text. Long texts are tokenized off the event loop.
+
+        must_fit: refuse one that is too long for a prompt, before it is tokenized where that can be told. Raises
+        `InvalidRequestError` (bad text, more than `texts.MAX_TEXT_CHARS`) or `ContextLengthError` (it cannot fit).
+        """
+        return await self.texts.encode(text, add_special_tokens=add_special_tokens, must_fit=must_fit)
 
     async def encode_chat(
         self,
@@ -214,31 +240,25 @@ class AsyncEngine:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] = MappingProxyType({}),
         add_special_tokens: bool = False,
+        must_fit: bool = False,
     ) -> tuple[int, ...]:
         """Token ids of a conversation in the model's chat template; see `ChatTemplate.render` for the choices.
 
-        add_special_tokens: on top of those that the template writes, which is rarely wanted. Raises
-        `InvalidRequestError`, naming the field at fault.
+        add_special_tokens: on top of those that the template writes, which is rarely wanted. must_fit: as in `encode`.
+        Raises `InvalidRequestError`, naming the field at fault.
         """
-        template = self._ready().chat_template
-        text = await asyncio.to_thread(
-            template.render,
+        return await self.texts.encode_chat(
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             variables=variables,
+            add_special_tokens=add_special_tokens,
+            must_fit=must_fit,
         )
-        return await self.encode(text, add_special_tokens=add_special_tokens)
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """The text of token ids. Raises `InvalidRequestError` for an id that is outside the vocabulary."""
-        parts = self._ready()
-
-        def check_and_decode() -> str:
-            check_ids("tokens", token_ids, parts.info.vocab_size)
-            return parts.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
-
-        return await asyncio.to_thread(check_and_decode)
+        return await self.texts.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def token_strings(self, token_ids: Sequence[int]) -> tuple[str, ...]:
         """Each token as the vocabulary spells it. Raises `UnavailableError` before the model is loaded."""
@@ -257,39 +277,45 @@ class AsyncEngine:
         given = {name: value for name, value in fields.items() if value is not None}
         return SamplingParams(**{**self._ready().info.default_sampling, **given})
 
+    def check_room(self, **terms: Unpack[RequestTerms]) -> None:
+        """Raise `OverloadedError` if `open` would: too much waits, or more than can be served before the timeout.
+
+        Costs next to nothing: to be asked before a prompt is rendered and tokenized.
+        """
+        self._ready().scheduler.check_room(self._terms(**terms))
+
+    def _terms(self, *, tenant: str = "", **terms: Any) -> Terms:
+        """Of a request that comes now, on that tenant's account."""
+        account = self.tenants.account(check("tenant", text, tenant))
+        return new_terms(self._clock(), account.tenant, self._ready().config.request_timeout, **terms)
+
     @asynccontextmanager
     async def open(
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
-        request_id: str | None = None,
         starts_text: bool = False,
-        cache_salt: str = "",
-        priority: int = 0,
+        **terms: Unpack[RequestTerms],
     ) -> AsyncIterator[Mailbox]:
         """Submit a prompt (text or token ids); inside the block, iterate the mailbox. Leaving the block cancels.
 
-        cache_salt: prompts share cached blocks only under equal salts. priority: lower runs first, where the policy
-        heeds it.
+        params: None is what the model's generation_config.json says. terms: request_id, cache_salt, priority, timeout_s
+        and tenant, see `RequestTerms`.
 
         starts_text: the answer is a text of its own (a chat message) and does not continue the prompt's: SentencePiece
         tokenizers then drop the space before its first word.
 
         Raises `InvalidRequestError` (a token id or parameter out of bounds, an empty prompt, an id that is in use),
-        `ContextLengthError` (it can never fit) or `UnavailableError` (loading, draining, closed).
+        `ContextLengthError` (it can never fit), `OverloadedError` (see `check_room`), `UnavailableError` (loading,
+        draining, closed); in the block `QueueTimeoutError` when its time is up before anything was computed.
         """
-        parts, loop = self._ready(), self._loop
-        if loop is None or self._state is not EngineState.READY:
-            raise UnavailableError(f"the engine is {self._state.value}")
-        prompt_token_ids = await self.encode(prompt) if isinstance(prompt, str) else tuple(prompt)
-        request = new_request(
-            parts.info,
-            parts.tokenizer,
-            prompt_token_ids,
-            params or self.default_params(),
-            Terms(arrival_s=self._clock(), request_id=request_id, cache_salt=cache_salt, priority=priority),
-        )
+        parts, loop = self._serving()
+        settled = self._terms(**terms)
+        parts.scheduler.check_room(settled)
+        params = self.default_params() if params is None else check("params", PARAMS, params)
+        token_ids = await self.encode(prompt, must_fit=True) if isinstance(prompt, str) else prompt_ids(prompt)
+        request = new_request(parts.info, parts.tokenizer, token_ids, params, settled)
         request = await self._preparer.prepared(request, parts.info, parts.scheduler)
         try:
             new_stream = partial(TextStream, parts.tokenizer, request.params, keep_leading_space=not starts_text)
@@ -300,76 +326,48 @@ class AsyncEngine:
 
     @asynccontextmanager
     async def fork(
-        self, handle: Mailbox, branches: int | Sequence[SamplingParams], *, index: int = 0
+        self,
+        handle: Mailbox,
+        branches: int | Sequence[SamplingParams],
+        *,
+        index: int = 0,
+        request_ids: Sequence[str] | None = None,
+        priority: int | None = None,
+        timeout_s: float | None = None,
     ) -> AsyncIterator[list[Mailbox]]:
         """Branch a generation that is open, running or finished: a mailbox for each branch, as in `open`.
 
         A branch continues from the tokens that choice `index` has at this moment, on the blocks computed for them, with
-        parameters of its own. branches: those, or how many with default parameters. Raises `InvalidRequestError` for a
-        generation that is not open, and for choices that are ranked (best_of, beam search); else as `open`.
+        parameters of its own. branches: those, or how many with default parameters. request_ids: one each. priority,
+        timeout_s: the generation's own priority and deadline unless given; its cache_salt is the branches' in any case.
+
+        Raises `InvalidRequestError` for a generation that is not open, for choices that are ranked (best_of, beam
+        search) and where there are not as many request_ids as branches; else as `open`.
         """
-        parts = self._ready()
-        if self._loop is None or self._state is not EngineState.READY:
-            raise UnavailableError(f"the engine is {self._state.value}")
-        origin = self._loop.request(handle.request_id)
+        parts, loop = self._serving()
+        origin = loop.request(handle.request_id)
         history = parts.scheduler.history(origin.id, index)
         all_params = [self.default_params()] * branches if isinstance(branches, int) else branches
+        now = self._clock()
+        all_terms = branch_terms(origin, len(all_params), now, request_ids, priority, timeout_s)
         requests = [
-            new_branch(parts.info, parts.tokenizer, origin, history, params, arrival_s=self._clock())
-            for params in all_params
+            new_branch(parts.info, parts.tokenizer, origin, history, check("params", PARAMS, params), terms)
+            for params, terms in zip(all_params, all_terms, strict=True)
         ]
         new_streams = [partial(TextStream, parts.tokenizer, params, keep_leading_space=True) for params in all_params]
         try:
-            async with self._loop.fork(origin.id, index, requests, new_streams) as mailboxes:
+            async with loop.fork(origin.id, index, requests, new_streams) as mailboxes:
                 yield mailboxes
         finally:
             self._idle.set()
 
-    async def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None
-    ) -> AsyncGenerator[TextDelta]:
-        """`async for delta in engine.generate(...)`: the answer as it grows. Errors as in `open`."""
-        async with self.open(prompt, params, request_id=request_id) as mailbox:
-            async for delta in mailbox:
-                yield delta
+    def abort(self, request_id: str) -> bool:
+        """End the request of this id with what it has so far; its reader gets that, and the finish reason "abort".
 
-    async def chat(
-        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None
-    ) -> AsyncGenerator[TextDelta]:
-        """`generate` for a conversation: a list of {"role": ..., "content": ...}."""
-        async with self.open(await self.encode_chat(messages), params, starts_text=True) as mailbox:
-            async for delta in mailbox:
-                yield delta
-
-    async def complete(self, prompt: Prompt, params: SamplingParams | None = None) -> Completion:
-        """The whole answer at once, where there is one (n = 1). Errors as in `open`."""
-        if params is not None and params.n > 1:
-            raise InvalidRequestError(f"complete gives one choice, and n is {params.n}: use complete_n", "n")
-        (completion,) = await self.complete_n(prompt, params)
-        return completion
-
-    async def complete_n(self, prompt: Prompt, params: SamplingParams | None = None) -> tuple[Completion, ...]:
-        """All n choices at once, by index; ranked ones (best_of, beam search) are best first. Errors as in `open`."""
-        prompt_token_ids = await self.encode(prompt) if isinstance(prompt, str) else tuple(prompt)
-        choices: defaultdict[int, Transcript] = defaultdict(Transcript)
-        keeper = Keeper(choices)
-        async with self.open(prompt_token_ids, params) as mailbox:
-            mailbox.shortcut(keeper)
-            async for delta in mailbox:
-                keeper.take(delta)
-        scores = choices[0].prompt_scores
-        return tuple(choices[index].completion(prompt_token_ids, scores) for index in sorted(choices))
-
-    async def beam_search(
-        self, prompt: Prompt, beam: BeamParams, *, n: int | None = None, max_tokens: int | None = None
-    ) -> tuple[Completion, ...]:
-        """The n best hypotheses (all of the width, unless given), best first, each with its cumulative_logprob.
-
-        max_tokens: None is all the room there is. For stop tokens and other fields give `complete_n` a `beam`. Errors
-        as in `open`.
+        False where no such request is open: it is unknown, has not been taken yet, or has ended. Call it in the
+        engine's event loop.
         """
-        num = beam.width if n is None else n
-        return await self.complete_n(prompt, SamplingParams(beam=beam, n=num, max_tokens=max_tokens))
+        return self._loop is not None and self._loop.abort(RequestId(request_id))
 
 
 def _close_unwanted(loading: asyncio.Future[EngineParts]) -> None:

@@ -15,7 +15,15 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Final
 
-from aserve.core.errors import AserveError, InvalidRequestError, StepTimeoutError, UnavailableError
+import msgspec
+
+from aserve.core.errors import (
+    AserveError,
+    InvalidRequestError,
+    QueueTimeoutError,
+    StepTimeoutError,
+    UnavailableError,
+)
 from aserve.core.faults import WISHES, all_stacks, log_fault, report
 from aserve.core.ids import ChoiceId, RequestId
 from aserve.core.outputs import FinishReason, SeqDelta, StepTokens
@@ -27,6 +35,7 @@ from aserve.metrics.engine_metrics import EngineMetrics, RequestTimes
 from aserve.scheduler.scheduler import Scheduler
 from aserve.scheduler.statistics import Statistics
 from aserve.stepping import Stepper
+from aserve.tenants import Tenants
 from aserve.text.stream import TextStream
 
 WATCH_S: Final = 0.1
@@ -48,7 +57,7 @@ class _Reader:
 
     def __init__(self, request: Request, times: RequestTimes) -> None:
         self.request = request
-        self.mailbox = Mailbox(request.params.n, request.id)
+        self.mailbox = Mailbox(request.params.n, request.id, request.prompt_token_ids)
         self.times = times
         self.num_open = request.params.n
 
@@ -67,7 +76,8 @@ class _Choice:
 class EngineLoop:
     """Steps the scheduler and the runner for as long as `run` runs. Every method is for one event loop's thread.
 
-    token_texts: as a Tokenizer's. step_timeout_s: how long a step may be under way; 0 is for ever.
+    token_texts: as a Tokenizer's. step_timeout_s: how long a step may be under way; 0 is for ever. tenants: whose
+    accounts are charged.
     """
 
     def __init__(
@@ -79,12 +89,14 @@ class EngineLoop:
         token_texts: Mapping[int, str | None],
         *,
         step_timeout_s: float = 0.0,
+        tenants: Tenants | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._steps = Stepper(scheduler, runner, metrics, clock, self)
         self._metrics = metrics
         self._clock = clock
         self._token_texts = token_texts
+        self._tenants = tenants or Tenants(clock)
         self._readers: dict[RequestId, _Reader] = {}
         self._choices: dict[ChoiceId, _Choice] = {}
         self._doorbell = asyncio.Event()
@@ -136,6 +148,19 @@ class EngineLoop:
         with self._reading(branches, new_streams) as mailboxes:
             yield mailboxes
 
+    def abort(self, request_id: RequestId) -> bool:
+        """End a request with what it has, for the reason ABORT; False if none is open that has not ended."""
+        reader = self._readers.get(request_id)
+        if reader is None or reader.times.has_ended:
+            return False
+        self._give_back(request_id)
+        now = self._clock()
+        for index in range(reader.request.params.n):
+            choice = self._choices[request_id, index]
+            last = SeqDelta(request_id, (), FinishReason.ABORT, None, index, choice.num_cached)
+            self._publish_delta(choice, last, now)
+        return True
+
     def _check_running(self) -> None:
         if self._has_ended:
             raise UnavailableError(ENDED)
@@ -146,13 +171,16 @@ class EngineLoop:
         readers: list[_Reader] = []
         try:
             for request, new_stream in zip(requests, new_streams, strict=True):
-                reader = _Reader(request, self._metrics.arrived(request, self._clock()))
+                reader = _Reader(request, self._metrics.arrived(request, request.arrival_s))
                 readers.append(reader)
+                self._tenants.account(request.tenant).opened(len(request.prompt_token_ids), self._clock())
                 self._readers[request.id] = reader
                 self._choices |= {(request.id, i): _Choice(reader, new_stream()) for i in range(request.params.n)}
             self._doorbell.set()
             yield [reader.mailbox for reader in readers]
         finally:  # finished, failed, cancelled or disconnected: one way out
+            for reader in readers:
+                aside(_log, "charging", partial(self._charge, reader), reader.request.id)
             for request in requests:
                 self._readers.pop(request.id, None)
                 for index in range(request.params.n):
@@ -186,6 +214,13 @@ class EngineLoop:
             if not was_torn:  # else it is the same fault that shows again
                 log_fault(_log, "giving back", error, request_id)
 
+    def _charge(self, reader: _Reader) -> None:
+        """Put what a request has come to on its tenant's account."""
+        request, first = reader.request, self._choices.get((reader.request.id, 0))
+        num_cached = 0 if first is None else first.num_cached
+        account = self._tenants.account(request.tenant)
+        account.closed(len(request.prompt_token_ids), num_cached, reader.times.num_tokens, self._clock())
+
     async def run(self) -> None:
         """Step until cancelled. What makes a step fail ends its request; a lost device, or a bug of ours, the loop."""
         self._task = asyncio.current_task()
@@ -201,7 +236,10 @@ class EngineLoop:
                 self.fail(request_id, UnavailableError(ENDED))
 
     async def watch(self) -> None:
-        """Until cancelled, measure how late the event loop comes to what is due, and see that steps land in time."""
+        """Until cancelled, measure how late the event loop comes to what is due, and see that steps land in time.
+
+        And end what is over its deadline while a step takes long.
+        """
         while True:
             try:
                 await self._look()
@@ -216,6 +254,7 @@ class EngineLoop:
         await asyncio.sleep(WATCH_S)
         now = self._clock()
         self._metrics.loop_lags_s.append(max(0.0, now - due_s))
+        self._expire()
         if self._step_timeout_s and now - self._steps.landing_since_s > self._step_timeout_s:
             self._give_up()
 
@@ -228,9 +267,20 @@ class EngineLoop:
 
     async def _step_forever(self) -> None:
         while True:
+            aside(_log, "ending what is over its deadline", self._expire)
             if not await self._steps.step():
                 await self._doorbell.wait()
             self._doorbell.clear()  # no await between here and the next plan: no wake-up is lost
+
+    def _expire(self) -> None:
+        """End the requests whose deadline has come: with what they have, or unserved."""
+        now = self._clock()
+        with self._may_tear():
+            expired = self._scheduler.expire(now)
+        if expired is not None:
+            self.publish(StepTokens([], [], list(expired.deltas)), now)
+            for request_id in expired.unserved:
+                self.fail(request_id, QueueTimeoutError("the request's deadline came while it waited to be served"))
 
     # The audience of the steps.
 
@@ -274,9 +324,8 @@ class EngineLoop:
             choice = self._choices.get((delta.request_id, delta.index))
             if choice is not None:
                 choice.num_cached = delta.num_cached_tokens
-                aside(
-                    _log, "counting", partial(choice.reader.times.tokens, now, len(delta.token_ids)), delta.request_id
-                )
+                count = partial(choice.reader.times.tokens, now, len(delta.token_ids), delta.queued_s)
+                aside(_log, "counting", count, delta.request_id)
                 others.append((choice, delta))
         for choice, delta in others:  # after all tokens are counted, for any of them may end its request
             try:
@@ -305,4 +354,5 @@ class EngineLoop:
             reader.num_open -= 1
             if not reader.num_open:
                 aside(_log, "counting", partial(reader.times.finished, now, text.finish_reason), delta.request_id)
+            text = msgspec.structs.replace(text, timings=reader.times.timings(now))
         reader.mailbox.put(text)

@@ -15,11 +15,81 @@ from aserve.core.config import ModelInfo
 from aserve.core.errors import ContextLengthError, InvalidRequestError
 from aserve.core.ids import RequestId
 from aserve.core.params import SamplingParams
-from aserve.core.request import Request, Terms
+from aserve.core.request import TIMEOUT, Request, Terms
+from aserve.core.rules import check, instance, integers
+from aserve.tenants import Tenant
 from aserve.text.tokenizer import Tokenizer
 
 MAX_BAD_WORD_TOKENS: Final = 4096
 """Of a request's bad words together, which travel to the device with each of its steps."""
+PARAMS: Final = instance(SamplingParams)
+_PROMPT: Final = integers(at_most=2**31, allowed="a text or a sequence of token ids")
+
+
+def prompt_ids(prompt: object) -> tuple[int, ...]:
+    """The token ids of a prompt that is no text. Raises `InvalidRequestError` if it is no prompt either."""
+    ids: tuple[int, ...] = check("prompt", _PROMPT, prompt)
+    return ids
+
+
+def new_terms(
+    arrival_s: float,
+    tenant: Tenant,
+    longest_s: float | None = None,
+    *,
+    request_id: str | None = None,
+    cache_salt: str = "",
+    priority: int = 0,
+    timeout_s: float | None = None,
+) -> Terms:
+    """What a caller's terms come to for a request that arrived at `arrival_s`. Raises `InvalidRequestError`.
+
+    longest_s: what the engine gives any request; the shorter of both times holds.
+    """
+    deadline_s = deadline(arrival_s, timeout_s)
+    if longest_s is not None and (deadline_s is None or deadline_s > arrival_s + longest_s):
+        deadline_s = arrival_s + longest_s
+    return Terms(
+        arrival_s=arrival_s,
+        request_id=request_id,
+        cache_salt=cache_salt,
+        priority=priority,
+        deadline_s=deadline_s,
+        tenant=tenant.name,
+        weight=tenant.weight,
+        isolates_cache=tenant.isolate_cache,
+    )
+
+
+def deadline(arrival_s: float, timeout_s: float | None) -> float | None:
+    """When a request ends, on the clock that `arrival_s` was read from. Raises `InvalidRequestError`."""
+    checked: float | None = check("timeout_s", TIMEOUT, timeout_s)
+    return None if checked is None else arrival_s + checked
+
+
+def branch_terms(
+    origin: Request,
+    num: int,
+    arrival_s: float,
+    request_ids: Sequence[str] | None,
+    priority: int | None,
+    timeout_s: float | None,
+) -> list[Terms]:
+    """Those of `num` branches of a request, which are its own where they are None. Raises `InvalidRequestError`."""
+    ids: Sequence[str | None] = [None] * num if request_ids is None else request_ids
+    if len(ids) != num:
+        raise InvalidRequestError(f"request_ids must be as many as the branches ({num}), got {len(ids)}", "request_ids")
+    return [
+        Terms(
+            arrival_s=arrival_s,
+            request_id=request_id,
+            priority=origin.priority if priority is None else priority,
+            deadline_s=origin.deadline_s if timeout_s is None else deadline(arrival_s, timeout_s),
+            tenant=origin.tenant,
+            weight=origin.weight,
+        )
+        for request_id in ids
+    ]
 
 
 def new_request(
@@ -36,13 +106,7 @@ def new_request(
     """
     if not prompt_token_ids:
         raise InvalidRequestError("the prompt is empty: it has no tokens", "prompt")
-    room = info.max_model_len - len(prompt_token_ids)
-    if room < 1:
-        raise ContextLengthError(
-            f"the prompt has {len(prompt_token_ids)} tokens and leaves no room to answer: "
-            f"the context is {info.max_model_len} tokens",
-            "prompt",
-        )
+    room = check_room(info, len(prompt_token_ids))
     check_ids("stop_token_ids", params.stop_token_ids, info.vocab_size)
     check_ids("logit_bias", [token_id for token_id, _ in params.logit_bias], info.vocab_size)
     check_ids("allowed_token_ids", params.allowed_token_ids or (), info.vocab_size)
@@ -59,11 +123,12 @@ def new_request(
         arrival_s=terms.arrival_s,
         stop_ids=stop_ids,
         eos_ids=eos_ids,
-        cache_salt=terms.cache_salt.encode(),
+        cache_salt=f"{terms.tenant}@{terms.cache_salt}".encode() if terms.isolates_cache else terms.cache_salt.encode(),
         priority=terms.priority,
         bad_word_ids=bad_word_ids,
         deadline_s=terms.deadline_s,
         tenant=terms.tenant,
+        weight=terms.weight,
     )
 
 
@@ -73,16 +138,25 @@ def new_branch(
     origin: Request,
     history: tuple[int, ...],
     params: SamplingParams,
-    *,
-    arrival_s: float,
+    terms: Terms,
 ) -> Request:
     """A Request that continues a choice of `origin`, whose prompt and answer so far are `history`.
 
-    Raises as `new_request`.
+    Its salt is the origin's, whatever the terms say. Raises as `new_request`.
     """
-    terms = Terms(arrival_s=arrival_s, priority=origin.priority, deadline_s=origin.deadline_s, tenant=origin.tenant)
     branch = new_request(info, tokenizer, history, params, terms)
     return msgspec.structs.replace(branch, cache_salt=origin.cache_salt)
+
+
+def check_room(info: ModelInfo, num_tokens: int, param: str = "prompt") -> int:
+    """The tokens that a prompt of so many leaves for its answer. Raises `ContextLengthError` where that is none."""
+    if num_tokens >= info.max_model_len:
+        raise ContextLengthError(
+            f"the prompt has {num_tokens} tokens and leaves no room to answer: "
+            f"the context is {info.max_model_len} tokens",
+            param,
+        )
+    return info.max_model_len - num_tokens
 
 
 def check_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
@@ -95,20 +169,19 @@ def check_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
 def _bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """Each word as tokens, at the beginning of a text and after a space: a tokenizer tells the two apart."""
     found: dict[tuple[int, ...], None] = {}
-    for word in words:
-        for text in (word, f" {word.lstrip()}"):
-            if token_ids := tokenizer.encode(text, add_special_tokens=False, param="bad_words"):
-                found[token_ids] = None
-    num_tokens = sum(map(len, found))
-    if num_tokens > MAX_BAD_WORD_TOKENS:
-        raise InvalidRequestError(
-            f"bad_words may have {MAX_BAD_WORD_TOKENS} tokens together, got {num_tokens}", "bad_words"
-        )
+    num_tokens = 0
+    for text in (spelled for word in words for spelled in (word, f" {word.lstrip()}")):
+        token_ids = tokenizer.encode(text, add_special_tokens=False, param="bad_words")
+        if token_ids and token_ids not in found:
+            found[token_ids] = None
+            num_tokens += len(token_ids)
+        if num_tokens > MAX_BAD_WORD_TOKENS:
+            raise InvalidRequestError(f"bad_words may have at most {MAX_BAD_WORD_TOKENS} tokens together", "bad_words")
     return tuple(found)
 
 
 def _check_choice_left(params: SamplingParams, stop_ids: Set[int], bad_word_ids: Sequence[tuple[int, ...]]) -> None:
-    """Raise `InvalidRequestError` where every allowed token is banned from the start.
+    """Raise `InvalidRequestError` where every token that is allowed is banned from the start.
 
     Where that comes to pass later, by a bad word of several tokens, the step's bans are void (kernels/reference.py).
     """

@@ -1,38 +1,56 @@
-"""LLM: the blocking face of the engine, for scripts and notebooks without an event loop."""
+"""LLM: the blocking face of the engine, for scripts, and for notebooks, where an event loop is running."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Sized
+from os import PathLike
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self, TypeVar, Unpack
 
 from tqdm import tqdm
 
+from aserve.answers import Messages, Prompt
 from aserve.build import AsyncEngine
+from aserve.core.config import ModelInfo, OptionFields
 from aserve.core.errors import UnavailableError
 from aserve.core.outputs import Completion
-from aserve.core.params import SamplingParams
-from aserve.engine import Prompt
+from aserve.core.params import BeamParams, SamplingParams
+from aserve.core.request import RequestTerms, SharedTerms
+from aserve.core.rules import Rule, check, series
+from aserve.loop_thread import LoopThread
+from aserve.scheduler.statistics import Statistics
 
-Messages = Sequence[Mapping[str, Any]]
+T = TypeVar("T")
+
+_PROMPTS: Final = series("a text, a sequence of token ids, or a sequence of such")
+_CONVERSATIONS: Final = series("a sequence of messages, or a sequence of such")
+_PARAMS: Final = series("SamplingParams, or a sequence of them")
+_REQUEST_IDS: Final = series("a sequence of texts")
 
 
 class LLM:
     """Loads a model and answers lists of prompts, all of them in one continuous batch.
 
-    model and options: as for AsyncEngine, which is what to use inside a running event loop: there every method of this
-    class raises RuntimeError. Use as a context manager, or call `close`, to give back the memory before the process
-    ends. Raises ConfigError or CheckpointError.
+    model and options: as for AsyncEngine. Its event loop has a thread of its own, so that it does not matter whether
+    one is running where it is used; one that is, waits as long as a call does. May be used by several threads at once:
+    then they share the batch. Ctrl-C ends a call, and the next one works.
+
+    Use as a context manager, or call `close`, to give back the memory before the process ends. Raises ConfigError or
+    CheckpointError.
     """
 
-    def __init__(self, model: str = "demo", **options: Any) -> None:
-        _refuse_event_loop()
-        self._closed = False
-        self._runner = asyncio.Runner()
+    def __init__(self, model: str | PathLike[str] = "demo", **options: Unpack[OptionFields]) -> None:
+        engine = AsyncEngine(model, **options)
+        self._thread = thread = LoopThread("aserve LLM")
+        self._close = weakref.finalize(self, _end, engine, thread)
         try:
-            self._engine = self._runner.run(AsyncEngine(model, **options).__aenter__())
+            self._engine = thread.run(engine.__aenter__())
         except BaseException:
-            self._runner.close()
+            self._close()
             raise
+
+    # Answers
 
     def generate(
         self,
@@ -40,16 +58,21 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        request_ids: Sequence[str] | None = None,
+        **terms: Unpack[SharedTerms],
     ) -> list[Completion]:
-        """Complete prompts (texts or lists of token ids), in their order. One `params` for all, or one each.
+        """Complete prompts (texts or sequences of token ids), in their order. One `params` for all, or one each.
 
         A prompt with n choices has n completions, one after the other by `index`: choice k of prompt p is at p * n + k.
 
+        request_ids: one each, for `abort` from another thread. terms: cache_salt, priority and timeout_s of each, see
+        `SharedTerms`.
+
         Raises what `AsyncEngine.open` raises for the first prompt that cannot be answered, then none is;
-        `UnavailableError` after `close`; ValueError when there are not as many params as prompts.
+        `UnavailableError` after `close`; ValueError when there are not as many params, or request_ids, as prompts.
         """
-        self._check_usable()
-        return self._runner.run(self._generate(_as_list(prompts), params, use_tqdm))
+        several = _prompts(prompts)
+        return self._run(lambda: self._generate(several, params, use_tqdm, request_ids, terms))
 
     def chat(
         self,
@@ -57,23 +80,58 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        request_ids: Sequence[str] | None = None,
+        **terms: Unpack[SharedTerms],
     ) -> list[Completion]:
-        """Answer one conversation (a list of {"role", "content"}) or several. Order and errors as `generate`."""
-        self._check_usable()
-        first = conversations[0] if conversations else ()
-        several = [conversations] if isinstance(first, Mapping) else conversations
-        return self._runner.run(self._chat(several, params, use_tqdm))  # type: ignore[arg-type]  # narrowed by `first`
+        """Answer one conversation (a list of {"role", "content"}) or several. Otherwise as `generate`."""
+        given = check("conversations", _CONVERSATIONS, conversations)
+        several = [given] if given and isinstance(given[0], Mapping) else given
+
+        async def answer() -> list[Completion]:
+            prompts = [await self._engine.encode_chat(messages, must_fit=True) for messages in several]
+            return await self._generate(prompts, params, use_tqdm, request_ids, terms, starts_text=True)
+
+        return self._run(answer)
+
+    def beam_search(
+        self,
+        prompt: Prompt,
+        beam: BeamParams,
+        *,
+        n: int | None = None,
+        max_tokens: int | None = None,
+        **terms: Unpack[RequestTerms],
+    ) -> list[Completion]:
+        """The n best hypotheses of one prompt, best first; see `AsyncEngine.beam_search`."""
+        found = self._run(lambda: self._engine.beam_search(prompt, beam, n=n, max_tokens=max_tokens, **terms))
+        return list(found)
+
+    def abort(self, request_id: str) -> bool:
+        """From another thread, end the request of this id with what it has; False where none is open."""
+        return self._run(lambda: _soon(self._engine.abort, request_id))
+
+    # Text, tokens, and what is going on
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """Token ids of a text. Raises `InvalidRequestError` (bad text)."""
+        return self._run(lambda: self._engine.encode(text, add_special_tokens=add_special_tokens))
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of token ids. Raises `InvalidRequestError` for an id that is outside the vocabulary."""
+        return self._run(lambda: self._engine.decode(token_ids, skip_special_tokens=skip_special_tokens))
+
+    def statistics(self) -> Statistics:
+        """Counts of the scheduler at this moment."""
+        return self._run(lambda: _soon(self._engine.statistics))
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model that is served. Raises `UnavailableError` after `close`."""
+        return self._engine.info
 
     def close(self) -> None:
         """End the engine and give back threads and memory. Idempotent."""
-        if self._closed:
-            return
-        _refuse_event_loop()
-        self._closed = True
-        try:
-            self._runner.run(self._engine.aclose())
-        finally:
-            self._runner.close()
+        self._close()
 
     def __enter__(self) -> Self:
         return self
@@ -83,32 +141,43 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _check_usable(self) -> None:
-        _refuse_event_loop()
-        if self._closed:
+    def __repr__(self) -> str:
+        return f"<LLM {self._engine!r}>"
+
+    def _run(self, work: Callable[[], Awaitable[T]]) -> T:
+        """What `work` comes to, in the engine's event loop."""
+        if not self._close.alive:
             raise UnavailableError("the LLM is closed")
 
-    async def _chat(
-        self,
-        conversations: Sequence[Messages],
-        params: SamplingParams | Sequence[SamplingParams] | None,
-        use_tqdm: bool,
-    ) -> list[Completion]:
-        prompts = [await self._engine.encode_chat(messages) for messages in conversations]
-        return await self._generate(prompts, params, use_tqdm)
+        async def call() -> T:
+            return await work()
+
+        return self._thread.run(call())
 
     async def _generate(
-        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None, use_tqdm: bool
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool,
+        request_ids: Sequence[str] | None,
+        terms: SharedTerms,
+        *,
+        starts_text: bool = False,
     ) -> list[Completion]:
-        each = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else list(params)
-        if len(each) != len(prompts):
-            raise ValueError(f"params: {len(each)} given for {len(prompts)} prompts")
+        num = len(prompts)
+        is_shared = params is None or isinstance(params, SamplingParams)
+        each = [params] * num if is_shared else _one_each("params", _PARAMS, params, num)
+        ids = [None] * num if request_ids is None else _one_each("request_ids", _REQUEST_IDS, request_ids, num)
         num_tokens = 0
-        with tqdm(total=len(prompts), desc="Prompts", disable=not use_tqdm) as bar:
+        with tqdm(total=num, desc="Prompts", disable=not use_tqdm) as bar:
 
-            async def complete(prompt: Prompt, one: SamplingParams | None) -> tuple[Completion, ...]:
+            async def complete(
+                prompt: Prompt, one: SamplingParams | None, request_id: str | None
+            ) -> tuple[Completion, ...]:
                 nonlocal num_tokens
-                choices = await self._engine.complete_n(prompt, one)
+                choices = await self._engine.complete_n(
+                    prompt, one, starts_text=starts_text, request_id=request_id, **terms
+                )
                 num_tokens += sum(len(choice.token_ids) for choice in choices)
                 bar.update()
                 elapsed_s = bar.format_dict["elapsed"] or 1e-9
@@ -117,23 +186,39 @@ class LLM:
 
             try:
                 async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(complete(p, one)) for p, one in zip(prompts, each, strict=True)]
+                    tasks = [group.create_task(complete(*its)) for its in zip(prompts, each, ids, strict=True)]
             except ExceptionGroup as failures:
                 raise failures.exceptions[0] from None  # one cause is enough, and easier to catch
         return [choice for task in tasks for choice in task.result()]
 
 
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    """A single prompt (a text, or a list of token ids) as a list of one."""
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]  # a Sequence[int], by the test above
-    return prompts  # type: ignore[return-value]  # a sequence of prompts, by the same test
-
-
-def _refuse_event_loop() -> None:
-    """Raises RuntimeError where an event loop is running: to block in it would stop all that it serves."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+def _end(engine: AsyncEngine, thread: LoopThread) -> None:
+    """Close the engine, then its loop. Where the process is ending, memory comes back with it, and threads are gone."""
+    if thread.is_current:  # garbage is collected in whichever thread comes to it
+        threading.Thread(target=_end, args=(engine, thread), name="aserve LLM: closing").start()
         return
-    raise RuntimeError("LLM blocks, and an event loop is running here: use AsyncEngine, or LLM in asyncio.to_thread")
+    try:
+        if threading.main_thread().is_alive():
+            thread.run(engine.aclose())
+    finally:
+        thread.close()
+
+
+async def _soon(function: Callable[..., T], *arguments: object) -> T:
+    """Call a function in the event loop, as its owner is used by its thread alone."""
+    return function(*arguments)
+
+
+def _prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """A single prompt (a text, or token ids) as a list of one."""
+    if isinstance(prompts, str):
+        return [prompts]
+    given: tuple[Prompt, ...] = check("prompts", _PROMPTS, prompts)
+    return [given] if given and not isinstance(given[0], Sized) else given
+
+
+def _one_each(field: str, rule: Rule, values: object, num: int) -> Sequence[Any]:
+    given: tuple[Any, ...] = check(field, rule, values)
+    if len(given) != num:
+        raise ValueError(f"{field}: {len(given)} given for {num} prompts")
+    return given

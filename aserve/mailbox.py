@@ -69,11 +69,18 @@ class Keeper:
 class Mailbox:
     """An async iterator of TextDelta that ends after the terminal delta of each choice (I19), or raises the error.
 
-    One writer (the engine loop) and one reader, on the same event loop. request_id: whose it is.
+    One writer (the engine loop) and one reader, on the same event loop. request_id, prompt_token_ids: whose it is, and
+    what it was asked.
     """
 
-    def __init__(self, num_choices: int = 1, request_id: RequestId = RequestId("")) -> None:  # noqa: B008  a constant
+    def __init__(
+        self,
+        num_choices: int = 1,
+        request_id: RequestId = RequestId(""),  # noqa: B008  a constant
+        prompt_token_ids: tuple[int, ...] = (),
+    ) -> None:
         self.request_id = request_id
+        self.prompt_token_ids = prompt_token_ids
         self._queue: asyncio.Queue[Parcel] = asyncio.Queue(1)
         self._parcel: Parcel = {}  # the one in the queue, or the next to go there
         self._error: BaseException | None = None  # what comes after it
@@ -129,6 +136,9 @@ class Mailbox:
         except BaseException as error:  # as in `offer`
             self.fail(error)
             return True
+
+    def __repr__(self) -> str:
+        return f"<Mailbox {self.request_id!r} choices open: {self._num_open}>"
 
     def __aiter__(self) -> "Mailbox":
         return self

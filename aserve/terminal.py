@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TextIO
 
@@ -40,6 +41,23 @@ class StartupPrinter:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+class StartupLines:
+    """Says each stage of loading once, where lines are for machines."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._stage = ""
+
+    def report(self, progress: Progress) -> None:
+        """Say a stage that is new."""
+        if progress.stage != self._stage:
+            self._stage = progress.stage
+            self._say(progress.stage)
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 def run_chat(options: Options) -> int:
@@ -97,3 +115,10 @@ async def _answer(engine: AsyncEngine, messages: list[dict[str, str]], pieces: l
         print(delta.text, end="", flush=True)
         pieces.append(delta.text)
     print()
+
+
+def curl_line(url: str, *, needs_key: bool) -> str:
+    """A command that shows the server streaming an answer."""
+    key = '-H "Authorization: Bearer $ASERVE_API_KEY" ' if needs_key else ""
+    body = '{"messages": [{"role": "user", "content": "What is aserve?"}], "stream": true}'
+    return f"curl -N {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d '{body}'"

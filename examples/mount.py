@@ -24,7 +24,7 @@ async def lifespan(_: Starlette) -> AsyncIterator[None]:
 
 
 async def home(_: Request) -> PlainTextResponse:
-    completion = await engine.complete(await engine.encode_chat([{"role": "user", "content": "Hello!"}]))
+    completion = await engine.complete_chat([{"role": "user", "content": "Hello!"}])
     return PlainTextResponse(completion.text)
 
 

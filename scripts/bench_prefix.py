@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from bench_offline import Workload, time_round
 from bench_serving import add_target, target_of
@@ -56,11 +57,11 @@ def measure_cost(args: argparse.Namespace) -> Figures:
     rng = random.Random(args.seed)
     setting = setting_of(args)
     speeds: dict[bool, list[float]] = {True: [], False: []}
-    options = {"dtype": setting.dtype, "max_model_len": setting.max_model_len, "device": "cpu"}
+    options: dict[str, Any] = {"dtype": setting.dtype, "max_model_len": setting.max_model_len, "device": "cpu"}
     options["kv_cache_memory_bytes"] = setting.kv_bytes
     with (
-        LLM(str(setting.model), **options, enable_prefix_caching=True) as with_cache,
-        LLM(str(setting.model), **options, enable_prefix_caching=False) as without,
+        LLM(setting.model, **options, enable_prefix_caching=True) as with_cache,
+        LLM(setting.model, **options, enable_prefix_caching=False) as without,
     ):
         for turn in range(args.cost_rounds + 1):
             pair = [(True, with_cache), (False, without)]

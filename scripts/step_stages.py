@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from aserve.build import DEMO_FOLDER
 from aserve.core.config import EngineConfig, ModelInfo
 from aserve.core.plan import StepPlan, StepResult
 from aserve.core.ports import Flight, Runner
 from aserve.engine import AsyncEngine, EngineParts, Loader, Progress
 from aserve.http import create_app
+from aserve.model_folder import DEMO_FOLDER
 from aserve.scheduler.scheduler import Scheduler
 from aserve.server.connection import Connection, Connections, Limits
 from aserve.text.chat_template import ChatTemplate

@@ -109,6 +109,22 @@ RECIPES: dict[str, dict[str, Any]] = {
     "cohere": {"model_type": "cohere", "logit_scale": 0.25, "tie_word_embeddings": True},
     "olmo2": {"model_type": "olmo2"},
     "starcoder2": {"model_type": "starcoder2"},
+    "phimoe": {"model_type": "phimoe", "sliding_window": 24, "num_local_experts": 4},
+    "deepseek_v3": {
+        "model_type": "deepseek_v3",
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 16,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 12,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+    },
     "granite": {"model_type": "granite", "logits_scaling": 3.0, "residual_multiplier": 0.5},
 }
 NATIVE_RECIPES = tuple(name for name in RECIPES if name.startswith(("llama", "mistral", "qwen")))

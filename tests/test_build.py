@@ -54,7 +54,7 @@ async def test_an_engine_answers_from_a_folder(folder):
         assert len(completion.token_ids) == 5
         assert engine.startup_lines()
     names = list(dict.fromkeys(progress.stage for progress in stages))
-    assert names == ["loading torch", "finding the model", "weights", "tokenizer", "memory", "warming up"]
+    assert names == ["finding the model", "loading torch", "weights", "tokenizer", "memory", "warming up"]
     assert Progress("weights", 1, 1) in stages
 
 
@@ -161,7 +161,7 @@ def test_the_plan_is_printed(folder):
     [
         ({"max_num_seq": 3}, "unknown option max_num_seq; did you mean max_num_seqs?"),
         ({"colour": "red"}, "unknown option colour"),
-        ({"max_num_seqs": "3"}, r"Expected `int \| null`, got `str` - at `\$.max_num_seqs`"),
+        ({"max_num_seqs": "3"}, r"max_num_seqs must be an integer in \[1, 65536\], got '3'"),
         ({"device": "tpu"}, "device must be one of auto, cpu, cuda, got 'tpu'"),
     ],
 )

@@ -1,13 +1,15 @@
 """The command line: precedence, reading of values, and complaints of one line that name the flag."""
 
 import gc
+import json
 import re
 from pathlib import Path
 
 import pytest
 
-from aserve import cli
+from aserve import __version__, cli
 from aserve.core.errors import ConfigError
+from aserve.engine import Progress
 
 
 def parse(*argv, **environ):
@@ -49,6 +51,7 @@ def test_lists_and_switches():
     assert options.enable_prefix_caching is False
     assert options.trust_remote_code is True
     assert parse(ASERVE_API_KEY="a,b")[2].api_key == ("a", "b")
+    assert parse("--api-keys-file", "keys.yaml")[2].api_keys_file == "keys.yaml"
 
 
 def test_what_happens_when_memory_is_short():
@@ -60,6 +63,7 @@ def test_what_happens_when_memory_is_short():
     assert (options.long_prefill_token_threshold, options.scheduler_delay_factor) == (1000, 0.5)
     assert options.max_num_queued_reqs == 64
     assert parse()[1].max_num_queued_reqs is None
+    assert parse("--request-timeout", "30", "--scheduling-policy", "fair")[1].request_timeout == 30.0
 
 
 @pytest.mark.parametrize(
@@ -73,6 +77,11 @@ def test_what_happens_when_memory_is_short():
         (["--scheduler-delay-factor", "-1"], "scheduler_delay_factor must be in"),
         (["--dtype", "int3"], "--dtype.*one of auto, float32"),
         (["--port", "70000"], "--port must be in"),
+        (["--drain-delay", "-1"], r"--drain-delay \(flag\): seconds in \[0, 86400\] are expected, got '-1'"),
+        (["--keepalive-timeout", "0"], r"--keepalive-timeout.*seconds in \[0.1, 86400\]"),
+        (["--send-timeout", "nan"], "--send-timeout.*got 'nan'"),
+        (["--log-level", "loud"], "--log-level.*one of debug, info, warning, error"),
+        (["--log-format", "xml"], "--log-format.*one of text, json"),
         (["--seed", "x"], "--seed.*whole number"),
         (["--gpu-memory-utilization", "lots"], "--gpu-memory-utilization.*number"),
         (["--config", "/nonexistent.yaml"], "--config: cannot read /nonexistent.yaml"),
@@ -116,11 +125,30 @@ def test_the_flags_of_the_operations_page_exist():
     assert {option.removeprefix("no-").replace("-", "_") for option in options} <= set(cli.FLAGS)
 
 
+def test_a_log_for_machines_is_json_from_the_first_line_to_the_last(monkeypatch, capsys):
+    def run(engine, app, config, *, on_ready, on_hangup, say):
+        engine._on_progress(Progress("weights", 1, 3))
+        engine._on_progress(Progress("weights", 2, 3))
+        monkeypatch.setattr(engine, "startup_lines", list)
+        on_ready("http://host")
+        return 0
+
+    monkeypatch.setattr("aserve.server.run", run)
+    try:
+        assert cli.serve(*parse("--log-format", "json")[1:]) == 0
+    finally:
+        gc.enable()
+        gc.unfreeze()
+    messages = [json.loads(line)["message"] for line in capsys.readouterr().err.splitlines()]
+    assert messages[:3] == [f"aserve {__version__}", "weights", "Ready. Try:"]
+
+
 def test_the_garbage_collector_rests_until_all_is_loaded(monkeypatch, capsys):
-    def run(engine, app, *, on_ready, **_):
+    def run(engine, app, config, *, on_ready, on_hangup, say):
         assert not gc.isenabled()
         monkeypatch.setattr(engine, "startup_lines", list)
         on_ready("http://host")
+        say(f"draining takes {config.drain_timeout_s:g} s")
         return 0
 
     monkeypatch.setattr("aserve.server.run", run)
@@ -132,4 +160,6 @@ def test_the_garbage_collector_rests_until_all_is_loaded(monkeypatch, capsys):
     finally:
         gc.enable()
         gc.unfreeze()
-    assert "Ready" in capsys.readouterr().err
+    version, ready, curl, drain = capsys.readouterr().err.splitlines()
+    assert (version, ready, drain) == (f"aserve {__version__}", "Ready. Try:", "draining takes 30 s")
+    assert curl.startswith("  curl -N http://host/v1/chat/completions")

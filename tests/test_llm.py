@@ -1,17 +1,25 @@
 """LLM: lists of prompts in one batch, from code without an event loop."""
 
 import asyncio
+import gc
+import os
 import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from aserve import LLM, SamplingParams
+from aserve import LLM, BeamParams, EngineState, SamplingParams
 from aserve.core.errors import CheckpointError, ConfigError, InvalidRequestError, UnavailableError
 from aserve.core.outputs import FinishReason
 
 pytestmark = pytest.mark.torch
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+ENDLESS = SamplingParams(temperature=0.0, ignore_eos=True)
 LIMITS = {"device": "cpu", "dtype": "float32", "kv_cache_memory_bytes": 2**23}
 
 
@@ -100,37 +108,141 @@ def heeds_ctrl_c():
     signal.signal(signal.SIGINT, before)
 
 
+def when_running(llm, act):
+    """In a thread: wait until something runs, then act."""
+
+    def wait():
+        while not llm.statistics().num_running:
+            time.sleep(0.001)
+        return act()
+
+    return ThreadPoolExecutor(1).submit(wait)
+
+
 @pytest.mark.usefixtures("heeds_ctrl_c")
 def test_ctrl_c_ends_a_call_and_the_next_one_works(llm):
-    async def interrupt_when_running(engine):
-        while not engine.statistics().num_running:  # noqa: ASYNC110  there is no event for it
-            await asyncio.sleep(0.001)  # and not at every turn, which would keep the GIL from the runner's thread
-        signal.raise_signal(signal.SIGINT)
-
     before = generate(llm, "One day")
-    endless = SamplingParams(temperature=0.0, ignore_eos=True)
-    ctrl_c = llm._runner.get_loop().create_task(interrupt_when_running(llm._engine))
+    ctrl_c = when_running(llm, lambda: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
-        generate(llm, ["a", "b"], endless)
-    assert ctrl_c.done()
-    assert llm._engine.statistics().num_used_blocks == 0
+        generate(llm, ["a", "b"], ENDLESS)
+    ctrl_c.result()
+    assert llm.statistics().num_used_blocks == 0
     assert generate(llm, "One day")[0].token_ids == before[0].token_ids
 
 
-def test_it_cannot_be_used_where_it_would_block_an_event_loop(llm):
-    async def main():
-        for use in (lambda: LLM("demo"), lambda: generate(llm, "a"), lambda: llm.chat([]), llm.close):
-            with pytest.raises(RuntimeError, match="use AsyncEngine"):
-                use()
-        return await asyncio.to_thread(generate, llm, "One day")
+def test_p5_it_works_where_an_event_loop_is_running_as_in_a_notebook(llm):
+    async def cell():
+        with LLM("demo", **LIMITS) as own:
+            return generate(own, "One day"), generate(llm, "One day"), await asyncio.to_thread(generate, llm, "One day")
 
-    assert asyncio.run(main())[0].token_ids == generate(llm, "One day")[0].token_ids
+    answers = asyncio.run(cell())
+    assert [[answer.text for answer in each] for each in answers] == [[generate(llm, "One day")[0].text]] * 3
+
+
+def test_p5_threads_share_it(llm):
+    prompts = [f"{number} and" for number in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(lambda prompt: generate(llm, prompt)[0], prompts))
+    assert together == generate(llm, prompts)
+
+
+def test_p7_an_aborted_request_comes_back_with_what_it_has(llm):
+    aborting = when_running(llm, lambda: llm.abort("long"))
+    asked = [ENDLESS, GREEDY]
+    long, short = llm.generate(
+        ["a", "b"], asked, use_tqdm=False, request_ids=["long", "short"], priority=1, timeout_s=9e8
+    )
+    assert aborting.result() is True
+    assert (long.finish_reason, short.finish_reason) == (FinishReason.ABORT, FinishReason.LENGTH)
+    assert llm.abort("long") is False
+    with pytest.raises(ValueError, match="request_ids: 1 given for 2 prompts"):
+        llm.generate(["a", "b"], GREEDY, use_tqdm=False, request_ids=["one"])
+
+
+def test_p7_what_the_engine_can_it_can(llm):
+    ids = llm.encode("Once upon a time")
+    assert llm.decode(ids) == "Once upon a time"
+    assert llm.info.names == ("demo",)
+    assert llm.statistics().num_running == 0
+    best = llm.beam_search("Once upon a time", BeamParams(width=3), n=2, max_tokens=4)
+    assert [answer.index for answer in best] == [0, 1]
+    assert best[0].cumulative_logprob >= best[1].cumulative_logprob
+    (answer,) = generate(llm, ids)
+    assert 0 <= answer.timings.queued_s <= answer.timings.first_token_s <= answer.timings.total_s
+    assert repr(llm) == "<LLM <AsyncEngine 'demo' ready>>"
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda llm: llm.generate(b"hi"), "prompts must be a text, .*, got b'hi'"),
+        (
+            lambda llm: llm.generate([b"hi"], use_tqdm=False),
+            "prompt must be a text or a sequence of token ids, got b'hi'",
+        ),
+        (lambda llm: llm.generate([True], use_tqdm=False), "prompt must be .*, got True"),
+        (lambda llm: llm.generate("a", 5), "params must be SamplingParams, or a sequence of them, got 5"),
+        (lambda llm: llm.chat("hi"), "conversations must be a sequence of messages, .*, got 'hi'"),
+        (lambda llm: llm.generate("a", cache_salt=5, use_tqdm=False), "cache_salt must be .*, got 5"),
+        (lambda llm: llm.beam_search("a", 4), "beam must be BeamParams, got 4"),
+    ],
+)
+def test_p4_what_cannot_be_is_said_in_a_line(llm, call, message):
+    with pytest.raises(InvalidRequestError, match=message):
+        call(llm)
+
+
+def test_p5_one_that_is_forgotten_is_closed_whichever_thread_collects_it():
+    async def collect():
+        return gc.collect()
+
+    forgotten = LLM("demo", **LIMITS)
+    engine, thread = forgotten._engine, forgotten._thread
+    cycle = [forgotten]
+    cycle.append(cycle)
+    del forgotten, cycle
+    assert thread.run(collect()) > 0
+    thread._thread.join(60)
+    assert not thread._thread.is_alive()
+    assert engine.state is EngineState.CLOSED
+
+
+def run_script(*lines):
+    """A program of its own that makes an LLM, does this with it, and never closes it."""
+    head = "import os, signal, threading, time", "from aserve import LLM, SamplingParams"
+    made = 'llm = LLM("demo", device="cpu", kv_cache_memory_bytes=2**23)'
+    command = [sys.executable, "-W", "error", "-c", "\n".join((*head, made, *lines))]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_p5_a_script_that_never_closes_it_ends_in_silence():
+    done = run_script('print(len(llm.generate("One day", SamplingParams(max_tokens=3), use_tqdm=False)))')
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_p5_ctrl_c_ends_a_script_that_never_closes_it():
+    done = run_script(
+        "signal.signal(signal.SIGINT, signal.default_int_handler)",
+        "def press():",
+        "    while not llm.statistics().num_running: time.sleep(0.001)",
+        "    os.kill(os.getpid(), signal.SIGINT)",
+        "threading.Thread(target=press).start()",
+        'llm.generate(["One day"] * 4, SamplingParams(ignore_eos=True), use_tqdm=False)',
+    )
+    assert done.returncode == -signal.SIGINT
+    assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
 
 
 def test_closing_twice_is_closing_once():
+    before = set(threading.enumerate())
     with LLM("demo", **LIMITS) as llm:
         assert generate(llm, "a")
     llm.close()
+    assert set(threading.enumerate()) <= before
     with pytest.raises(UnavailableError, match="closed"):
         generate(llm, "a")
     with pytest.raises(UnavailableError, match="closed"):

@@ -4,13 +4,28 @@
 a line in `EngineConfig.notes`, which start-up prints.
 """
 
-from collections.abc import Mapping
-from typing import Any, Final, Literal, get_args
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any, Final, Literal, TypedDict, get_args
 
 import msgspec
 
 from aserve.core.errors import ConfigError
 from aserve.core.layout import Footprint, Window
+from aserve.core.rules import (
+    MAX_INT,
+    Rules,
+    count,
+    flag,
+    integer,
+    number,
+    one_of,
+    optional,
+    path,
+    several,
+    text,
+    text_or_texts,
+)
 
 GiB: Final = 1024**3
 DEVICES: Final = ("auto", "cpu", "cuda")
@@ -18,10 +33,11 @@ DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS: Final = ("auto", "safetensors", "dummy")
 GENERATION_CONFIGS: Final = ("auto", "none")
 PreemptionMode = Literal["auto", "recompute", "swap"]
-SchedulingPolicy = Literal["fcfs", "priority"]
+SchedulingPolicy = Literal["fcfs", "priority", "fair"]
 PREEMPTION_MODES: Final = get_args(PreemptionMode)
 SCHEDULING_POLICIES: Final = get_args(SchedulingPolicy)
 MAX_DELAY_FACTOR: Final = 1000.0
+MAX_TIMEOUT_S: Final = 86400.0
 MAX_STEP_TIMEOUT_S: Final = 86_400.0
 RECOMPUTE_COST_S: Final = 20e-6
 """Of a token in a step of 8 billion parameters on a large GPU, where it is not measured."""
@@ -31,15 +47,16 @@ SMALL_MODEL_FLOPS: Final = 2_500_000_000
 """Per token: of a model of about a billion parameters."""
 SLOW_CPU_FLOPS: Final = 100_000_000
 """Per token: a few milliseconds on two cores."""
-COUNTS: Final = (
-    *("max_model_len", "kv_cache_memory_bytes", "max_num_seqs", "max_num_batched_tokens"),
-    "max_num_queued_reqs",
-)
-"""Options that are None or at least 1."""
+BLOCK_SIZES: Final = (8, 16, 32, 64, 128, 256)
+MAX_NUM_SEQS: Final = 2**16
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What a user may wish for an engine; every field is also a CLI flag of the same name. None means "choose"."""
+class Options(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
+    """What a user may wish for an engine; every field is also a CLI flag of the same name. None means "choose".
+
+    Raises `ConfigError`, naming the field, for a value of another type or out of bounds. Paths are taken for texts, and
+    one name for a tuple of names.
+    """
 
     model: str = "demo"
     tokenizer: str | None = None
@@ -68,42 +85,84 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     long_prefill_token_threshold: int = 0
     scheduler_delay_factor: float = 0.0
     max_num_queued_reqs: int | None = None
+    request_timeout: float | None = None
     step_timeout: float = 300.0
 
     def __post_init__(self) -> None:
-        _one_of("load_format", self.load_format, LOAD_FORMATS)
-        _one_of("dtype", self.dtype, DTYPES)
-        _one_of("device", self.device, DEVICES)
-        _one_of("generation_config", self.generation_config, GENERATION_CONFIGS)
-        _one_of("preemption_mode", self.preemption_mode, PREEMPTION_MODES)
-        _one_of("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
-        for field in COUNTS:
-            value = getattr(self, field)
-            if value is not None and value < 1:
-                raise ConfigError(f"{field} must be at least 1, got {value}")
-        if self.block_size not in (8, 16, 32, 64, 128, 256):
-            raise ConfigError(f"block_size must be one of 8, 16, 32, 64, 128, 256, got {self.block_size}")
-        if not 0.0 <= self.swap_space < 2**20:
-            raise ConfigError(f"swap_space must be in [0, {2**20}) GiB, got {self.swap_space}")
-        if not 0.0 < self.gpu_memory_utilization <= 1.0:
-            raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}")
-        if not 0.0 <= self.step_timeout <= MAX_STEP_TIMEOUT_S:
-            raise ConfigError(f"step_timeout must be in [0, {MAX_STEP_TIMEOUT_S:g}] seconds, got {self.step_timeout}")
-        if not 0.0 <= self.watermark < 0.5:
-            raise ConfigError(f"watermark must be in [0, 0.5), got {self.watermark}")
-        self._check_scheduling()
-
-    def _check_scheduling(self) -> None:
+        OPTION_RULES.settle(self)
+        if self.block_size not in BLOCK_SIZES:
+            raise ConfigError(f"block_size must be one of {', '.join(map(str, BLOCK_SIZES))}, got {self.block_size}")
         if self.preemption_mode == "swap" and self.swap_space == 0.0:
             raise ConfigError("preemption_mode swap needs room in host memory: set swap_space")
-        if self.long_prefill_token_threshold < 0:
-            raise ConfigError(
-                f"long_prefill_token_threshold must be at least 0, got {self.long_prefill_token_threshold}"
-            )
-        if not 0.0 <= self.scheduler_delay_factor <= MAX_DELAY_FACTOR:
-            raise ConfigError(
-                f"scheduler_delay_factor must be in [0, {MAX_DELAY_FACTOR:g}], got {self.scheduler_delay_factor}"
-            )
+
+
+OPTION_RULES: Final = Rules(
+    lambda message, _field: ConfigError(message),
+    {
+        "model": path,
+        "tokenizer": optional(path),
+        "chat_template": optional(path),
+        "revision": optional(text),
+        "download_dir": optional(path),
+        "served_model_name": several(text_or_texts(at_most=128, chars=256)),
+        "trust_remote_code": flag,
+        "load_format": one_of(*LOAD_FORMATS),
+        "dtype": one_of(*DTYPES),
+        "device": one_of(*DEVICES),
+        "generation_config": one_of(*GENERATION_CONFIGS),
+        "seed": integer(-(2**63), 2**63 - 1),
+        "max_model_len": optional(count()),
+        "block_size": integer(BLOCK_SIZES[0], BLOCK_SIZES[-1]),
+        "gpu_memory_utilization": number(0.0, 1.0, low_open=True),
+        "kv_cache_memory_bytes": optional(count(2**50)),
+        "swap_space": number(0.0, 2.0**20, high_open=True, unit="GiB"),
+        "max_num_seqs": optional(count(MAX_NUM_SEQS)),
+        "max_num_batched_tokens": optional(count()),
+        "watermark": number(0.0, 0.5, high_open=True),
+        "enable_prefix_caching": flag,
+        "enforce_eager": flag,
+        "preemption_mode": one_of(*PREEMPTION_MODES),
+        "scheduling_policy": one_of(*SCHEDULING_POLICIES),
+        "long_prefill_token_threshold": integer(0, MAX_INT),
+        "scheduler_delay_factor": number(0.0, MAX_DELAY_FACTOR),
+        "max_num_queued_reqs": optional(count()),
+        "request_timeout": optional(number(0.0, MAX_TIMEOUT_S, low_open=True, unit="seconds")),
+        "step_timeout": number(0.0, MAX_STEP_TIMEOUT_S, unit="seconds"),
+    },
+)
+
+
+class OptionFields(TypedDict, total=False):
+    """The fields of `Options` besides the model as keyword arguments, for type checkers and editors."""
+
+    tokenizer: str | PathLike[str] | None
+    chat_template: str | PathLike[str] | None
+    revision: str | None
+    download_dir: str | PathLike[str] | None
+    served_model_name: str | Sequence[str]
+    trust_remote_code: bool
+    load_format: str
+    dtype: str
+    device: str
+    generation_config: str
+    seed: int
+    max_model_len: int | None
+    block_size: int
+    gpu_memory_utilization: float
+    kv_cache_memory_bytes: int | None
+    swap_space: float
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    watermark: float
+    enable_prefix_caching: bool
+    enforce_eager: bool
+    preemption_mode: PreemptionMode
+    scheduling_policy: SchedulingPolicy
+    long_prefill_token_threshold: int
+    scheduler_delay_factor: float
+    max_num_queued_reqs: int | None
+    request_timeout: float | None
+    step_timeout: float
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,6 +208,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     long_prefill_token_threshold: int = 0
     scheduler_delay_factor: float = 0.0
     max_num_queued_reqs: int | None = None
+    request_timeout: float | None = None
     step_timeout: float = 300.0
     notes: tuple[str, ...] = ()
 
@@ -191,6 +251,17 @@ def default_max_num_seqs() -> int:
     return 256
 
 
+def default_max_num_queued_reqs(max_num_seqs: int | None) -> int:
+    """Requests that wait for a server at most: who comes last waits for some four answers, not for an hour."""
+    return 4 * (max_num_seqs or default_max_num_seqs())
+
+
+def choose_max_chunk(options: Options, budget: int) -> int:
+    """Tokens of one prompt that a step computes. Under the fair policy half a step is left to other tenants."""
+    share = budget // 2 if options.scheduling_policy == "fair" and budget > 1 else budget
+    return min(options.long_prefill_token_threshold or share, budget)
+
+
 def choose_max_in_flight(facts: Facts) -> int:
     """How far the device runs ahead: a step that waits behind it hides what the host does between two of them.
 
@@ -215,7 +286,7 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         )
     max_model_len = options.max_model_len or facts.context_len
 
-    chunk = min(options.long_prefill_token_threshold or budget, budget)
+    chunk = choose_max_chunk(options, budget)
     footprint = Footprint(facts.kv_windows, options.block_size, chunk)
     bytes_per_block = facts.kv_bytes_per_token * options.block_size
     wanted_bytes = options.kv_cache_memory_bytes or facts.kv_budget_bytes
@@ -255,14 +326,10 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         max_in_flight=choose_max_in_flight(facts),
         preemption_mode=options.preemption_mode,
         scheduling_policy=options.scheduling_policy,
-        long_prefill_token_threshold=options.long_prefill_token_threshold,
+        long_prefill_token_threshold=chunk if chunk < budget else 0,
         scheduler_delay_factor=options.scheduler_delay_factor,
         max_num_queued_reqs=options.max_num_queued_reqs,
+        request_timeout=options.request_timeout,
         step_timeout=options.step_timeout,
         notes=tuple(notes),
     )
-
-
-def _one_of(field: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{field} must be one of {', '.join(allowed)}, got {value!r}")

@@ -5,6 +5,8 @@ AserveError
 │   └── ContextLengthError       the prompt does not fit the context, or all of the KV cache
 ├── ModelNotFoundError           this engine does not serve that name
 ├── OverloadedError              too much is waiting; try again after `retry_after_s`
+├── RateLimitError               this tenant has used up what it may; try again after `retry_after_s`
+├── QueueTimeoutError            its deadline came while it waited, and nothing of it was computed
 ├── UnavailableError             loading, draining or closed; try again after `retry_after_s`
 ├── StepFailedError              this request made a step fail
 ├── NonFiniteLogitsError         the model's scores for this request are not numbers
@@ -58,9 +60,21 @@ class RetryableError(AserveError):
 
 
 class OverloadedError(RetryableError):
-    """The waiting queue is full."""
+    """The waiting queue is full, or so long that the request would not be served before its deadline."""
 
     code = "engine_overloaded"
+
+
+class RateLimitError(RetryableError):
+    """The tenant has as many requests open, or has used as much of this minute, as its limits say."""
+
+    code = "rate_limit_exceeded"
+
+
+class QueueTimeoutError(RetryableError):
+    """The request's deadline came while it waited; nothing of it was computed."""
+
+    code = "queue_timeout"
 
 
 class UnavailableError(RetryableError):

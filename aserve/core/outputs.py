@@ -1,15 +1,18 @@
 """What comes out: tokens from the scheduler (StepTokens), text for a reader (TextDelta), in the end a Completion."""
 
 import enum
+from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
 
 from aserve.core.ids import ChoiceId, RequestId
 from aserve.core.plan import TokenScores
+from aserve.core.rules import shown
 
 
 class FinishReason(enum.StrEnum):
-    """Why a sequence ended. ERROR reaches a reader as an exception, ABORT nobody (he has left)."""
+    """Why a sequence ended. ERROR reaches a reader as an exception, ABORT one who asked for it (or nobody: he left)."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -17,25 +20,31 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"
 
 
+DEADLINE: Final = "deadline"
+"""The stop_reason, with the finish reason LENGTH, of what ended because its time was up."""
+
+
 class SeqDelta(msgspec.Struct, frozen=True, gc=False):
     """Tokens that one sequence gained in a step. index: which choice of the request.
 
-    stop_reason: the stop token id that ended it, None where an end-of-sequence token or a length did.
+    stop_reason: the stop token id that ended it, or DEADLINE; None where an end-of-sequence token or a length did.
     num_cached_tokens: prompt tokens found in the prefix cache at first admission.
     scores: of token_ids, where the request asked for logprobs. prompt_scores: of the prompt's tokens from the second
         on, those that were computed since the last delta of the choice.
     cumulative_logprob: of a finished choice that was ranked (best_of, beam search).
+    queued_s: how long the choice waited to be admitted, in seconds.
     """
 
     request_id: RequestId
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
-    stop_reason: int | None = None
+    stop_reason: int | str | None = None
     index: int = 0
     num_cached_tokens: int = 0
     scores: tuple[TokenScores, ...] = ()
     prompt_scores: tuple[TokenScores, ...] = ()
     cumulative_logprob: float | None = None
+    queued_s: float = 0.0
 
 
 class StepTokens(msgspec.Struct, frozen=True, gc=False):
@@ -51,14 +60,26 @@ class StepTokens(msgspec.Struct, frozen=True, gc=False):
     deltas: list[SeqDelta]
 
 
+class RequestTimings(msgspec.Struct, frozen=True, gc=False):
+    """How long a request took, in seconds from its arrival at the engine.
+
+    queued_s: until it was first admitted to a step. first_token_s: until its first token. Both are None where there was
+    no token. total_s: until the end of the choice that tells it.
+    """
+
+    queued_s: float | None
+    first_token_s: float | None
+    total_s: float
+
+
 class TextDelta(msgspec.Struct, frozen=True, gc=False):
     """What one choice gained since the reader last looked; deltas of a choice concatenate to the whole.
 
     text: never ends inside a character and never contains a stop string.
     token_ids: may run ahead of text, whose end can be held back for a stop string or an unfinished character.
-    stop_reason: the stop string or stop token id that ended the choice; None for end-of-sequence and length.
+    stop_reason: the stop string or stop token id that ended the choice, or DEADLINE; None for end-of-sequence, length.
     num_cached_tokens: prompt tokens found in the prefix cache at first admission.
-    scores, prompt_scores, cumulative_logprob: as in SeqDelta.
+    scores, prompt_scores, cumulative_logprob: as in SeqDelta. timings: of the request, in a choice's last delta.
     """
 
     text: str
@@ -70,6 +91,7 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
     scores: tuple[TokenScores, ...] = ()
     prompt_scores: tuple[TokenScores, ...] = ()
     cumulative_logprob: float | None = None
+    timings: RequestTimings | None = None
 
     def merge(self, later: "TextDelta") -> "TextDelta":
         """This delta followed by a later one of the same choice, as one."""
@@ -85,13 +107,16 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
             scores=self.scores + later.scores,
             prompt_scores=self.prompt_scores + later.prompt_scores,
             cumulative_logprob=later.cumulative_logprob,
+            timings=later.timings,
         )
 
 
-class Completion(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True, repr=False)
+class Completion:
     """A whole answer. completion tokens are len(token_ids), the end-of-sequence token included.
 
     index: which choice of the request. scores, prompt_scores, cumulative_logprob: as in SeqDelta, of the whole.
+    timings: how long its request waited, and took; equal answers need not have taken equal times.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -104,6 +129,13 @@ class Completion(msgspec.Struct, frozen=True):
     prompt_scores: tuple[TokenScores, ...] = ()
     cumulative_logprob: float | None = None
     index: int = 0
+    timings: RequestTimings | None = field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        return (
+            f"Completion({shown(self.text)}, {len(self.token_ids)} tokens, finish_reason={self.finish_reason.value!r}, "
+            f"stop_reason={shown(self.stop_reason)}, index={self.index})"
+        )
 
 
 class Transcript:
@@ -147,4 +179,5 @@ class Transcript:
             prompt_scores=prompt_scores,
             cumulative_logprob=last.cumulative_logprob,
             index=last.index,
+            timings=last.timings,
         )

@@ -1,11 +1,29 @@
-"""SamplingParams: how the next token is chosen and when a sequence ends. Bounds as in docs/api.md."""
+"""SamplingParams: how the next token is chosen and when a sequence ends. Bounds as in docs/api.md.
 
-import math
-from typing import Final, Literal
+Whoever makes them, HTTP or a program, has them checked here, once, by the same rules.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
 from aserve.core.errors import InvalidRequestError
+from aserve.core.rules import (
+    MAX_INT,
+    Refused,
+    Rules,
+    biases,
+    flag,
+    instance,
+    integer,
+    integers,
+    number,
+    optional,
+    several,
+    text_or_texts,
+    texts,
+)
 
 MAX_STOP_STRINGS: Final = 4
 MAX_STOP_STRING_CHARS: Final = 1024
@@ -14,15 +32,20 @@ MAX_CHOICES: Final = 128
 """Of n, best_of and the beam width: each is a sequence of its own (CVE-2026-34756: n = 10^6)."""
 MAX_LOGPROBS: Final = 20
 MAX_BIASED_TOKENS: Final = 1024
+MAX_LOGIT_BIAS: Final = 100.0
+MAX_ALLOWED_TOKENS: Final = 2**18
 MAX_BAD_WORDS: Final = 128
 MAX_BAD_WORD_CHARS: Final = 256
 NOT_WITH_BEAMS: Final = ("logprobs", "prompt_logprobs", "best_of", "logit_bias", "allowed_token_ids", "bad_words")
 """Fields that cannot be given together with `beam`."""
 GREEDY_TEMPERATURE: Final = 1e-5
 """Below this a temperature means greedy (vLLM's rule): dividing logits by it would overflow."""
+MIN_REPETITION_PENALTY: Final = 0.01
+MAX_REPETITION_PENALTY: Final = 100.0
+"""Logits are multiplied and divided by it: within these a finite logit stays finite (kernels/reference.py)."""
 
 
-class BeamParams(msgspec.Struct, frozen=True, kw_only=True):
+class BeamParams(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """Beam search instead of sampling. Semantics as transformers' (Vaswani et al. 2017, Wu et al. 2016).
 
     width: beams kept, and the number of hypotheses returned at most.
@@ -36,24 +59,40 @@ class BeamParams(msgspec.Struct, frozen=True, kw_only=True):
     early_stopping: bool | Literal["never"] = False
 
     def __post_init__(self) -> None:
-        _within("beam_width", self.width, 1, MAX_CHOICES)
-        _within("length_penalty", self.length_penalty, -10.0, 10.0)
+        BEAM_RULES.settle(self)
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How one request is sampled. Raises `InvalidRequestError` naming the field when a value is out of bounds.
+def _early_stopping(value: object) -> object:
+    if value is True or value is False or value == "never":
+        return value
+    raise Refused('True, False or "never"')
+
+
+BEAM_RULES: Final = Rules(
+    InvalidRequestError,
+    {
+        "width": integer(1, MAX_CHOICES),
+        "length_penalty": number(-10.0, 10.0),
+        "early_stopping": _early_stopping,
+    },
+)
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
+    """How one request is sampled. Raises `InvalidRequestError`, naming the field, for a value of another type or out of
+    bounds. Lists are taken for tuples, and numpy's numbers for Python's.
 
     max_tokens: at most this many tokens are generated; None is all the room there is.
     temperature: in [0, 2]; below 1e-5 is greedy.
     top_p, top_k, min_p: nucleus, the k likeliest (0 or -1: off), and a floor relative to the likeliest token.
     seed: None draws one at random; the same seed and prompt give the same tokens in any batch.
-    stop, stop_token_ids: end the text before the string, or at the token.
+    stop, stop_token_ids: end the text before the string (one, or up to four), or at the token.
     ignore_eos: the model's own end-of-sequence tokens do not end the sequence.
     min_tokens: before so many, end and stop tokens are not sampled and stop strings not looked for.
     n: choices returned. best_of: sequences run, of which the n of highest cumulative log-probability are returned.
-    presence_penalty, frequency_penalty: in [-2, 2], on generated tokens. repetition_penalty: in (0, 100], on all.
-    logit_bias: (token id, bias) pairs; biases are clamped to [-100, 100]. allowed_token_ids: None allows all.
-    bad_words: strings that are not generated.
+    presence_penalty, frequency_penalty: in [-2, 2], on generated tokens. repetition_penalty: in [0.01, 100], on all.
+    logit_bias: a mapping of token id to bias, or such pairs, as which it is kept; biases are clamped to [-100, 100].
+    allowed_token_ids: None allows all. bad_words: strings that are not generated.
     logprobs: score each token, with as many of the likeliest beside it; prompt_logprobs: the prompt's tokens too.
     include_stop_str_in_output: a stop string, or stop token, stays at the end of the text.
     skip_special_tokens: special tokens are not shown in the text.
@@ -87,28 +126,46 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool = True
     beam: BeamParams | None = None
 
-    def __post_init__(self) -> None:
-        _within("temperature", self.temperature, 0.0, 2.0)
-        _within("top_p", self.top_p, 0.0, 1.0, low_open=True)
-        _within("min_p", self.min_p, 0.0, 1.0)
-        _within("top_k", self.top_k, -1, 2**31 - 1)
-        _within("min_tokens", self.min_tokens, 0, 2**31 - 1)
-        if self.max_tokens is not None:
-            _within("max_tokens", self.max_tokens, 1, 2**31 - 1)
-            if self.min_tokens > self.max_tokens:
-                raise InvalidRequestError(
-                    f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}", "min_tokens"
-                )
-        if self.seed is not None:
-            _within("seed", self.seed, -(2**63), 2**63 - 1)
-        self._check_stops()
-        self._check_choices()
-        self._check_logits()
+    if TYPE_CHECKING:  # what is taken is more than what is kept
 
-    def _check_choices(self) -> None:
-        _within("n", self.n, 1, MAX_CHOICES)
-        if self.best_of is not None:
-            _within("best_of", self.best_of, self.n, MAX_CHOICES)
+        def __init__(  # noqa: PLR0913  they are its fields
+            self,
+            *,
+            max_tokens: int | None = None,
+            temperature: float = 1.0,
+            top_p: float = 1.0,
+            top_k: int = 0,
+            min_p: float = 0.0,
+            seed: int | None = None,
+            stop: str | Sequence[str] | None = (),
+            stop_token_ids: Sequence[int] | None = (),
+            ignore_eos: bool = False,
+            min_tokens: int = 0,
+            n: int = 1,
+            best_of: int | None = None,
+            presence_penalty: float = 0.0,
+            frequency_penalty: float = 0.0,
+            repetition_penalty: float = 1.0,
+            logit_bias: Mapping[int, float] | Mapping[str, float] | Sequence[tuple[int, float]] | None = (),
+            allowed_token_ids: Sequence[int] | None = None,
+            bad_words: Sequence[str] | None = (),
+            logprobs: int | None = None,
+            prompt_logprobs: int | None = None,
+            include_stop_str_in_output: bool = False,
+            skip_special_tokens: bool = True,
+            beam: BeamParams | None = None,
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        SAMPLING_RULES.settle(self)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequestError(
+                f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}", "min_tokens"
+            )
+        if self.best_of is not None and self.best_of < self.n:
+            raise InvalidRequestError(f"best_of must be at least n ({self.n}), got {self.best_of}", "best_of")
+        if self.allowed_token_ids == ():
+            raise InvalidRequestError("allowed_token_ids must name at least one token, got none", "allowed_token_ids")
         if self.beam is not None:
             self._check_beam(self.beam)
 
@@ -119,50 +176,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             if getattr(self, field) not in (None, ()):
                 raise InvalidRequestError(f"{field} does not work with beam search", field)
 
-    def _check_logits(self) -> None:
-        _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _within("repetition_penalty", self.repetition_penalty, 0.0, 100.0, low_open=True)
-        for field in ("logprobs", "prompt_logprobs"):
-            if (value := getattr(self, field)) is not None:
-                _within(field, value, 0, MAX_LOGPROBS)
-        if len(self.logit_bias) > MAX_BIASED_TOKENS:
-            raise InvalidRequestError(
-                f"logit_bias takes at most {MAX_BIASED_TOKENS} tokens, got {len(self.logit_bias)}", "logit_bias"
-            )
-        for _, bias in self.logit_bias:
-            if not math.isfinite(bias):
-                raise InvalidRequestError(f"logit_bias must be finite, got {bias}", "logit_bias")
-        if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise InvalidRequestError("allowed_token_ids must name at least one token", "allowed_token_ids")
-        if len(self.bad_words) > MAX_BAD_WORDS:
-            raise InvalidRequestError(
-                f"bad_words takes at most {MAX_BAD_WORDS} words, got {len(self.bad_words)}", "bad_words"
-            )
-        for word in self.bad_words:
-            if not 1 <= len(word) <= MAX_BAD_WORD_CHARS:
-                raise InvalidRequestError(
-                    f"a bad word has 1 to {MAX_BAD_WORD_CHARS} characters, got {len(word)}", "bad_words"
-                )
-
     @property
     def num_sequences(self) -> int:
         """Sequences that are run for the request; beams are made on the way."""
         return self.best_of or self.n
-
-    def _check_stops(self) -> None:
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidRequestError(f"stop takes at most {MAX_STOP_STRINGS} strings, got {len(self.stop)}", "stop")
-        for text in self.stop:
-            if not 1 <= len(text) <= MAX_STOP_STRING_CHARS:
-                raise InvalidRequestError(
-                    f"a stop string has 1 to {MAX_STOP_STRING_CHARS} characters, got {len(text)}", "stop"
-                )
-        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-            raise InvalidRequestError(
-                f"stop_token_ids takes at most {MAX_STOP_TOKEN_IDS} ids, got {len(self.stop_token_ids)}",
-                "stop_token_ids",
-            )
 
     @property
     def is_greedy(self) -> bool:
@@ -170,8 +187,31 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         return self.temperature < GREEDY_TEMPERATURE
 
 
-def _within(field: str, value: float, low: float, high: float, *, low_open: bool = False) -> None:
-    below = value <= low if low_open else value < low
-    if below or value > high or not math.isfinite(value):
-        bounds = f"{'(' if low_open else '['}{low}, {high}]"
-        raise InvalidRequestError(f"{field} must be in {bounds}, got {value}", field)
+SAMPLING_RULES: Final = Rules(
+    InvalidRequestError,
+    {
+        "max_tokens": optional(integer(1, MAX_INT)),
+        "temperature": number(0.0, 2.0),
+        "top_p": number(0.0, 1.0, low_open=True),
+        "top_k": integer(-1, MAX_INT),
+        "min_p": number(0.0, 1.0),
+        "seed": optional(integer(-(2**63), 2**63 - 1)),
+        "stop": several(text_or_texts(at_most=MAX_STOP_STRINGS, chars=MAX_STOP_STRING_CHARS)),
+        "stop_token_ids": several(integers(at_most=MAX_STOP_TOKEN_IDS)),
+        "ignore_eos": flag,
+        "min_tokens": integer(0, MAX_INT),
+        "n": integer(1, MAX_CHOICES),
+        "best_of": optional(integer(1, MAX_CHOICES)),
+        "presence_penalty": number(-2.0, 2.0),
+        "frequency_penalty": number(-2.0, 2.0),
+        "repetition_penalty": number(MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
+        "logit_bias": several(biases(at_most=MAX_BIASED_TOKENS, largest=MAX_LOGIT_BIAS)),
+        "allowed_token_ids": optional(integers(at_most=MAX_ALLOWED_TOKENS)),
+        "bad_words": several(texts(at_most=MAX_BAD_WORDS, chars=MAX_BAD_WORD_CHARS)),
+        "logprobs": optional(integer(0, MAX_LOGPROBS)),
+        "prompt_logprobs": optional(integer(0, MAX_LOGPROBS)),
+        "include_stop_str_in_output": flag,
+        "skip_special_tokens": flag,
+        "beam": optional(instance(BeamParams)),
+    },
+)

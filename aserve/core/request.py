@@ -1,13 +1,50 @@
 """Request: what the scheduler is asked to generate, everything slow already done."""
 
+import re
+from typing import Final, TypedDict
+
 import msgspec
 
+from aserve.core.errors import InvalidRequestError
 from aserve.core.ids import BlockHash, RequestId
 from aserve.core.params import SamplingParams
+from aserve.core.rules import Rules, integer, matching, number, optional
+
+REQUEST_ID: Final = re.compile(r"^[!-~]{1,128}\Z")
+"""Names that requests may have: they go into headers and into log lines."""
+CACHE_SALT: Final = re.compile(r"^[^@/\\\x00\ud800-\udfff]{0,128}\Z")
+MAX_TIMEOUT_S: Final = 1e9
+TIMEOUT: Final = optional(number(0.0, MAX_TIMEOUT_S, low_open=True, unit="seconds"))
+PRIORITY: Final = integer(-(2**31), 2**31 - 1)
+
+
+class SharedTerms(TypedDict, total=False):
+    """Terms that several requests may have in common.
+
+    cache_salt: prompts share cached blocks only under equal salts. priority: lower runs first, where the policy heeds
+    it. timeout_s: from arrival on, in seconds; then the request ends with what it has. tenant: whose account it
+    is on.
+    """
+
+    cache_salt: str
+    priority: int
+    timeout_s: float | None
+    tenant: str
+
+
+class RequestTerms(SharedTerms, total=False):
+    """Terms of one request, as keyword arguments. request_id: a name of its own, for `abort`; None draws one."""
+
+    request_id: str | None
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
-    """On what terms a request comes: what is neither its prompt nor how it is sampled. The fields are Request's."""
+    """On what terms a request comes: what is neither its prompt nor how it is sampled. The fields are Request's.
+
+    isolates_cache: its tenant shares cached blocks with nobody.
+
+    Raises `InvalidRequestError`, naming the field, for what a caller gives of another type or out of bounds.
+    """
 
     arrival_s: float
     request_id: str | None = None
@@ -15,6 +52,21 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     deadline_s: float | None = None
     tenant: str = ""
+    weight: float = 1.0
+    isolates_cache: bool = False
+
+    def __post_init__(self) -> None:
+        TERM_RULES.settle(self)
+
+
+TERM_RULES: Final = Rules(
+    InvalidRequestError,
+    {
+        "request_id": optional(matching(REQUEST_ID, "1 to 128 printable ASCII characters without a space")),
+        "cache_salt": matching(CACHE_SALT, r"at most 128 characters, none of them @, /, \ or NUL"),
+        "priority": PRIORITY,
+    },
+)
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +82,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     prompt_hashes: names of the prompt's first full blocks, as far as they were computed beforehand.
     arrival_s: the engine's clock when it came, in seconds; orders the queue, never compared with wall time.
     deadline_s: on the same clock, when it ends with what it has; None is never.
-    tenant: on whose account it runs; "" where nobody is told apart.
+    tenant: on whose account it runs; "" where nobody is told apart. weight: the tenant's share, under the fair policy.
     """
 
     id: RequestId
@@ -47,3 +99,4 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     prompt_hashes: tuple[BlockHash, ...] = ()
     deadline_s: float | None = None
     tenant: str = ""
+    weight: float = 1.0

@@ -4,6 +4,7 @@ Knows the engine's public methods; has heard of neither the scheduler nor the ru
 """
 
 from aserve.http.app import create_app
+from aserve.http.keys import Keyring
 from aserve.http.sse import StreamLimits
 
-__all__ = ["StreamLimits", "create_app"]
+__all__ = ["Keyring", "StreamLimits", "create_app"]

@@ -3,9 +3,8 @@
 The edge of a request's task: the only place under http/ besides sse.py that catches every exception.
 """
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
@@ -14,10 +13,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aserve.edges import is_fault
 from aserve.engine import AsyncEngine
-from aserve.http.body import read_object
+from aserve.http.access import Record, record_of
+from aserve.http.body import Glance, at_nothing, read_object
 from aserve.http.connection import ClientGone, while_connected
 from aserve.http.errors import error_response
+from aserve.http.keys import tenant_of
 from aserve.http.request_id import SCOPE_KEY, name_request
+from aserve.tenants import Allowance
+from aserve.workers import Workers
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -27,18 +30,22 @@ T = TypeVar("T")
 class Exchange:
     """One request as its handler sees it: the body's fields, the request's id, and how to answer (once).
 
-    is_large: the fields are so many, or so long, that going through them is work for a thread.
+    is_large: the fields are so many, or so long, that going through them is work for one of the `workers`.
+    tenant: on whose account it is. record: to be told what the access log shall say.
     """
 
     fields: dict[str, Any]
     is_large: bool
     request_id: str
+    tenant: str
     reply: Callable[[Response], Awaitable[None]]
+    workers: Workers
+    record: Record
 
     async def work(self, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
         """Call what goes through the fields, off the event loop where they are large."""
         if self.is_large:
-            return await asyncio.to_thread(function, *arguments, **options)
+            return await self.workers.run(function, *arguments, **options)
         return function(*arguments, **options)
 
 
@@ -69,16 +76,21 @@ class Edge:
 
 
 class _Reply:
-    """The answer to a request. has_begun: an error can have no status any more, nor anything after it."""
+    """The answer to a request. has_begun: an error can have no status any more, nor anything after it.
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    headers: what every answer says besides its own.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, headers: Callable[[], dict[str, str]]) -> None:
         self._scope = scope
         self._receive = receive
         self._send = send
+        self._headers = headers
         self.has_begun = False
 
     async def __call__(self, response: Response) -> None:
         """Send it. Raises `ClientGone`."""
+        response.headers.update(self._headers())
         await response(self._scope, self._receive, self._send_on)
 
     async def _send_on(self, message: Message) -> None:
@@ -90,34 +102,70 @@ class _Reply:
 
 
 class JsonEndpoint:
-    """An ASGI application that calls `handler` with the JSON object of each request while the client is there."""
+    """An ASGI application that calls `handler` with the JSON object of each request while the client is there.
 
-    def __init__(self, engine: AsyncEngine, handler: Handler) -> None:
+    A request is open until it is answered, to its stream's end. glance: looks at the fields of a large body before they
+    are decoded. generates: it will need room in the engine; where there is none, it is refused before that.
+    """
+
+    def __init__(
+        self, engine: AsyncEngine, handler: Handler, glance: Glance = at_nothing, *, generates: bool = False
+    ) -> None:
         self._engine = engine
         self._handler = handler
+        self._glance = glance
+        self._generates = generates
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
 
-        reply = _Reply(scope, receive, send)
-        try:
-            _ = self._engine.info  # without a model no request is worth reading
-            body = await read_object(scope, receive)
-            name_request(scope, body.fields.get("request_id"))
-        except ClientGone:
-            return
-        except BaseException as error:
-            if not is_fault(error):
-                raise
-            with suppress(ClientGone):
-                await reply(error_response(error, scope[SCOPE_KEY]))
-            return
-        async with while_connected(receive):
+        tenant, workers = tenant_of(scope), self._engine.workers
+        reply = _Reply(scope, receive, send, lambda: limit_headers(self._engine.tenants.allowances(tenant)))
+        with ExitStack() as while_open:
             try:
-                await self._handler(Exchange(body.fields, body.is_large, scope[SCOPE_KEY], reply))
+                _ = self._engine.info  # without a model no request is worth reading
+                while_open.enter_context(self._engine.tenants.entered(tenant))
+                if self._generates:
+                    self._engine.check_room(tenant=tenant)
+                body = await read_object(scope, receive, workers, self._glance)
+                name_request(scope, body.fields.get("request_id"))
             except ClientGone:
-                raise
+                return
             except BaseException as error:
-                if reply.has_begun or not is_fault(error):
+                if not is_fault(error):
                     raise
-                await reply(error_response(error, scope[SCOPE_KEY]))
+                with suppress(ClientGone):
+                    await reply(error_response(error, scope[SCOPE_KEY]))
+                return
+            exchange = Exchange(body.fields, body.is_large, scope[SCOPE_KEY], tenant, reply, workers, record_of(scope))
+            async with while_connected(receive):
+                await self._handle(exchange, reply)
+
+    async def _handle(self, exchange: Exchange, reply: _Reply) -> None:
+        try:
+            await self._handler(exchange)
+        except ClientGone:
+            raise
+        except BaseException as error:
+            if reply.has_begun or not is_fault(error):
+                raise
+            await reply(error_response(error, exchange.request_id))
+
+
+def limit_headers(allowances: Mapping[str, Allowance]) -> dict[str, str]:
+    """OpenAI's x-ratelimit headers, for what is limited."""
+    headers = {}
+    for name, allowance in allowances.items():
+        headers[f"x-ratelimit-limit-{name}"] = str(allowance.limit)
+        headers[f"x-ratelimit-remaining-{name}"] = str(allowance.remaining)
+        headers[f"x-ratelimit-reset-{name}"] = duration(allowance.reset_s)
+    return headers
+
+
+def duration(seconds: float) -> str:
+    """As OpenAI spells it: 6m0s, 1.5s or 20ms."""
+    num_ms = round(seconds * 1000)
+    if num_ms < 1000:
+        return f"{num_ms}ms"
+    minutes, rest_ms = divmod(num_ms, 60_000)
+    return f"{minutes}m{rest_ms / 1000:g}s" if minutes else f"{rest_ms / 1000:g}s"

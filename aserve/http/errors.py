@@ -13,6 +13,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from aserve.core.errors import (
     AserveError,
@@ -20,10 +21,14 @@ from aserve.core.errors import (
     InvalidRequestError,
     ModelNotFoundError,
     OverloadedError,
+    QueueTimeoutError,
+    RateLimitError,
     RetryableError,
     UnavailableError,
 )
 from aserve.core.faults import report
+from aserve.http.access import record_of
+from aserve.http.request_id import SCOPE_KEY
 
 MAX_MESSAGE_CHARS: Final = 300
 MAX_ECHO_CHARS: Final = 80
@@ -32,6 +37,8 @@ STATUS: Final[Mapping[type[AserveError], int]] = {
     InvalidRequestError: 400,
     ModelNotFoundError: 404,
     OverloadedError: 429,
+    RateLimitError: 429,
+    QueueTimeoutError: 503,
     InsufficientMemoryError: 503,
     UnavailableError: 503,
 }
@@ -50,21 +57,33 @@ class HttpError(AserveError):
         self.headers = dict(headers or {})
 
 
-def error_response(error: BaseException, request_id: str | None = None) -> Response:
-    """The whole answer for an error: status, body, and Retry-After where trying again may help.
+class ErrorResponse(Response):
+    """The whole answer for an error: status, body, and Retry-After where trying again may help."""
+
+    def __init__(self, error: AserveError) -> None:
+        headers = dict(error.headers) if isinstance(error, HttpError) else {}
+        if isinstance(error, RetryableError):
+            headers["Retry-After"] = str(error.retry_after_s)
+        super().__init__(error_body(error), status_of(error), headers, media_type="application/json")
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it, and note it in the request's record."""
+        record_of(scope).error = self._error
+        await super().__call__(scope, receive, send)
+
+
+def error_response(error: BaseException, request_id: str | None = None) -> ErrorResponse:
+    """The answer for anything that was raised.
 
     request_id: whose it is, for the log line of an error that nobody foresaw.
     """
-    known = _known(error, request_id)
-    headers = dict(known.headers) if isinstance(known, HttpError) else {}
-    if isinstance(known, RetryableError):
-        headers["Retry-After"] = str(known.retry_after_s)
-    return Response(error_body(known), status_of(known), headers, media_type="application/json")
+    return ErrorResponse(known_error(error, request_id))
 
 
-def error_body(error: BaseException, request_id: str | None = None) -> bytes:
+def error_body(error: BaseException) -> bytes:
     """The JSON object of an error; also what is sent when a stream has begun and can have no status any more."""
-    known = _known(error, request_id)
+    known = known_error(error)
     param = "model" if isinstance(known, ModelNotFoundError) else getattr(known, "param", None)
     fields = {"message": printable(known.message), "type": _type(status_of(known)), "param": param, "code": known.code}
     return msgspec.json.encode({"error": fields})
@@ -77,9 +96,9 @@ def status_of(error: AserveError) -> int:
     return next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 500)
 
 
-async def handle_error(_request: Request, error: Exception) -> Response:
+async def handle_error(request: Request, error: Exception) -> Response:
     """Starlette's exception handler for all that an endpoint or the router raises."""
-    return error_response(error)
+    return error_response(error, request.scope.get(SCOPE_KEY))
 
 
 def printable(text: str, max_chars: int = MAX_MESSAGE_CHARS) -> str:
@@ -93,7 +112,7 @@ def echo(value: object) -> str:
     return printable(repr(value[:MAX_ECHO_CHARS]) if isinstance(value, str) else str(value), MAX_ECHO_CHARS)
 
 
-def _known(error: BaseException, request_id: str | None) -> AserveError:
+def known_error(error: BaseException, request_id: str | None = None) -> AserveError:
     """The error as one of ours; one that nobody foresaw is logged here, and told without detail."""
     if isinstance(error, HTTPException):
         return _of_starlette(error)
@@ -110,6 +129,6 @@ def _of_starlette(error: HTTPException) -> HttpError:
 
 
 def _type(status: int) -> str:
-    if status >= 500:
+    if status >= 500 and status not in (501, 505):  # a method or version that nobody serves is the client's doing
         return "server_error"
     return "rate_limit_error" if status == 429 else "invalid_request_error"

@@ -11,20 +11,22 @@ is full, and then neither the client's departure nor the end of the request reac
 """
 
 import asyncio
-import hashlib
-import hmac
 import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final
+from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from aserve.http.access import TENANT_KEY
 from aserve.http.errors import HttpError, error_response
+from aserve.http.keys import Keyring
+from aserve.http.scope import METHODS, route_path
 
-MAX_BODY_BYTES: Final = 32 * 1024 * 1024
+MAX_BODY_BYTES: Final = 16 * 1024 * 1024
 """The largest request body. A context of a million tokens is about 5 MB of JSON text, or 8 MB of token ids."""
-MAX_TOTAL_BODY_BYTES: Final = 8 * MAX_BODY_BYTES
+MAX_TOTAL_BODY_BYTES: Final = 16 * MAX_BODY_BYTES
 """Of all bodies together that have been received and not yet been read by the application."""
 SMALL_BODY_BYTES: Final = 64 * 1024
 """Bodies up to this size are taken in any case: connections are few enough to bound them."""
@@ -38,7 +40,9 @@ MAX_TARGET_BYTES: Final = 8 * 1024
 PUBLIC_PATHS: Final = frozenset({"/health", "/ready", "/ping", "/version", "/metrics"})
 """What needs no key: probes and scrapers come without one, and none of these tells what anybody asked."""
 
-_HOST: Final = re.compile(rb"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
+
+_ENCODED_SLASH: Final = re.compile(rb"%2f", re.IGNORECASE)
+_HOST: Final = re.compile(rb"(?:[A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
 _CONTENT_LENGTH: Final = re.compile(rb"[0-9]{1,18}")
 _HTTP_VERSIONS: Final = frozenset({"1.0", "1.1", "2", "3"})
 
@@ -60,6 +64,7 @@ def guard(
     app: ASGIApp,
     *,
     api_keys: Sequence[str] = (),
+    keyring: Keyring | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
     max_total_body_bytes: int = MAX_TOTAL_BODY_BYTES,
     body_timeout_s: float = 10.0,
@@ -67,20 +72,25 @@ def guard(
 ) -> ASGIApp:
     """Put an application behind the guard.
 
-    api_keys: any of these opens every path; none means that no key is asked for.
+    api_keys: any of these opens every path; none means that no key is asked for. keyring: instead of them.
     max_total_body_bytes: of bodies being received, and of those that wait to be read by the application.
     body_timeout_s: how long a body may stand still, and how long it may take beyond what its size allows.
     public_paths: exact paths (below where the application is mounted) that are open without a key.
     """
     held = HeldBytes(max_total_body_bytes)
     app = WholeBody(app, held, max_bytes=max_body_bytes, timeout_s=body_timeout_s)
-    if api_keys:
-        app = BearerAuth(app, api_keys, public_paths)
+    keyring = keyring or Keyring(api_keys)
+    if not keyring.is_open:
+        app = BearerAuth(app, keyring, public_paths)
     return HeadCheck(app)
 
 
 class HeadCheck:
-    """Refuses request heads that are too large, ambiguous, or that a proxy in front may have read differently."""
+    """Refuses request heads that are too large, ambiguous, or that a proxy in front may have read differently.
+
+    An encoded slash is no slash (RFC 3986, section 2.2): the path keeps it as `%2F`, so that `/v1%2Fmodels` is not
+    `/v1/models`.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -94,6 +104,9 @@ class HeadCheck:
         if refusal is not None:
             await refuse(refusal, scope, receive, send)
             return
+        path, num_slashes = _ENCODED_SLASH.subn(b"%252F", scope.get("raw_path") or b"")
+        if num_slashes:
+            scope["path"] = unquote(path.decode("latin-1"))
         await self._app(scope, receive, send)
 
 
@@ -109,6 +122,8 @@ def check_head(scope: Scope) -> HttpError | None:
         return HttpError(414, "uri_too_long", f"the URL is longer than {MAX_TARGET_BYTES} bytes")
     if scope["http_version"] not in _HTTP_VERSIONS:
         return HttpError(505, "http_version_not_supported", "this server speaks HTTP/1.1")
+    if scope["method"] not in METHODS:
+        return HttpError(501, "method_not_implemented", "this is no method of HTTP; methods are case-sensitive")
     if scope["method"] in ("CONNECT", "TRACE"):
         return HttpError(405, "method_not_allowed", "this method is not served", {"allow": "GET, HEAD, POST"})
     if b"content-length" in names and b"transfer-encoding" in names:
@@ -124,29 +139,30 @@ def check_head(scope: Scope) -> HttpError | None:
 class BearerAuth:
     """Asks for an API key on every path that is not public, whether or not the path exists.
 
-    Keys are compared as SHA-256 digests, in constant time, and always all of them.
+    The application finds in the scope whose key it was, under `TENANT_KEY`.
     """
 
-    def __init__(self, app: ASGIApp, api_keys: Sequence[str], public_paths: Iterable[str]) -> None:
+    def __init__(self, app: ASGIApp, keyring: Keyring, public_paths: Iterable[str]) -> None:
         self._app = app
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in api_keys]
+        self._keyring = keyring
         self._public_paths = frozenset(public_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 401 to a request without a valid key."""
-        if scope["type"] == "http" and _route_path(scope) not in self._public_paths and not self._knows(scope):
-            await refuse(UNAUTHORIZED, scope, receive, send)
-            return
+        if scope["type"] == "http" and route_path(scope) not in self._public_paths:
+            tenant = self._tenant_of(scope)
+            if tenant is None:
+                await refuse(UNAUTHORIZED, scope, receive, send)
+                return
+            if tenant:
+                scope[TENANT_KEY] = tenant
         await self._app(scope, receive, send)
 
-    def _knows(self, scope: Scope) -> bool:
+    def _tenant_of(self, scope: Scope) -> str | None:
         credentials = [value for name, value in scope["headers"] if name == b"authorization"]
         scheme, _, key = (credentials[0] if len(credentials) == 1 else b"").partition(b" ")
-        digest = hashlib.sha256(key.strip()).digest()
-        known = False
-        for expected in self._digests:
-            known |= hmac.compare_digest(digest, expected)
-        return known and scheme.lower() == b"bearer"
+        tenant = self._keyring.tenant_of(key.strip())
+        return tenant if scheme.lower() == b"bearer" else None
 
 
 class HeldBytes:
@@ -261,7 +277,7 @@ class WholeBody:
 async def refuse(error: HttpError, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer with an error and end the connection, throwing away what is still coming of the body."""
     response = error_response(error)
-    if scope["http_version"].startswith("1."):
+    if scope["http_version"] not in ("2", "3"):
         response.headers["connection"] = "close"
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(_discard(receive))  # beside the answer: a full queue of body messages could block it
@@ -275,10 +291,3 @@ async def _discard(receive: Receive, timeout_s: float = 5.0) -> None:
                 pass
     except TimeoutError:
         return
-
-
-def _route_path(scope: Scope) -> str:
-    """The path below where the application is mounted, percent-decoded, exactly as a router would see it."""
-    path: str = scope["path"]
-    root: str = scope.get("root_path", "")
-    return path[len(root) :] if root and path.startswith(root + "/") else path

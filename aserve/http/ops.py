@@ -1,5 +1,8 @@
 """What operators ask: is it alive, is it ready, which version, how does it do. Answered while the model loads, too."""
 
+from typing import Final
+
+import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import Request
 from starlette.responses import Response
@@ -9,10 +12,14 @@ from aserve import __version__
 from aserve.core.errors import UnavailableError
 from aserve.engine import AsyncEngine, EngineState
 from aserve.http.json_response import JsonResponse
+from aserve.http.keys import tenant_of
+
+LEAVING_KEY: Final = "aserve.leaving"
+"""Where, in the scope's "state", a server puts what says whether it is about to end."""
 
 
 def ops_routes(engine: AsyncEngine) -> list[Route]:
-    """/health, /ping, /ready, /version, /metrics and /reset_prefix_cache."""
+    """/health, /ping, /ready, /version, /metrics, /v1/usage and /reset_prefix_cache."""
 
     async def health(_request: Request) -> Response:
         """200 unless only a restart can help."""
@@ -20,8 +27,10 @@ def ops_routes(engine: AsyncEngine) -> list[Route]:
             raise UnavailableError(f"the engine is {engine.state.value}")
         return JsonResponse({"status": engine.state.value})
 
-    async def ready(_request: Request) -> Response:
-        """200 when a request would be taken."""
+    async def ready(request: Request) -> Response:
+        """200 when requests are asked for: not while the server prepares to end, though it takes them still."""
+        if request.scope.get("state", {}).get(LEAVING_KEY, _never)():
+            raise UnavailableError("the server is about to end")
         if engine.state is not EngineState.READY:
             raise UnavailableError(f"the engine is {_stage(engine)}")
         return JsonResponse({"status": engine.state.value})
@@ -31,6 +40,13 @@ def ops_routes(engine: AsyncEngine) -> list[Route]:
 
     async def metrics(_request: Request) -> Response:
         return Response(generate_latest(engine.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def usage(request: Request) -> Response:
+        """What the tenant whose key it is has used since the start, and what it has left."""
+        tenant = tenant_of(request.scope)
+        used = msgspec.structs.asdict(engine.tenants.account(tenant).usage())
+        limits = {name: msgspec.structs.asdict(left) for name, left in engine.tenants.allowances(tenant).items()}
+        return JsonResponse({"object": "usage", **used, "limits": limits})
 
     async def reset_prefix_cache(_request: Request) -> Response:
         """Those who run keep what they have; the answer says how many blocks nobody will find any more."""
@@ -42,8 +58,13 @@ def ops_routes(engine: AsyncEngine) -> list[Route]:
         Route("/ready", ready),
         Route("/version", version),
         Route("/metrics", metrics),
+        Route("/v1/usage", usage),
         Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"]),
     ]
+
+
+def _never() -> bool:
+    return False
 
 
 def _stage(engine: AsyncEngine) -> str:

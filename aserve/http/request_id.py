@@ -4,16 +4,15 @@ It is what the client calls it, by an X-Request-Id header or the body's request_
 requests apart by it: the engine has ids of its own, and two requests may have one name.
 """
 
-import re
 import uuid
 from typing import Final
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from aserve.core.request import REQUEST_ID
+
 SCOPE_KEY: Final = "aserve.request_id"
-REQUEST_ID: Final = re.compile(r"^[!-~]{1,128}\Z")
-"""Names that are taken: they go into a header and into log lines."""
 
 
 def name_request(scope: Scope, name: object) -> None:

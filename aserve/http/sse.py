@@ -15,9 +15,10 @@ from sse_starlette import EventSourceResponse
 from starlette.types import Receive, Scope, Send
 
 from aserve.edges import is_fault
+from aserve.http.access import Record, record_of
 from aserve.http.connection import ClientGone
 from aserve.http.direct import DirectLine, direct_line
-from aserve.http.errors import error_body
+from aserve.http.errors import error_body, known_error
 from aserve.http.tasks import task_group
 
 DONE: Final = b"data: [DONE]\n\n"
@@ -59,6 +60,7 @@ class EventStream(EventSourceResponse):
         self._sending = False
         self._since_s = 0.0  # when the send in progress began, or the last one ended
         self._line: DirectLine | None = None
+        self._record = Record()
         self._time = asyncio.get_running_loop().time
 
     @property
@@ -76,6 +78,7 @@ class EventStream(EventSourceResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the headers, every piece, and the end of the body."""
+        self._record = record_of(scope)
         if (line := direct_line(scope)) is not None:
             line.request(self._first)
             self._line = line
@@ -97,7 +100,8 @@ class EventStream(EventSourceResponse):
         except BaseException as error:  # the status is long sent: the client learns of it in the stream
             if not is_fault(error):
                 raise
-            await self._write(send, event(error_body(error, self._request_id)) + DONE)
+            self._record.error = known_error(error, self._request_id)
+            await self._write(send, event(error_body(self._record.error)) + DONE)
 
     async def _write(self, send: Send, piece: bytes) -> None:
         async with self._turn:

@@ -6,9 +6,8 @@ that is kept. It does not know what the operations mean beyond `ReferenceOps`, i
 and tensors that describe a step are not changed while it runs: what one layer worked out of them serves the next.
 """
 
-import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import torch
@@ -24,9 +23,42 @@ _MAX_LAYER_KINDS = 16
 """Layer groups times windows, so many of which are remembered for the layers of a step."""
 
 
+_GRAIN = 32768
+"""Elements that torch gives to one thread at least."""
+
+
 @lru_cache
-def _square_root(x: float) -> Tensor:
-    return torch.tensor(math.sqrt(x))
+def _scalar(x: float) -> Tensor:
+    return torch.tensor(x)
+
+
+def _by_whole_rows(function: Callable[[Tensor], Tensor], x_TF: Tensor) -> Tensor:
+    """function(x), of each element by itself, without two threads in one row.
+
+    torch deals elements out in equal shares, and computes what of a share fills no vector by scalar instructions, whose
+    exponential rounds in another way. A row that nobody shares always has the same of them.
+    """
+    shares = _shares(*x_TF.shape, torch.get_num_threads())
+    return function(x_TF) if len(shares) < 2 else torch.cat([function(part_TF) for part_TF in x_TF.split(shares)])
+
+
+@lru_cache(maxsize=4096)
+def _shares(num_rows: int, width: int, num_threads: int) -> list[int]:
+    """Rows to take at once, so that torch's threads have whole rows each: all, but for some of the last."""
+
+    def is_dealt_by_rows(num_rows: int) -> bool:
+        num_shares = max(1, min(num_threads, -(-num_rows * width // _GRAIN)))
+        return num_rows % num_shares == 0
+
+    shares = []
+    while num_rows:
+        shares.append(next(filter(is_dealt_by_rows, range(num_rows, 0, -1)), 1))
+        num_rows -= shares[-1]
+    return shares
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
 
 
 class Turns:
@@ -54,10 +86,14 @@ class CpuOps:
         self._planned: deque[tuple[AttentionBatch, int | None, Sequence[Read]]] = deque(maxlen=_MAX_LAYER_KINDS)
 
     def rms_norm(self, x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
-        """x / hypot(|x| / sqrt(E), sqrt(eps)) * weight, in float32: the same number in half as many passes."""
+        """x / sqrt(|x|^2 / E + eps) * weight, in float32: the same number in half as many passes.
+
+        Not by hypot, which rounds differently where it is not vectorized.
+        """
         x32_TE = x_TE.float()
-        rms_T1 = torch.linalg.vector_norm(x32_TE, dim=-1, keepdim=True).mul_(weight_E.shape[0] ** -0.5)
-        return (x32_TE / rms_T1.hypot_(_square_root(eps))).mul_(weight_E).to(x_TE.dtype)
+        norm_T1 = torch.linalg.vector_norm(x32_TE, dim=-1, keepdim=True)
+        rms_T1 = torch.addcmul(_scalar(eps), norm_T1, norm_T1, value=1 / weight_E.shape[0]).sqrt_()
+        return (x32_TE / rms_T1).mul_(weight_E).to(x_TE.dtype)
 
     def add_rms_norm(self, x_TE: Tensor, residual_TE: Tensor, weight_E: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """The sum first, in the model's type."""
@@ -67,12 +103,12 @@ class CpuOps:
     def silu_and_mul(self, gate_up_TF2: Tensor) -> Tensor:
         """In half precision silu(gate) is rounded before the product, which the twin does not do."""
         gate_TF, up_TF = gate_up_TF2.chunk(2, dim=-1)
-        return F.silu(gate_TF).mul_(up_TF)
+        return _by_whole_rows(F.silu, gate_TF).mul_(up_TF)
 
     def gelu_and_mul(self, gate_up_TF2: Tensor) -> Tensor:
         """In half precision gelu(gate) is rounded before the product, which the twin does not do."""
         gate_TF, up_TF = gate_up_TF2.chunk(2, dim=-1)
-        return F.gelu(gate_TF, approximate="tanh").mul_(up_TF)
+        return _by_whole_rows(_gelu_tanh, gate_TF).mul_(up_TF)
 
     def rope_and_write_kv(
         self,

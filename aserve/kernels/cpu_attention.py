@@ -4,8 +4,13 @@
              so that grouped-query attention copies no key:   q [N, K, G, D]   k, v [N, K, C, D]
     prefill  one sequence at a time, queries in chunks that read only the keys they can see:   q [K, 1, G * Q, D]
 
+A query's result has the same bits in any step. torch adds keys up by tiles of 512; within one, the order depends on
+whether it has 16 n keys, on whether it has more than 384, and on whether there are but a few queries. So keys are read
+from the beginning of a tile up to where `padded_keys` says, and `_rows_to_add` says how many queries to add. What is
+added is hidden, and an exact 0 in every sum.
+
 Which blocks are read, and which query sees what of them, is the same in every layer: it is worked out once a step, as
-`Read`s. What a sliding window has left behind is not read, for it may be somebody else's by now.
+`Read`s. What a sliding window has left behind is not read, for it may be somebody else's by now: the null block is.
 Soft-capped scores take plain matrix products: torch's fused attention has no place for them.
 Shape letters: ops.py, and  N sequences in a group   G query heads a key head   C context positions   Q queries.
 """
@@ -27,6 +32,11 @@ _MAX_STACKED_MASK = 1 << 22
 """Elements of a chunk's mask, repeated for each query head of a key head."""
 _MIN_BUCKET = 128
 """Sequences shorter than this share a decode group: a call costs more than the padding."""
+_KEY_TILE, _HALF_TILE, _KEY_STEP = 512, 256, 16
+_MAX_PART_TILE = 384
+"""Of the keys of a tile, torch and MKL add up so many as they are, and more in two halves."""
+_QUERY_TILE = 32
+"""torch attends to 32, 64 or 256 queries at once; what is left over of them is left over of 32 too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,51 +144,65 @@ def _decodes(
     table_SM: Tensor, seq_lens: Sequence[int], block_size: int, sliding_window: int | None, dtype: torch.dtype
 ) -> Iterator[DecodeRead]:
     """The first sequences of the table, in groups of like lengths."""
-    groups = _length_groups(seq_lens)
+    starts = [_first_key(length - 1, sliding_window) for length in seq_lens]
+    groups = _length_groups([length - start for length, start in zip(seq_lens, starts, strict=True)])
     for members in groups:
         is_all = len(groups) == 1
         tokens = slice(0, len(members)) if is_all else torch.tensor(members)
         lens = [seq_lens[s] for s in members]
-        lens_N1, longest = torch.tensor(lens).unsqueeze(1), max(lens)
-        slides = sliding_window is not None and longest > sliding_window
+        lens_N1 = torch.tensor(lens).unsqueeze(1)
+        num_keys = padded_keys(max(seq_lens[s] - starts[s] for s in members))
+        num_blocks = -(-num_keys // block_size)
+        slides = sliding_window is not None and max(lens) > sliding_window
         mask_N11C = tails_X = None
         if slides:
             assert sliding_window is not None
-            blocks_NM, keys_NC = _visible_blocks(table_SM[tokens], lens_N1, sliding_window, block_size)
-            tails_X = _tails(keys_NC, lens_N1, block_size)
+            starts_N1 = torch.tensor([starts[s] for s in members]).unsqueeze(1)
+            blocks_NM = _visible_blocks(table_SM[tokens], lens_N1, starts_N1, num_blocks, sliding_window, block_size)
+            tails_X = _tails(lens_N1 - starts_N1, num_blocks, block_size)
+            keys_NC = starts_N1 + torch.arange(num_keys)
         else:
-            blocks_NM, keys_NC = table_SM[tokens, : -(-longest // block_size)], torch.arange(longest).unsqueeze(0)
-        if slides or min(lens) != longest:
+            blocks_NM, keys_NC = _first_blocks(table_SM[tokens], num_blocks), torch.arange(num_keys).unsqueeze(0)
+        if slides or min(lens) != num_keys:
             mask_N11C = _mask(keys_NC, lens_N1 - 1, sliding_window, dtype)[:, None, None]
-        yield DecodeRead(tokens, len(members), blocks_NM.flatten(), keys_NC.shape[1], mask_N11C, tails_X)
+        yield DecodeRead(tokens, len(members), blocks_NM.flatten(), num_keys, mask_N11C, tails_X)
 
 
-def _length_groups(seq_lens: Sequence[int]) -> list[list[int]]:
-    """Sequences whose lengths round up to the same power of two, so that padding costs less than reading twice."""
+def _length_groups(nums_keys: Sequence[int]) -> list[list[int]]:
+    """Sequences whose keys round up to the same power of two, so that padding costs less than reading twice.
+
+    Those whose last tile must not be a whole one are with their like, or in a whole one it would be added up in halves.
+    """
     groups: dict[int, list[int]] = {}
-    for s, length in enumerate(seq_lens):
-        groups.setdefault(max(length - 1, _MIN_BUCKET - 1).bit_length(), []).append(s)
+    for s, num_keys in enumerate(nums_keys):
+        tile, rest = divmod(num_keys, _KEY_TILE)
+        has_part_tile = _HALF_TILE < rest <= _MAX_PART_TILE
+        bucket = max(num_keys - 1, _MIN_BUCKET - 1).bit_length()
+        groups.setdefault(-1 - tile if has_part_tile else bucket, []).append(s)
     return list(groups.values())
 
 
-def _visible_blocks(table_NM: Tensor, lens_N1: Tensor, window: int, block_size: int) -> tuple[Tensor, Tensor]:
-    """The blocks that each sequence's last position sees, which may be all that are left of it, and their positions.
-
-    As many of each as of the one that has most; the null block stands for those behind a sequence's end.
-    """
-    first_N1 = (lens_N1 - window).clamp_(min=0) // block_size
-    last_N1 = (lens_N1 - 1) // block_size
-    num_blocks = int((last_N1 - first_N1).max()) + 1
-    columns_NM = first_N1 + torch.arange(num_blocks)
-    blocks_NM = table_NM.gather(1, columns_NM.clamp(max=table_NM.shape[1] - 1)).masked_fill_(columns_NM > last_N1, 0)
-    return blocks_NM, first_N1 * block_size + torch.arange(num_blocks * block_size)
+def _first_blocks(table_NM: Tensor, num_blocks: int) -> Tensor:
+    """So many columns of the table; behind its last, the null block."""
+    missing = num_blocks - table_NM.shape[1]
+    return F.pad(table_NM, (0, missing)) if missing > 0 else table_NM[:, :num_blocks]
 
 
-def _tails(keys_NC: Tensor, lens_N1: Tensor, block_size: int) -> Tensor:
+def _visible_blocks(
+    table_NM: Tensor, lens_N1: Tensor, starts_N1: Tensor, num_blocks: int, window: int, block_size: int
+) -> Tensor:
+    """The blocks from each sequence's first key on; the null block stands for those that its last position hides."""
+    columns_NM = starts_N1 // block_size + torch.arange(num_blocks)
+    blocks_NM = table_NM.gather(1, columns_NM.clamp(max=table_NM.shape[1] - 1))
+    first_N1, last_N1 = (lens_N1 - window).clamp_(min=0) // block_size, (lens_N1 - 1) // block_size
+    return blocks_NM.masked_fill_((columns_NM < first_N1) | (columns_NM > last_N1), 0)
+
+
+def _tails(nums_keys_N1: Tensor, num_blocks: int, block_size: int) -> Tensor:
     """Where, in N * C, the last block of each sequence lies behind its end."""
-    num_seqs, context_len = keys_NC.shape
-    tails_NP = lens_N1 - keys_NC[:, :1] + torch.arange(block_size)
-    return (tails_NP + torch.arange(num_seqs).unsqueeze(1) * context_len)[tails_NP < context_len]
+    context_len = num_blocks * block_size
+    tails_NP = nums_keys_N1 + torch.arange(block_size)
+    return (tails_NP + torch.arange(len(nums_keys_N1)).unsqueeze(1) * context_len)[tails_NP < context_len]
 
 
 # ---- prefill
@@ -218,25 +242,25 @@ class PrefillRead:
         dtype: torch.dtype,
     ) -> None:
         self.tokens: slice | Tensor = tokens
-        num_queries = tokens.stop - tokens.start
-        first_query = context_len - num_queries
-        first_seen = 0 if sliding_window is None else max(0, first_query - sliding_window + 1)
-        first_block = first_seen // block_size
-        first_read = first_block * block_size
-        self._blocks_X = table_M[first_block : -(-context_len // block_size)]
+        first_query = context_len - (tokens.stop - tokens.start)
+        first_read = _first_key(first_query, sliding_window)
+        self._num_keys = context_len - first_read
+        num_hidden = 0 if sliding_window is None else max(0, first_query - sliding_window + 1 - first_read)
+        blocks_1X = table_M[None, first_read // block_size : -(-context_len // block_size)]
+        self._blocks_X = _first_blocks(blocks_1X, -(-padded_keys(self._num_keys) // block_size))[0].clone()
+        self._blocks_X[: num_hidden // block_size] = 0
         self._chunks: list[_Chunk] = []
-        for begin in range(0, num_queries, _QUERY_CHUNK):
-            end = min(begin + _QUERY_CHUNK, num_queries)
-            queries = torch.arange(first_query + begin, first_query + end)
-            first_key = 0 if sliding_window is None else max(0, first_query + begin - sliding_window + 1)
-            keys = torch.arange(first_key, first_query + end)
-            mask_QC = _mask(keys, queries[:, None], sliding_window, dtype)
-            read_keys = slice(first_key - first_read, first_query + end - first_read)
-            self._chunks.append(_Chunk(slice(begin, end), read_keys, mask_QC))
+        for begin in _chunk_starts(first_query, context_len):
+            end = min(begin - begin % _QUERY_CHUNK + _QUERY_CHUNK, context_len)
+            first_key = _first_key(begin, sliding_window)
+            keys = torch.arange(first_key, first_key + padded_keys(end - first_key))
+            mask_QC = _mask(keys, torch.arange(begin, end)[:, None], sliding_window, dtype)
+            read_keys = slice(first_key - first_read, first_key - first_read + len(keys))
+            self._chunks.append(_Chunk(slice(begin - first_query, end - first_query), read_keys, mask_QC))
 
     def attend(self, q_QHD: Tensor, layer: Layer, scale: float, soft_cap: float | None) -> Tensor:
         """[Q, H, D]. Of a key head, X queries together Y times: all of its group at once, or a query head at a time."""
-        k_KCD, v_KCD = (x_1CKD[0].transpose(0, 1) for x_1CKD in layer.read(1, self._blocks_X))
+        k_KCD, v_KCD = (self._context(x_1CKD[0]).transpose(0, 1) for x_1CKD in layer.read(1, self._blocks_X))
         q_KGQD = q_QHD.unflatten(1, (len(k_KCD), -1)).permute(1, 2, 0, 3)
         out_QHD = torch.empty_like(q_QHD)
         out_KGQD = out_QHD.view(len(q_QHD), *q_KGQD.shape[:2], -1).permute(1, 2, 0, 3)
@@ -251,8 +275,32 @@ class PrefillRead:
             out_KGQD[:, :, chunk.queries] = out_KYXD.reshape(q_KgQD.shape)
         return out_QHD
 
+    def _context(self, x_CKD: Tensor) -> Tensor:
+        """What was read, cleared behind the sequence's end: there it is others', who may have left NaN."""
+        x_CKD[self._num_keys :].zero_()
+        return x_CKD
+
+
+def _chunk_starts(first_query: int, end: int) -> list[int]:
+    """Chunks end at multiples of their size, so that their queries' last tiles are all of one kind (`padded_keys`)."""
+    return [first_query, *range(first_query - first_query % _QUERY_CHUNK + _QUERY_CHUNK, end, _QUERY_CHUNK)]
+
 
 # ---- both
+
+
+def padded_keys(num_keys: int) -> int:
+    """How many keys to read, the first of them at the beginning of a tile, so that sums do not depend on who reads on.
+
+    A tile of 385 keys or more is filled up: how it is halved depends on how many it has.
+    """
+    step = _KEY_TILE if num_keys % _KEY_TILE > _MAX_PART_TILE else _KEY_STEP
+    return -(-num_keys // step) * step
+
+
+def _first_key(query: int, sliding_window: int | None) -> int:
+    """The beginning of the tile of the first key that a query sees, by position."""
+    return 0 if sliding_window is None else max(0, query - sliding_window + 1) // _KEY_TILE * _KEY_TILE
 
 
 def _mask(keys_C: Tensor, queries_Q1: Tensor, sliding_window: int | None, dtype: torch.dtype) -> Tensor:
@@ -270,8 +318,34 @@ def _attention(
     """softmax(cap(q k^T * scale) + mask) v over any two leading dimensions X, in the type of the keys."""
     q_XQD = q_XQD.to(k_XCD.dtype)
     if soft_cap is None:
-        return F.scaled_dot_product_attention(q_XQD, k_XCD, v_XCD, attn_mask=mask, scale=scale)
+        return _fused_attention(q_XQD, k_XCD, v_XCD, mask, scale)
     scores_XQC = (q_XQD @ k_XCD.transpose(-1, -2)).float().mul_(scale / soft_cap).tanh_().mul_(soft_cap)
     if mask is not None:
         scores_XQC += mask
     return scores_XQC.softmax(-1).to(v_XCD.dtype) @ v_XCD
+
+
+def _fused_attention(q_XQD: Tensor, k_XCD: Tensor, v_XCD: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """torch's, with enough rows in its last tile of queries, and never for one head's tile alone.
+
+    What is alone has all of torch's threads for its products, which take another order for them.
+    """
+    num_seqs, num_heads, num_queries, head_dim = q_XQD.shape
+    num_added = _rows_to_add(num_queries, head_dim, q_XQD.dtype)
+    is_alone = num_seqs * num_heads == 1 and num_queries <= _QUERY_TILE
+    if not num_added and not is_alone:
+        return F.scaled_dot_product_attention(q_XQD, k_XCD, v_XCD, attn_mask=mask, scale=scale)
+    q_XQD = F.pad(q_XQD, (0, 0, 0, num_added))
+    if mask is not None and mask.shape[-2] > 1:
+        mask = F.pad(mask, (0, 0, 0, num_added))
+    if is_alone:
+        q_XQD, k_XCD, v_XCD = (x.expand(2, -1, -1, -1) for x in (q_XQD, k_XCD, v_XCD))
+    out_XQD = F.scaled_dot_product_attention(q_XQD, k_XCD, v_XCD, attn_mask=mask, scale=scale)
+    return out_XQD[:num_seqs, :, :num_queries]
+
+
+def _rows_to_add(num_rows: int, head_dim: int, dtype: torch.dtype) -> int:
+    """So many that torch's last tile of queries has enough rows for MKL to multiply each in the same way: measured."""
+    least = max(2, head_dim // 16) if dtype == torch.float32 else 2
+    num_last = num_rows % _QUERY_TILE
+    return least - num_last if 0 < num_last < least else 0

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aserve.kernels.ops import BadWords, LogitControls, SamplingBatch
+from aserve.kernels.ops import NO_TOKEN, BadWords, LogitControls, SamplingBatch
 from aserve.kernels.philox import random_words
-from aserve.kernels.reference import MASS_UNIT
+from aserve.kernels.reference import LARGEST_PENALIZED, MASS_UNIT
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -28,10 +28,15 @@ def sample(logits_SV: Tensor, batch: SamplingBatch) -> Tensor:
     logits_SV = logits_SV.float()
     if batch.banned_SC is not None:
         logits_SV = _ban(logits_SV, batch.banned_SC)
-    tokens_S = torch.from_numpy(logits_SV.numpy().argmax(-1))  # the first of equals
+    logits = logits_SV.numpy()
+    tokens = logits.argmax(-1)  # the first of equals, or of NaNs
+    is_finite = np.isfinite(np.take_along_axis(logits, tokens[:, None], -1)[:, 0])
+    tokens_S = torch.from_numpy(np.where(is_finite, tokens, NO_TOKEN))
     if batch.all_greedy:
         return tokens_S
-    rows_R = batch.temperature_S.nonzero().squeeze(1)
+    rows_R = torch.from_numpy(np.flatnonzero(is_finite & (batch.temperature_S.numpy() > 0)))
+    if not len(rows_R):
+        return tokens_S
     weights_RV = logits_SV.index_select(0, rows_R)
     weights_RV.sub_(weights_RV.gather(1, tokens_S[rows_R, None]))
     weights_RV.div_(batch.temperature_S[rows_R, None]).exp_()
@@ -51,15 +56,22 @@ def control_logits(logits_SV: Tensor, controls: LogitControls) -> None:
     if controls.bias_RV is not None:
         logits_QV += controls.bias_RV.index_select(0, controls.table_rows_Q)
     if controls.counts_RV is not None:
-        counts_QV = controls.counts_RV.index_select(0, controls.table_rows_Q)
-        repetition_Q1 = controls.repetition_Q[:, None]
-        repeated_QV = torch.where(logits_QV > 0, logits_QV / repetition_Q1, logits_QV * repetition_Q1)
-        logits_QV = torch.where(counts_QV > 0, repeated_QV, logits_QV)
-        num_generated_QV = counts_QV.bitwise_right_shift_(1)
-        logits_QV -= controls.frequency_Q[:, None] * num_generated_QV
-        logits_QV -= controls.presence_Q[:, None] * (num_generated_QV > 0)
-    has_choice_Q = logits_QV.amax(-1) > -math.inf
+        _penalize(logits_QV, controls.counts_RV.index_select(0, controls.table_rows_Q), controls)
+    has_choice_Q = logits_QV.amax(-1) != -math.inf
     logits_SV.index_copy_(0, controls.rows_Q[has_choice_Q], logits_QV[has_choice_Q])
+
+
+def _penalize(logits_QV: Tensor, counts_QV: Tensor, controls: LogitControls) -> None:
+    """Penalties where they are due, in place: N tokens of rows that have had them, few of Q vocabularies."""
+    rows_N, ids_N = counts_QV.nonzero(as_tuple=True)
+    logits_N, repetition_N = logits_QV[rows_N, ids_N], controls.repetition_Q[rows_N]
+    bounded_N = logits_N.clamp(-LARGEST_PENALIZED, LARGEST_PENALIZED)
+    repeated_N = torch.where(bounded_N > 0, bounded_N / repetition_N, bounded_N * repetition_N)
+    logits_N = torch.where(logits_N.isfinite(), repeated_N, logits_N)
+    num_generated_N = counts_QV[rows_N, ids_N].bitwise_right_shift_(1)
+    logits_N -= controls.frequency_Q[rows_N] * num_generated_N
+    logits_N -= controls.presence_Q[rows_N] * (num_generated_N > 0)
+    logits_QV.index_put_((rows_N, ids_N), logits_N)
 
 
 def _ban_words(logits_QV: Tensor, words: BadWords, table_rows_Q: Tensor) -> None:
@@ -124,6 +136,6 @@ def _weight_floor(weights_V: FloatArray, top_k: int, top_p: float) -> np.float32
         ascending_V = ascending_V[np.searchsorted(ascending_V, floor) :]
     if top_p < 1:
         cumulative_V = np.floor(ascending_V[::-1] * np.float32(MASS_UNIT)).cumsum(dtype=np.float64)
-        needed = math.ceil(top_p * cumulative_V[-1])
+        needed = max(math.ceil(top_p * cumulative_V[-1]), 1)
         floor = ascending_V[::-1][np.searchsorted(cumulative_V, needed)]
     return floor

@@ -12,8 +12,10 @@ import triton.language as tl
 from torch import Tensor
 
 from aserve.kernels.ops import LogitControls
+from aserve.kernels.reference import LARGEST_PENALIZED
 
 _MAX_TILE = 4096
+_LARGEST_PENALIZED = tl.constexpr(LARGEST_PENALIZED)
 _ROW_POINTERS = ["rows_ptr", "table_rows_ptr"]
 
 
@@ -51,8 +53,10 @@ def _control_kernel(
     if counts_ptr is not None:
         code = tl.load(counts_ptr + table_row * VOCAB_SIZE + ids, mask=mask, other=0)
         repetition = tl.load(repetition_ptr + q)
-        penalized = tl.where(logits > 0, tl.div_rn(logits, tl.zeros_like(logits) + repetition), logits * repetition)
-        logits = tl.where(code > 0, penalized, logits)
+        is_finite = (logits > float("-inf")) & (logits < float("inf"))
+        bounded = tl.minimum(tl.maximum(logits, -_LARGEST_PENALIZED), _LARGEST_PENALIZED)
+        penalized = tl.where(bounded > 0, tl.div_rn(bounded, tl.zeros_like(bounded) + repetition), bounded * repetition)
+        logits = tl.where((code > 0) & is_finite, penalized, logits)
         count = code >> 1
         logits -= tl.load(frequency_ptr + q) * count.to(tl.float32)
         logits -= tl.where(count > 0, tl.load(presence_ptr + q), 0.0)
@@ -97,7 +101,7 @@ def _write_back_kernel(
     """One tile of one controlled row, if a token of the row is left."""
     q = tl.program_id(0).to(tl.int64)
     ids = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    if tl.load(largest_ptr + q) > float("-inf"):
+    if tl.load(largest_ptr + q) != float("-inf"):
         mask = ids < VOCAB_SIZE
         logits = tl.load(out_ptr + q * VOCAB_SIZE + ids, mask=mask)
         tl.store(logits_ptr + tl.load(rows_ptr + q) * logits_stride + ids, logits, mask=mask)

@@ -11,9 +11,12 @@ Shape letters, here and in all of kernels/, models/ and runner/:
 """
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from torch import Tensor
+
+NO_TOKEN: Final = -1
+"""Stands, on the device and on its way to the host, for the token of a row that cannot be sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +178,10 @@ class Ops(Protocol):
         ...
 
     def sample(self, logits_SV: Tensor, batch: SamplingBatch) -> Tensor:
-        """One token id a row, int64 [S]. Rows without a filter skip it; NaN logits are the caller's to catch."""
+        """One token id a row, int64 [S]; NO_TOKEN for a row whose largest logit is not finite, which alters no other.
+
+        Rows without a filter skip it.
+        """
         ...
 
     def control_logits(self, logits_SV: Tensor, controls: LogitControls) -> None:

@@ -11,7 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_MAX_BOTH_ELEMENTS = 1 << 21
+_MAX_PLAIN_ELEMENTS = 1 << 21
+_TRIED_ROWS = (2, 3, 8, 17, 64, 100, 200, 512)
+_MAX_RUN = 1024
+"""Inputs that oneDNN adds up in one way, however many rows there are."""
 _TILE_ROWS = 16
 """Rows of a tile of AMX, a matrix unit of Intel's (Xeon, from Sapphire Rapids on)."""
 
@@ -27,13 +30,23 @@ def can_pack(weight_OI: Tensor) -> bool:
     return weight_OI.dtype == torch.float32
 
 
-def pays_unpacked_too(weight_OI: Tensor) -> bool:
-    """Whether to keep a plain copy for single rows as well.
+def is_better_plain(weight_OI: Tensor) -> bool:
+    """Whether `plain_linear` is faster for this weight, and gives a row the same bits with any number of others.
 
-    In float32 a small weight is in the processor's cache as it is, and a packed product takes 7 us more to call: worth
-    a copy of a few megabytes at most, where for two rows and more packing already wins.
+    In float32 a small weight is in the processor's cache as it is, and a packed product takes 10 us more to call.
     """
-    return weight_OI.dtype == torch.float32 and weight_OI.numel() <= _MAX_BOTH_ELEMENTS
+    is_small = weight_OI.dtype == torch.float32 and weight_OI.numel() <= _MAX_PLAIN_ELEMENTS
+    return is_small and _rows_agree(*weight_OI.shape)
+
+
+@cache
+def _rows_agree(num_outputs: int, num_inputs: int) -> bool:
+    """Try it: the order in which MKL adds up depends on the sizes and on the processor."""
+    draw = torch.Generator().manual_seed(0)
+    x_TI = torch.randn(max(_TRIED_ROWS), num_inputs, generator=draw)
+    weight_IO = torch.randn(num_inputs, num_outputs, generator=draw)
+    expected_O = plain_linear(x_TI[:1], weight_IO, None)
+    return all(torch.equal(plain_linear(x_TI[:n], weight_IO, None)[:1], expected_O) for n in _TRIED_ROWS)
 
 
 def pack(weight_OI: Tensor) -> Tensor:
@@ -42,13 +55,31 @@ def pack(weight_OI: Tensor) -> Tensor:
 
 
 def packed_linear(x_TI: Tensor, packed_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-    """x W^T + b, [T, O]. Equal to torch's linear in bfloat16; in float32 sums may be taken in another order."""
-    num_rows = x_TI.shape[0]
+    """x W^T + b, [T, O]. Equal to torch's linear in bfloat16, but for rounding: sums are taken in another order.
+
+    A row has the same bits with any number of others.
+    """
+    num_rows, num_inputs = x_TI.shape
+    if num_rows == 1 and num_inputs > _MAX_RUN:
+        # oneDNN adds up a single row's inputs in shorter runs.
+        return _product(F.pad(x_TI, (0, 0, 0, 1)), packed_OI, bias_O)[:1]
     if _TILE_ROWS < num_rows <= 2 * _TILE_ROWS and x_TI.dtype == torch.bfloat16 and _has_amx():
         # oneDNN takes 1.4 times as long for 17 to 32 rows, in two tiles, as for 33 to 48, in three.
         x_TI = F.pad(x_TI, (0, 0, 0, 2 * _TILE_ROWS + 1 - num_rows))
         return _product(x_TI, packed_OI, bias_O)[:num_rows]
     return _product(x_TI, packed_OI, bias_O)
+
+
+def plain_linear(x_TI: Tensor, weight_IO: Tensor, bias_O: Tensor | None) -> Tensor:
+    """x W + b, [T, O], W by rows of inputs, as vector units read it best; a single row as one of two.
+
+    A product with a vector is another function of MKL's, which adds up in another order.
+    """
+    num_rows = x_TI.shape[0]
+    out_TO = torch.mm(x_TI if num_rows > 1 else x_TI.expand(2, -1), weight_IO)
+    if bias_O is not None:
+        out_TO += bias_O
+    return out_TO if num_rows > 1 else out_TO[:1]
 
 
 def _product(x_TI: Tensor, packed_OI: Tensor, bias_O: Tensor | None) -> Tensor:

@@ -3,7 +3,7 @@
 It knows what each operation means and nothing of speed. All arithmetic is float32, and results return in the input's
 type. Shape letters: ops.py.
 
-How a row is sampled, here and in every implementation:
+How a row is sampled, here and in every implementation, unless its largest logit, after the bans, is not finite:
   1. Banned ids get -inf. At temperature 0 the token is the largest logit, the lowest id among equals.
   2. weight = exp((logit - max) / temperature), float32; the likeliest token's is 1.
   3. A weight counts as floor(weight * 2^32) units of mass. Sums of integers are exact in any order, so the result does
@@ -22,6 +22,8 @@ What `control_logits` does to a row before that, in vLLM's order:
      are positive and multiplied where they are not. Then OpenAI's penalties, on generated tokens alone: frequency for
      each time that a token was generated, presence once.
 A row whose every token would be banned keeps its logits: the bans are void, rather than the answer not a number.
+What is finite stays finite: a logit counts as at most LARGEST_PENALIZED in the product or quotient. What was not finite
+before is not finite after, so that it is found.
 """
 
 import math
@@ -30,9 +32,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aserve.kernels.ops import AttentionBatch, LogitControls, SamplingBatch, Scores
+from aserve.kernels.ops import NO_TOKEN, AttentionBatch, LogitControls, SamplingBatch, Scores
 from aserve.kernels.philox import random_words
 
+LARGEST_PENALIZED = 2.0**120
+"""A hundredth of the largest float32, or less: times or over a repetition penalty, in [0.01, 100], it stays finite."""
 MASS_UNIT = 2.0**32
 """Units of mass of the likeliest token. Totals stay under 2^53, exact as int64 and as float64, up to 2M tokens."""
 
@@ -139,6 +143,9 @@ class ReferenceOps:
             if batch.banned_SC is not None:
                 banned_C = batch.banned_SC[s]
                 logits_V[banned_C[banned_C >= 0]] = -math.inf
+            if not logits_V.max().isfinite():
+                tokens.append(NO_TOKEN)
+                continue
             temperature = batch.temperature_S[s].item()
             if temperature == 0:
                 tokens.append(int(logits_V.argmax()))
@@ -160,7 +167,7 @@ class ReferenceOps:
             if controls.counts_RV is not None:
                 penalties = (controls.repetition_Q[q], controls.presence_Q[q], controls.frequency_Q[q])
                 logits_V = _penalized(logits_V, controls.counts_RV[table_row], *penalties)
-            if logits_V.max() > -math.inf:
+            if logits_V.max() != -math.inf:
                 logits_SV[row] = logits_V
 
     def score(self, logits_SV: Tensor, targets_S: Tensor, num_top: int) -> Scores:
@@ -232,8 +239,9 @@ def _banned_ids(controls: LogitControls, q: int) -> list[int]:
 
 def _penalized(logits_V: Tensor, counts_V: Tensor, repetition: Tensor, presence: Tensor, frequency: Tensor) -> Tensor:
     """Step 3; counts as in LogitControls."""
-    repeated_V = torch.where(logits_V > 0, logits_V / repetition, logits_V * repetition)
-    logits_V = torch.where(counts_V > 0, repeated_V, logits_V)
+    bounded_V = logits_V.clamp(-LARGEST_PENALIZED, LARGEST_PENALIZED)
+    repeated_V = torch.where(bounded_V > 0, bounded_V / repetition, bounded_V * repetition)
+    logits_V = torch.where((counts_V > 0) & logits_V.isfinite(), repeated_V, logits_V)
     num_generated_V = counts_V >> 1
     return logits_V - frequency * num_generated_V - torch.where(num_generated_V > 0, presence, 0.0)
 
@@ -252,7 +260,7 @@ def _weight_floor(weights_V: Tensor, top_k: int, top_p: float, min_p: float) -> 
         sorted_V = sorted_V[sorted_V >= floor]
     if top_p < 1:
         cumulative_V = _mass(sorted_V).cumsum(0)
-        needed = math.ceil(top_p * float(cumulative_V[-1]))
+        needed = max(math.ceil(top_p * float(cumulative_V[-1])), 1)
         floor = max(floor, sorted_V[int((cumulative_V < needed).sum())].item())
     return max(floor, min_p)
 

@@ -17,11 +17,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aserve.kernels.ops import SamplingBatch
+from aserve.kernels.ops import NO_TOKEN, SamplingBatch
 from aserve.kernels.reference import MASS_UNIT
 
 _MAX_TILE = 4096
 _MASS_UNIT = tl.constexpr(MASS_UNIT)
+_NO_TOKEN = tl.constexpr(NO_TOKEN)
 _POWERS = tl.constexpr(32)
 """Powers of two that weights are counted by. A weight under the last is less than a unit of mass."""
 # Per-row numbers may begin anywhere in a packed buffer, and a kernel reads one of each: alignment means nothing to it.
@@ -36,6 +37,12 @@ def _load_logits(row_ptr, ids, vocab_size, banned_ptr, num_banned):
         for i in range(num_banned):
             logits = tl.where(ids == tl.load(banned_ptr + i), float("-inf"), logits)
     return logits
+
+
+@triton.jit
+def _is_finite(x):
+    """Whether a number is neither infinite nor NaN."""
+    return (x > float("-inf")) & (x < float("inf"))
 
 
 @triton.jit
@@ -62,14 +69,14 @@ def _tile_max_kernel(
     NUM_TILES: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """The largest logit of a tile, and the lowest id that has it."""
+    """The largest logit of a tile, and the lowest id that has it. NaN counts as infinity."""
     row = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     if banned_ptr is not None:
         banned_ptr += row * num_banned
     ids = tile * TILE + tl.arange(0, TILE)
     logits = _load_logits(logits_ptr + row * logits_stride, ids, VOCAB_SIZE, banned_ptr, num_banned)
-    largest = tl.max(logits, axis=0)
+    largest = tl.max(tl.where(logits == logits, logits, float("inf")), axis=0)
     tl.store(tile_max_ptr + row * NUM_TILES + tile, largest)
     tl.store(tile_id_ptr + row * NUM_TILES + tile, tl.min(tl.where(logits == largest, ids, VOCAB_SIZE), axis=0))
 
@@ -78,7 +85,7 @@ def _tile_max_kernel(
 def _row_max_kernel(
     tile_max_ptr, tile_id_ptr, largest_ptr, token_ptr, NUM_TILES: tl.constexpr, BLOCK_TILES: tl.constexpr
 ):
-    """The largest logit of a row, and the lowest id that has it: the greedy token."""
+    """The largest logit of a row, and the lowest id that has it: the greedy token. NO_TOKEN if it is not finite."""
     row = tl.program_id(0).to(tl.int64)
     tiles = tl.arange(0, BLOCK_TILES)
     mask = tiles < NUM_TILES
@@ -86,7 +93,8 @@ def _row_max_kernel(
     ids = tl.load(tile_id_ptr + row * NUM_TILES + tiles, mask=mask, other=2147483647)
     largest = tl.max(maxima, axis=0)
     tl.store(largest_ptr + row, largest)
-    tl.store(token_ptr + row, tl.min(tl.where(maxima == largest, ids, 2147483647), axis=0).to(tl.int64))
+    token = tl.min(tl.where(maxima == largest, ids, 2147483647), axis=0).to(tl.int64)
+    tl.store(token_ptr + row, tl.where(_is_finite(largest), token, _NO_TOKEN))
 
 
 @triton.jit
@@ -177,13 +185,13 @@ def _floor_kernel(
     top_k = tl.load(top_k_ptr + row).to(tl.int64)
     top_p = tl.load(top_p_ptr + row)
     has_top_k = (top_k > 0) & (top_k < VOCAB_SIZE)
+    largest = tl.load(largest_ptr + row)
     floor = 0.0
-    if (temperature > 0) & (has_top_k | (top_p < 1)):
+    if (temperature > 0) & _is_finite(largest) & (has_top_k | (top_p < 1)):
         if banned_ptr is not None:
             banned_ptr += row * num_banned
         weights_ptr += row * VOCAB_SIZE
         likeliest_ptr += row * BLOCK
-        largest = tl.load(largest_ptr + row)
         num_by_power = tl.zeros([_POWERS], dtype=tl.int32)
         mass = tl.zeros([BLOCK], dtype=tl.int64)
         for start in range(0, VOCAB_SIZE, BLOCK):
@@ -204,7 +212,7 @@ def _floor_kernel(
             floor = _largest_floor(source_ptr, num_weights, top_k, False, BLOCK)
             total = _tally(source_ptr, num_weights, floor, True, BLOCK)
         if top_p < 1:
-            needed = tl.ceil(top_p.to(tl.float64) * total.to(tl.float64)).to(tl.int64)
+            needed = tl.maximum(tl.ceil(top_p.to(tl.float64) * total.to(tl.float64)).to(tl.int64), 1)
             source_ptr, num_weights = weights_ptr, VOCAB_SIZE
             if needed <= _tally(likeliest_ptr, num_likeliest, 0.0, True, BLOCK):
                 source_ptr, num_weights = likeliest_ptr, num_likeliest
@@ -230,7 +238,8 @@ def _tile_mass_kernel(
     row = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     temperature = tl.load(temperature_ptr + row)
-    if temperature > 0:
+    largest = tl.load(largest_ptr + row)
+    if (temperature > 0) & _is_finite(largest):
         if banned_ptr is not None:
             banned_ptr += row * num_banned
         floor = 0.0
@@ -238,7 +247,7 @@ def _tile_mass_kernel(
             floor = tl.load(floor_ptr + row)
         ids = tile * TILE + tl.arange(0, TILE)
         logits = _load_logits(logits_ptr + row * logits_stride, ids, VOCAB_SIZE, banned_ptr, num_banned)
-        mass = _mass(_weights(logits, tl.load(largest_ptr + row), temperature), floor)
+        mass = _mass(_weights(logits, largest, temperature), floor)
         tl.store(tile_mass_ptr + row * NUM_TILES + tile, tl.sum(mass, axis=0))
 
 
@@ -265,7 +274,8 @@ def _draw_kernel(
     """The first id whose cumulative mass exceeds the row's random share of the total: find its tile, then the id."""
     row = tl.program_id(0).to(tl.int64)
     temperature = tl.load(temperature_ptr + row)
-    if temperature > 0:
+    largest = tl.load(largest_ptr + row)
+    if (temperature > 0) & _is_finite(largest):
         if banned_ptr is not None:
             banned_ptr += row * num_banned
         floor = 0.0
@@ -286,7 +296,7 @@ def _draw_kernel(
         before = tl.sum(tl.where(passed, tile_mass, 0), axis=0)
         ids = tile * TILE + tl.arange(0, TILE)
         logits = _load_logits(logits_ptr + row * logits_stride, ids, VOCAB_SIZE, banned_ptr, num_banned)
-        mass = _mass(_weights(logits, tl.load(largest_ptr + row), temperature), floor)
+        mass = _mass(_weights(logits, largest, temperature), floor)
         inside = before + tl.cumsum(mass, axis=0)
         tl.store(token_ptr + row, (tile * TILE + tl.sum((inside <= target).to(tl.int32), axis=0)).to(tl.int64))
 

@@ -2,7 +2,7 @@
 
 What happens once a token is a few additions here; what can be read at any time (how many run, wait, are held) is read
 when somebody scrapes, from the scheduler's own statistics. Every label value comes from a closed set: the name of the
-served model and the finish reasons; nothing that a client sent becomes a label.
+served model, the finish reasons, and the tenants' names; nothing that a client sent becomes a label.
 Knows no block, no tensor and no HTTP; it is told times, and reads no clock.
 """
 
@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
-from aserve.core.outputs import FinishReason
+from aserve.core.outputs import FinishReason, RequestTimings
 from aserve.core.request import Request
 from aserve.metrics.histogram import BucketCounts
 
@@ -79,16 +79,51 @@ class SchedulerCounts(Protocol):
     def num_host_hit_blocks(self) -> int: ...  # noqa: D102  the class says what each is
 
 
+class TenantCounts(Protocol):
+    """What is read of a tenant: its name, how many of its requests are open, and counters since the start."""
+
+    @property
+    def tenant(self) -> str: ...  # noqa: D102  the class says what each is
+    @property
+    def num_open(self) -> int: ...  # noqa: D102  the class says what each is
+    @property
+    def num_requests(self) -> int: ...  # noqa: D102  the class says what each is
+    @property
+    def num_refused(self) -> int: ...  # noqa: D102  the class says what each is
+    @property
+    def num_prompt_tokens(self) -> int: ...  # noqa: D102  the class says what each is
+    @property
+    def num_cached_tokens(self) -> int: ...  # noqa: D102  the class says what each is
+    @property
+    def num_generated_tokens(self) -> int: ...  # noqa: D102  the class says what each is
+
+
+TENANT_COUNTERS: Final = {
+    "tenant_requests": ("Requests by tenant.", "num_requests"),
+    "tenant_refusals": ("Requests that were refused for their tenant's limits.", "num_refused"),
+    "tenant_prompt_tokens": ("Prompt tokens by tenant.", "num_prompt_tokens"),
+    "tenant_cached_tokens": ("Those of them that were in the prefix cache.", "num_cached_tokens"),
+    "tenant_generation_tokens": ("Tokens generated, by tenant.", "num_generated_tokens"),
+}
+
+
 class EngineMetrics(Collector):
     """Counts of one engine; registers itself with `registry`, which must not hold another engine's.
 
     model_name: the value of the `model_name` label.
-    statistics: called at each scrape.
+    statistics: called at each scrape. usages: of each tenant, called then, too; those without a name are left out.
     """
 
-    def __init__(self, registry: CollectorRegistry, model_name: str, statistics: Callable[[], SchedulerCounts]) -> None:
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        model_name: str,
+        statistics: Callable[[], SchedulerCounts],
+        usages: Callable[[], Sequence[TenantCounts]] = tuple,
+    ) -> None:
         self._model_name = model_name
         self._statistics = statistics
+        self._usages = usages
         self.first_token_s = BucketCounts(FIRST_TOKEN_BOUNDS_S)
         self.inter_token_s = BucketCounts(INTER_TOKEN_BOUNDS_S)
         self.latency_s = BucketCounts(LATENCY_BOUNDS_S)
@@ -137,6 +172,7 @@ class EngineMetrics(Collector):
             "event_loop_lag_seconds", "How late the event loop was, at worst in the last 10 s.", max(self.loop_lags_s)
         )
         yield self._endings()
+        yield from self._of_tenants([usage for usage in self._usages() if usage.tenant])
         yield from self._histograms()
 
     def _of_scheduler(self, counts: SchedulerCounts) -> Iterator[Metric]:
@@ -159,6 +195,18 @@ class EngineMetrics(Collector):
         )
         queued.add_metric([self._model_name], counts.num_admitted, counts.queue_time_s)
         yield queued
+
+    def _of_tenants(self, usages: Sequence[TenantCounts]) -> Iterator[Metric]:
+        labels = ["model_name", "tenant"]
+        num_open = GaugeMetricFamily("aserve_tenant_requests_open", "Requests that are open, by tenant.", labels=labels)
+        for usage in usages:
+            num_open.add_metric([self._model_name, usage.tenant], usage.num_open)
+        yield num_open
+        for name, (documentation, field) in TENANT_COUNTERS.items():
+            counter = CounterMetricFamily(f"aserve_{name}", documentation, labels=labels)
+            for usage in usages:
+                counter.add_metric([self._model_name, usage.tenant], getattr(usage, field))
+            yield counter
 
     def _endings(self) -> Metric:
         """vLLM's request_success_total, which counts failures and aborts as well: the label tells them apart."""
@@ -194,24 +242,39 @@ class EngineMetrics(Collector):
 class RequestTimes:
     """The clock readings of one request. Times are seconds of the engine's clock.
 
-    last_s: of the last token, or the arrival. num_tokens: so far.
+    last_s: of the last token, or the arrival. num_tokens: so far. has_ended: whether it is counted as ended.
     """
 
-    __slots__ = ("_arrived_s", "_ended", "_metrics", "_num_prompt_tokens", "last_s", "num_tokens")
+    __slots__ = (
+        "_arrived_s",
+        "_first_s",
+        "_metrics",
+        "_num_prompt_tokens",
+        "_queued_s",
+        "has_ended",
+        "last_s",
+        "num_tokens",
+    )
 
     def __init__(self, metrics: EngineMetrics, num_prompt_tokens: int, now: float) -> None:
         self._metrics = metrics
         self._num_prompt_tokens = num_prompt_tokens
         self.num_tokens = 0
         self._arrived_s = self.last_s = now
-        self._ended = False
+        self._first_s: float | None = None
+        self._queued_s: float | None = None
+        self.has_ended = False
 
-    def tokens(self, now: float, num_tokens: int) -> None:
-        """A step brought `num_tokens` tokens; of several, each counts as an equal share of the time since the last."""
+    def tokens(self, now: float, num_tokens: int, queued_s: float = 0.0) -> None:
+        """A step brought `num_tokens` tokens; of several, each counts as an equal share of the time since the last.
+
+        queued_s: how long the request was in the queue, which the first of them tells.
+        """
         if num_tokens == 0:
             return
         metrics = self._metrics
         if self.num_tokens == 0:
+            self._first_s, self._queued_s = now, queued_s
             metrics.first_token_s.observe(now - self._arrived_s)
             metrics.num_prompt_tokens += self._num_prompt_tokens
         else:
@@ -220,10 +283,16 @@ class RequestTimes:
         self.num_tokens += num_tokens
         self.last_s = now
 
+    def timings(self, now: float) -> RequestTimings:
+        """For who asked, when a choice ends at `now`."""
+        arrived_s = self._arrived_s
+        first_token_s = None if self._first_s is None else self._first_s - arrived_s
+        return RequestTimings(self._queued_s, first_token_s, now - arrived_s)
+
     def finished(self, now: float, reason: FinishReason) -> None:
         """The request ended at `now`; lengths and latency are kept of answers that are whole."""
-        assert not self._ended, "a request ends once"
-        self._ended = True
+        assert not self.has_ended, "a request ends once"
+        self.has_ended = True
         metrics = self._metrics
         metrics.num_finished[reason] += 1
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
@@ -233,5 +302,5 @@ class RequestTimes:
 
     def left(self, now: float, reason: FinishReason = FinishReason.ABORT) -> None:
         """The reader is gone, or is about to be sent away; what that ended, unless it had finished."""
-        if not self._ended:
+        if not self.has_ended:
             self.finished(now, reason)

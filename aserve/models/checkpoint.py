@@ -1,16 +1,22 @@
 """A checkpoint: a folder of config.json, safetensors and tokenizer.json, local or from the Hugging Face hub.
 
 Knows which files a servable folder has, and refuses what would run code: pickled weights, and configs that name code.
-Does not know what the config means (spec.py) or read a tensor (weights.py).
+Refuses too what no honest folder has: numbers out of all bounds, huge files of text, links that lead out of it. Does
+not know what the config means (spec.py), whether the weights agree (inspection.py), or read a tensor (weights.py).
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from aserve.core.errors import CheckpointError
+from aserve.core.foreign import first_line
+from aserve.models.bounds import check_numbers, walk
 from aserve.models.spec import read_eos_ids
 
 INDEX_FILE: Final = "model.safetensors.index.json"
@@ -20,6 +26,18 @@ DOWNLOADED: Final = ("*.json", "*.safetensors", "*.jinja", "tokenizer*")
 TOKENIZER_FILES: Final = ("*.jinja", "tokenizer*", "special_tokens_map.json")
 # Sub-folders hold other formats (onnx/, original/), consolidated* the same weights under other names.
 NOT_DOWNLOADED: Final = ("*/*", "consolidated*")
+
+MiB: Final = 2**20
+MAX_BYTES: Final[Mapping[str, int]] = {
+    "tokenizer.json": 128 * MiB,
+    "tokenizer*": 16 * MiB,
+    INDEX_FILE: 64 * MiB,
+    "*.json": MiB,
+    "*.jinja": MiB,
+    "additional_chat_templates/*.jinja": MiB,
+}
+"""Of the files that are read whole. The first pattern counts; Gemma 3's tokenizer.json has 32 MiB."""
+MAX_INDEX_ENTRIES: Final = 2**19
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +69,7 @@ def resolve_checkpoint(
         raise CheckpointError(f"{model}: there is no config.json, so this is not a model folder")
 
     config = _read_object(path / "config.json")
+    check_numbers(config)
     if not trust_remote_code:
         _refuse_code(model, config)
     generation_config_path = path / "generation_config.json"
@@ -77,10 +96,33 @@ def resolve_tokenizer(name: str, revision: str | None = None, download_dir: str 
 def _find_folder(name: str, revision: str | None, download_dir: str | None, patterns: Sequence[str]) -> Path:
     path = Path(name).expanduser()
     if path.is_dir():
+        _check_files(path)
         return path
     if path.exists() or path.is_absolute() or name.count("/") > 1 or name.startswith((".", "~")):
         raise CheckpointError(f"{name}: no such folder")
-    return _download(name, revision, download_dir, patterns)
+    path = _download(name, revision, download_dir, patterns)
+    _check_files(path)
+    return path
+
+
+def _check_files(folder: Path) -> None:
+    """Refuse huge files of text, and links out of the folder: what they lead to could be shown to whoever asks.
+
+    The hub's cache consists of links, snapshots/<commit>/<file> to blobs/<hash>; those are as good as the file.
+    """
+    real = folder.resolve()
+    inside = (real, real.parent.parent / "blobs") if real.parent.name == "snapshots" else (real,)
+    seen: set[Path] = set()
+    for pattern, max_bytes in {**MAX_BYTES, "*.safetensors": None, "additional_chat_templates": None}.items():
+        for path in set(folder.glob(pattern)) - seen:
+            seen.add(path)
+            target = Path(os.path.realpath(path))  # which takes a link to itself as it is
+            if not any(target.is_relative_to(place) for place in inside):
+                raise CheckpointError(
+                    f"{path}: a link to {target}, which is outside the folder; put the file itself there"
+                )
+            if max_bytes is not None and path.is_file() and path.stat().st_size > max_bytes:
+                raise CheckpointError(f"{path}: {path.stat().st_size} bytes; at most {max_bytes} are read")
 
 
 def _download(model: str, revision: str | None, download_dir: str | None, patterns: Sequence[str]) -> Path:
@@ -109,19 +151,15 @@ def _download(model: str, revision: str | None, download_dir: str | None, patter
             f"{model}{at}: not a local folder, not in the cache, and the hub cannot be reached (or is switched off)"
         ) from error
     except (OSError, ValueError, BrokenConnectionError) as error:
-        raise CheckpointError(f"{model}{at}: cannot be downloaded: {_first_line(error)}") from error
+        raise CheckpointError(f"{model}{at}: cannot be downloaded: {first_line(error)}") from error
     return Path(folder)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)[:200]
 
 
 def _read_object(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not readable as JSON: {_first_line(error)}") from error
+        raise CheckpointError(f"{path}: not readable as JSON: {first_line(error)}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: must hold a JSON object")
     return value
@@ -129,7 +167,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 def _refuse_code(model: str, config: Mapping[str, Any]) -> None:
     """Refuse keys by which a config makes transformers import code, from the folder or from the hub."""
-    for key, value in _walk(config):
+    for _, key, value in walk(config):
         if key == "auto_map" or (key == "trust_remote_code" and value):
             raise CheckpointError(
                 f"{model}: config.json asks to run the model's own code ({key}); see --trust-remote-code"
@@ -140,17 +178,10 @@ def _refuse_code(model: str, config: Mapping[str, Any]) -> None:
             )
 
 
-def _walk(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for key, value in config.items():
-        yield key, value
-        if isinstance(value, dict):
-            yield from _walk(value)
-
-
 def _find_weights(path: Path) -> tuple[Path, ...]:
     index = path / INDEX_FILE
     if index.is_file():
-        return _find_shards(path, _read_object(index))
+        return _find_shards(path, index)
     if (path / SINGLE_FILE).is_file():
         return (path / SINGLE_FILE,)
     others = sorted(file.name for file in path.glob("*.safetensors"))
@@ -164,13 +195,28 @@ def _find_weights(path: Path) -> tuple[Path, ...]:
     return ()
 
 
-def _find_shards(path: Path, index: Mapping[str, Any]) -> tuple[Path, ...]:
-    weight_map = index.get("weight_map")
-    names = set(weight_map.values()) if isinstance(weight_map, dict) else set()
-    if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
-        raise CheckpointError(f"{path / INDEX_FILE}: weight_map must map tensors to file names in the folder")
+def _find_shards(path: Path, index: Path) -> tuple[Path, ...]:
+    content = index.read_bytes()
+    num_entries = content.count(b":")
+    if num_entries > MAX_INDEX_ENTRIES:
+        raise CheckpointError(f"{index}: {num_entries} entries; at most {MAX_INDEX_ENTRIES} are read")
+    try:
+        names = set(msgspec.json.decode(content, type=_Index).weight_map.values())
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{index}: weight_map must map tensors to file names: {error}") from error
+    if not names:
+        raise CheckpointError(f"{index}: weight_map must map tensors to file names, and maps none")
+    for name in names:
+        if Path(name).name != name or not name.endswith(".safetensors") or not name.isprintable():
+            raise CheckpointError(
+                f"{index}: weight_map must map to .safetensors files in the folder, got {name[:80]!a}"
+            )
     shards = tuple(path / name for name in sorted(names))
     missing = [shard.name for shard in shards if not shard.is_file()]
     if missing:
         raise CheckpointError(f"{path}: {len(missing)} of {len(shards)} shards are missing, the first is {missing[0]}")
     return shards
+
+
+class _Index(msgspec.Struct, frozen=True):
+    weight_map: dict[str, str]

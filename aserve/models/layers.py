@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aserve.kernels.ops import Ops
-from aserve.kernels.packed_linear import can_pack, pack, packed_linear, pays_unpacked_too
+from aserve.kernels.packed_linear import can_pack, is_better_plain, pack, packed_linear, plain_linear
 from aserve.models.spec import ModelSpec
 from aserve.models.weights import Weights
 
@@ -79,20 +79,17 @@ class PackedLinear:
 
 
 class SmallLinear:
-    """A packed weight for several rows, a plain one for a single row, by columns, as vector units read it best."""
+    """A plain weight that the processor's cache holds, by columns."""
 
-    __slots__ = ("_bias_O", "_packed_OI", "_weight_OI")
+    __slots__ = ("_bias_O", "_weight_IO")
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> None:
-        self._weight_OI = weight_OI.t().contiguous().t()
-        self._packed_OI = pack(weight_OI)
+        self._weight_IO = weight_OI.t().contiguous()
         self._bias_O = bias_O
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         """[T, I] to [T, O]."""
-        if x_TI.shape[0] == 1:
-            return F.linear(x_TI, self._weight_OI, self._bias_O)
-        return packed_linear(x_TI, self._packed_OI, self._bias_O)
+        return plain_linear(x_TI, self._weight_IO, self._bias_O)
 
 
 class DenseMethod:
@@ -108,7 +105,7 @@ class DenseMethod:
 
 
 class PackingMethod:
-    """Each weight packed where that pays (`can_pack`), and as it is elsewhere."""
+    """Each weight packed where that pays, and as it is elsewhere."""
 
     def load(self, weights: Weights, shape: LinearShape) -> Linear:
         """One matrix for all that is fused."""
@@ -118,7 +115,7 @@ class PackingMethod:
         """A packed copy of the weight, or the weight itself."""
         if not can_pack(weight_OI):
             return DenseLinear(weight_OI, bias_O)
-        return (SmallLinear if pays_unpacked_too(weight_OI) else PackedLinear)(weight_OI, bias_O)
+        return (SmallLinear if is_better_plain(weight_OI) else PackedLinear)(weight_OI, bias_O)
 
 
 def load_fused(weights: Weights, shape: LinearShape) -> tuple[Tensor, Tensor | None]:

@@ -41,11 +41,6 @@ def load_model(  # noqa: PLR0913  (each a wish of the user, most with a default)
     device = torch.device(device)
     torch_dtype = read_dtype(checkpoint, dtype)
     dummy = load_format == "dummy"
-    if not dummy and not checkpoint.weight_files:
-        raise CheckpointError(f"{checkpoint.path}: no .safetensors weights (--load-format dummy makes random ones)")
-    if checkpoint.config.get("quantization_config"):
-        raise CheckpointError(f"{checkpoint.path}: quantized weights are not supported yet")
-
     if read_architecture(checkpoint.config) not in NATIVE:
         # Imported here: transformers takes seconds, and only its own models need it.
         from aserve.models.transformers_backend import load_backend_model

@@ -24,13 +24,22 @@ from torch import Tensor
 
 from aserve.models.spec import RopeSpec
 
+POSITIONS_AT_ONCE: Final = 2**16
+"""What is computed on the way to a long table takes little beside it."""
+
 
 def rope_table(spec: RopeSpec, head_dim: int, num_positions: int, device: torch.device) -> Tensor:
     """[L, D] float32: cosines in [:, :D/2], sines in [:, D/2:], for positions 0 to L - 1."""
-    positions_L = torch.arange(num_positions, dtype=torch.float32, device=device)
-    angles_LD2 = positions_L[:, None] * FREQUENCIES[spec.kind](spec, head_dim, positions_L)
+    table_LD = torch.empty(num_positions, head_dim, dtype=torch.float32, device=device)
     scale = _yarn_scale(spec) if spec.kind == "yarn" else 1.0
-    return torch.cat((angles_LD2.cos() * scale, angles_LD2.sin() * scale), dim=-1)
+    for start in range(0, num_positions, POSITIONS_AT_ONCE):
+        positions_P = torch.arange(
+            start, min(start + POSITIONS_AT_ONCE, num_positions), dtype=torch.float32, device=device
+        )
+        angles_PD2 = positions_P[:, None] * FREQUENCIES[spec.kind](spec, head_dim, positions_P)
+        rows = slice(start, start + POSITIONS_AT_ONCE)
+        torch.cat((angles_PD2.cos() * scale, angles_PD2.sin() * scale), dim=-1, out=table_LD[rows])
+    return table_LD
 
 
 def _exponents(head_dim: int, device: torch.device) -> Tensor:

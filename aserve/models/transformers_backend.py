@@ -6,55 +6,46 @@ through forward's keyword arguments:
 
   forward(token_ids [1, T], position_ids [1, T], aserve_step=PagedStep)  -> ... each layer ... -> attend_in_cache
 
-The model's shape is not read from the config, whose spelling differs by architecture: one probing token goes through
-the layers and tells. A model that does not attend as the cache needs it is refused there, in one line. Shape letters:
-kernels/ops.py. Importing this module imports transformers, and changes nothing in it.
+The model's shape is not read from the config, whose spelling differs by architecture: probing tokens go through the
+layers and tell (transformers_probe.py). A model that does not attend as the cache needs it is refused there, in one
+line. Shape letters: kernels/ops.py. Importing this module imports transformers, and changes nothing in it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, cast
 
 import torch
+import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 from transformers.utils import logging as transformers_logging
 
 from aserve.core.errors import CheckpointError
+from aserve.core.foreign import foreign
+from aserve.core.layout import Window
 from aserve.kernels.ops import AttentionBatch, KVLayer, Ops
 from aserve.models.checkpoint import Checkpoint
-from aserve.models.spec import FULL, SLIDING, ModelSpec, read_architecture
-from aserve.models.weights import RandomWeights
+from aserve.models.inspection import read_headers
+from aserve.models.spec import ModelSpec, read_architecture
+from aserve.models.transformers_probe import (
+    LayerCall,
+    Probe,
+    check_calls,
+    check_company,
+    read_windows,
+    refusal,
+    rule_mask,
+)
+from aserve.models.weights import RandomWeights, check_finite
 
 ATTENTION: Final = "aserve"
-
-HARMLESS: Final = frozenset(
-    {"dropout", "is_causal", "position_ids", "use_cache", "cache_position", "output_attentions", "output_router_logits"}
-)
-"""Keyword arguments of attention that change nothing here. Any other that is set would be ignored, so it is refused."""
-
-FOREIGN_ERRORS: Final = (AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError)
-"""What code that knows nothing of aserve may raise when it is built or first run."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerCall:
-    """One layer's wish for attention. layer None: the module does not say which layer it is.
-
-    mask: what came of the mask that `forward` was given. others: keyword arguments that are not read here.
-    """
-
-    layer: int | None
-    causal: bool
-    scale: float
-    window: int | None
-    soft_cap: float | None
-    mask: Tensor | None
-    others: Mapping[str, Any]
+MAX_BUFFER_BYTES: Final = 2**28
+"""What a model may allocate beside weights of any size: tables of positions, masks."""
 
 
 class Step(Protocol):
@@ -67,41 +58,39 @@ class Step(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PagedStep:
-    """A step over the paged cache."""
+    """A step over the paged cache. windows: of each layer."""
 
     ops: Ops
     kv: Sequence[KVLayer]
     batch: AttentionBatch
+    windows: Sequence[Window]
 
     def attend(self, call: LayerCall, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
-        """Write the keys and values, which the architecture has rotated where it does, and attend to the context."""
+        """Write the keys and values, which the architecture has rotated where it does, and attend to the context.
+
+        The cache has heads of one size. Where keys and values differ in theirs (multi-head latent attention), zeros
+        fill up the smaller: they change no score, and what comes of them is cut off.
+        """
         assert call.layer is not None, "the probe refused models whose layers have no index"
         cache = self.kv[call.layer]
         batch = self.batch.of(cache)
+        head_dim, value_dim = cache.k_BPKD.shape[-1], v_TKD.shape[-1]
+        q_THD, k_TKD, v_TKD = (_fill_up(x, head_dim) for x in (q_THD, k_TKD, v_TKD))
         self.ops.write_kv(k_TKD, v_TKD, cache.k_BPKD, cache.v_BPKD, batch.slots_T)
-        return self.ops.attend(
+        out_THD = self.ops.attend(
             q_THD,
             cache.k_BPKD,
             cache.v_BPKD,
             batch,
             scale=call.scale,
-            sliding_window=call.window,
+            sliding_window=self.windows[call.layer],
             soft_cap=call.soft_cap,
         )
+        return out_THD[..., :value_dim]
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """A step of one token that notes each layer's call and the shapes of its q, k and v."""
-
-    calls: list[LayerCall] = field(default_factory=list)
-    shapes: list[tuple[torch.Size, torch.Size, torch.Size]] = field(default_factory=list)
-
-    def attend(self, call: LayerCall, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
-        """Zeros."""
-        self.calls.append(call)
-        self.shapes.append((q_THD.shape, k_TKD.shape, v_TKD.shape))
-        return torch.zeros_like(q_THD)
+def _fill_up(x: Tensor, head_dim: int) -> Tensor:
+    return x if x.shape[-1] == head_dim else F.pad(x, (0, head_dim - x.shape[-1]))
 
 
 def attend_in_cache(  # noqa: PLR0913  (transformers' signature)
@@ -119,7 +108,10 @@ def attend_in_cache(  # noqa: PLR0913  (transformers' signature)
 ) -> tuple[Tensor, None]:
     """transformers' attention function: q, k, v [1, heads, T, D] to ([1, T, H, D], no attention weights)."""
     if aserve_step is None:
-        raise TypeError("its layers do not hand keyword arguments on to attention")
+        raise CheckpointError(
+            f"{type(module).__name__} of transformers is not handed forward's keyword arguments, by which attention "
+            "would reach the paged cache"
+        )
     q_THD, k_TKD, v_TKD = (x[0].transpose(0, 1) for x in (query, key, value))
     call = LayerCall(
         layer=getattr(module, "layer_idx", None),
@@ -131,10 +123,6 @@ def attend_in_cache(  # noqa: PLR0913  (transformers' signature)
         others=others,
     )
     return aserve_step.attend(call, q_THD, k_TKD, v_TKD)[None], None
-
-
-def no_mask(**_: Any) -> None:
-    """transformers' mask function: the batch says what each token may see."""
 
 
 class GivenHidden(nn.Module):
@@ -154,25 +142,42 @@ class TransformersModel:
 
     def __init__(self, model: Any, architecture: str, ops: Ops) -> None:
         self._ops = ops
-        self._decoder = model.get_decoder()
-        if self._decoder is model:
-            raise TypeError("it has no decoder apart from its head")
+        config = model.config.get_text_config()
+        self._decoder = _find_decoder(model)
         # A mask of four dimensions is passed on as it is. Without one, transformers compares positions on the host to
         # find out whether sequences are packed, which waits for the device.
         self._mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=model.device)
-        probe = Probe()
+        served, alone = Probe(), Probe()
         with torch.inference_mode():
-            zero_T = torch.zeros(1, dtype=torch.int64, device=model.device)
-            output = self._decode(zero_T, zero_T, probe)
-            self._head = _with_decoder(model, GivenHidden(type(output)))
+            output = self._probe([0], served, self._mask)
+            check_calls(config, served)
+            self._probe([0], alone, torch.ones(1, 1, dtype=torch.int64, device=model.device))
+            context_len = _context_len(config)
+            windows = read_windows(config, served, alone, context_len)
+            check_company(config, lambda ids, probe: self._probe(ids, probe, self._mask).last_hidden_state[0])
+            self._head = _replace(model, self._decoder, GivenHidden(type(output)))
             vocab_size = self.logits(output.last_hidden_state[0]).shape[-1]
-        config = model.config.get_text_config()
-        _check_calls(config, probe)
-        self.spec = _spec(config, architecture, probe, output.last_hidden_state.shape[-1], vocab_size)
+        q_shape, k_shape, v_shape = served.shapes[0]
+        self.spec = ModelSpec(
+            architecture=architecture,
+            num_layers=len(windows),
+            num_heads=q_shape[1],
+            num_kv_heads=k_shape[1],
+            head_dim=max(k_shape[2], v_shape[2]),
+            hidden_size=output.last_hidden_state.shape[-1],
+            intermediate_size=0,
+            vocab_size=vocab_size,
+            context_len=context_len,
+            norm_eps=0.0,
+            windows=windows,
+            rope=None,
+            tie_embeddings=bool(config.tie_word_embeddings),
+        )
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, kv: Sequence[KVLayer], batch: AttentionBatch) -> Tensor:
         """Hidden states, [T, E]."""
-        output = self._decode(token_ids_T, positions_T, PagedStep(self._ops, kv, batch))
+        step = PagedStep(self._ops, kv, batch, self.spec.windows)
+        output = self._decode(token_ids_T, positions_T, step, self._mask)
         hidden: Tensor = output.last_hidden_state
         return hidden[0]
 
@@ -181,11 +186,15 @@ class TransformersModel:
         logits: Tensor = self._head(inputs_embeds=hidden_SE[None], use_cache=False, return_dict=True).logits
         return logits[0].float()
 
-    def _decode(self, token_ids_T: Tensor, positions_T: Tensor, step: Step) -> Any:
+    def _probe(self, token_ids: Sequence[int], probe: Probe, mask: Tensor) -> Any:
+        token_ids_T = torch.tensor(token_ids, device=self._mask.device)
+        return self._decode(token_ids_T, torch.arange(len(token_ids), device=self._mask.device), probe, mask)
+
+    def _decode(self, token_ids_T: Tensor, positions_T: Tensor, step: Step, mask: Tensor) -> Any:
         return self._decoder(
             input_ids=token_ids_T[None],
             position_ids=positions_T[None],
-            attention_mask=self._mask,
+            attention_mask=mask,
             use_cache=False,
             return_dict=True,
             aserve_step=step,
@@ -206,32 +215,55 @@ def load_backend_model(
     Raises `CheckpointError`, one line, for a model that transformers cannot load or cannot attend by interface.
     """
     architecture = read_architecture(checkpoint.config)
-    _check_class(architecture, trust_remote_code)
     AttentionInterface.register(ATTENTION, attend_in_cache)
-    AttentionMaskInterface.register(ATTENTION, no_mask)
+    AttentionMaskInterface.register(ATTENTION, rule_mask)
     local = {"local_files_only": True, "trust_remote_code": trust_remote_code}
     options = {"dtype": dtype, "attn_implementation": ATTENTION, "trust_remote_code": trust_remote_code}
-    try:
+    place = f"{checkpoint.path}: {architecture} does not run through transformers"
+    with foreign(place, passing=(torch.OutOfMemoryError,)):
         config = AutoConfig.from_pretrained(checkpoint.path, **local)
+        _check_class(config, architecture, trust_remote_code)
         if seed is None:
+            _check_size(config, options, checkpoint)
             model = _read_model(checkpoint, options | local)
         else:
             model = _random_model(config, options, RandomWeights(dtype, device, seed), device)
         return TransformersModel(model.to(device).eval(), architecture, ops)
-    except FOREIGN_ERRORS as error:
-        reason = next(iter(str(error).splitlines()), "")[:200]
-        raise CheckpointError(
-            f"{architecture} does not run through transformers: {type(error).__name__}: {reason}"
-        ) from error
 
 
-def _check_class(architecture: str, trust_remote_code: bool) -> None:
-    """Refuse what transformers itself says cannot attend by interface, before any weight is read."""
+def _check_class(config: Any, architecture: str, trust_remote_code: bool) -> None:
+    """Refuse what transformers itself says cannot attend by interface, before any weight is read.
+
+    transformers finds the class by the config's model_type. Its own name for it need not be the published one, which
+    then is the model type's ("InternLM3ForCausalLM" is its LlamaForCausalLM).
+    """
     model_class = getattr(transformers, architecture, None)
+    published = config.model_type.replace("_", "").replace("-", "") + "forcausallm"
+    if model_class is None and architecture.lower() == published:
+        model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if model_class is None and not trust_remote_code:
         raise CheckpointError(f"{architecture}: neither aserve nor transformers {transformers.__version__} knows it")
     if model_class is not None and not getattr(model_class, "_supports_attention_backend", False):
         raise CheckpointError(f"{architecture}: transformers does not attend by interface in it, so it cannot be paged")
+
+
+def _check_size(config: Any, options: Mapping[str, Any], checkpoint: Checkpoint) -> None:
+    """Refuse a config that describes far more than the weights are, before any of it is allocated."""
+    num_elements = sum(tensor.num_elements for tensor in read_headers(checkpoint).values())
+    num_bytes = sum(file.stat().st_size for file in checkpoint.weight_files)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, **options)
+    wanted = sum(parameter.numel() for parameter in model.parameters())
+    if wanted > 1.5 * num_elements:
+        raise CheckpointError(
+            f"{checkpoint.path}: config.json describes {wanted} parameters, but the weights are {num_elements} numbers"
+        )
+    buffer_bytes = sum(buffer.nbytes for buffer in model.buffers())
+    if buffer_bytes > max(num_bytes, MAX_BUFFER_BYTES):
+        raise CheckpointError(
+            f"{checkpoint.path}: config.json makes transformers allocate {buffer_bytes} bytes beside weights of "
+            f"{num_bytes}"
+        )
 
 
 def _read_model(checkpoint: Checkpoint, options: Mapping[str, Any]) -> Any:
@@ -243,6 +275,8 @@ def _read_model(checkpoint: Checkpoint, options: Mapping[str, Any]) -> Any:
         if report.get(problem):
             names = ", ".join(str(key) for key in sorted(report[problem])[:3])
             raise CheckpointError(f"{checkpoint.path}: weights do not fit the config: {problem} {names}")
+    for name, parameter in model.named_parameters():
+        check_finite(name, parameter)
     return model
 
 
@@ -267,60 +301,20 @@ def _without_progress_bars() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def _with_decoder(model: Any, decoder: nn.Module) -> Any:
-    """The model with another decoder in its place. (Its own set_decoder leaves models without such an attribute be.)"""
-    given = model.get_decoder()
+def _find_decoder(model: Any) -> nn.Module:
+    """What makes hidden states of token ids. (Some models' own get_decoder gives the model itself, or its head.)"""
+    for found in (model.get_decoder(), model.base_model, getattr(model, "model", model)):
+        if found is not model and any(isinstance(module, nn.Embedding) for module in found.modules()):
+            return cast("nn.Module", found)
+    raise refusal(model.config, "transformers has no decoder of it apart from its head")
+
+
+def _replace(model: Any, given: nn.Module, new: nn.Module) -> Any:
+    """The model with another module in place of one of its own."""
     path = next(name for name, module in model.named_modules() if module is given)
     parent, _, name = path.rpartition(".")
-    setattr(model.get_submodule(parent), name, decoder)
+    setattr(model.get_submodule(parent), name, new)
     return model
-
-
-def _spec(config: Any, architecture: str, probe: Probe, hidden_size: int, vocab_size: int) -> ModelSpec:
-    """What the probe saw, and from the config only what it cannot see."""
-    q_shape, k_shape, _ = probe.shapes[0]
-    return ModelSpec(
-        architecture=architecture,
-        num_layers=len(probe.calls),
-        num_heads=q_shape[1],
-        num_kv_heads=k_shape[1],
-        head_dim=k_shape[2],
-        hidden_size=hidden_size,
-        intermediate_size=0,
-        vocab_size=vocab_size,
-        context_len=_context_len(config),
-        norm_eps=0.0,
-        windows=tuple(call.window for call in probe.calls),
-        rope=None,
-        tie_embeddings=bool(config.tie_word_embeddings),
-    )
-
-
-def _check_calls(config: Any, probe: Probe) -> None:
-    """Raise `CheckpointError` unless each layer attended once, causally, and in the way that the cache is laid out."""
-
-    def refuse(reason: str) -> CheckpointError:
-        return CheckpointError(f"{config.model_type} cannot run over a paged cache: {reason}")
-
-    layers = [call.layer for call in probe.calls]
-    if layers != list(range(config.num_hidden_layers)):
-        raise refuse(f"of {config.num_hidden_layers} layers {len(layers)} attend by transformers' interface")
-    if getattr(config, "is_encoder_decoder", False) or getattr(config, "num_kv_shared_layers", 0):
-        raise refuse("its layers share keys and values")
-    if any(k_shape != v_shape for _, k_shape, v_shape in probe.shapes) or len(set(probe.shapes)) > 1:
-        raise refuse("its heads differ in size or number")
-    if not all(call.causal for call in probe.calls):
-        raise refuse("its attention is not causal")
-    if any(call.mask is not None and (call.mask.numel(), call.mask.dtype) != (1, torch.bool) for call in probe.calls):
-        raise refuse("it makes an attention mask of its own")
-    given = [item for call in probe.calls for item in call.others.items()]
-    extra = sorted({name for name, value in given if value is not None and value is not False} - HARMLESS)
-    if extra:
-        raise refuse(f"its attention has {', '.join(extra)}")
-    kinds = getattr(config, "layer_types", None) or [SLIDING if call.window else FULL for call in probe.calls]
-    for call, kind in zip(probe.calls, kinds, strict=False):
-        if kind not in (FULL, SLIDING) or (kind == SLIDING and call.window is None):
-            raise refuse(f"layer {call.layer} has {kind}, and its mask is not known to attention")
 
 
 def _context_len(config: Any) -> int:

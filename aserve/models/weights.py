@@ -5,6 +5,7 @@ exists, and a fused parameter is filled slice by slice with the checkpoint's sep
 shapes; does not know what a tensor is for.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -83,7 +84,7 @@ class SafetensorsWeights:
 
     def empty(self, *shape: int) -> Tensor:
         """An uninitialised tensor."""
-        return torch.empty(shape, dtype=self._dtype, device=self._device)
+        return _allocate(shape, self._dtype, self._device)
 
     def fill(self, out: Tensor, name: str) -> None:
         """Read a tensor into out, converting its type."""
@@ -96,6 +97,7 @@ class SafetensorsWeights:
         if tensor.dtype not in FLOATS:
             raise CheckpointError(f"tensor {name} is of type {tensor.dtype}, which is not supported")
         out.copy_(tensor)
+        check_finite(name, out)
         self._count(self._shard_of[name])
 
     def skip(self, name: str) -> None:
@@ -118,6 +120,27 @@ class SafetensorsWeights:
             self._progress("weights", self._num_shards - len(self._num_left), self._num_shards)
 
 
+def check_finite(name: str, tensor: Tensor) -> None:
+    """Raise `CheckpointError` for a tensor with NaN or infinity in it: no answer could come of that.
+
+    The sum is finite but for those and for an overflow, and takes a twentieth of the time of looking at each value.
+    """
+    if not math.isfinite(tensor.sum().item()) and not torch.isfinite(tensor).all():
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise CheckpointError(f"tensor {name} has values that are not finite in {kind}; see --dtype")
+
+
+def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    try:
+        return torch.empty(shape, dtype=dtype, device=device)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:  # the CPU's allocator has no class of its own
+        raise CheckpointError(
+            f"no memory for a tensor of {list(shape)} as {dtype}, which config.json asks for"
+        ) from error
+
+
 class RandomWeights:
     """Weights drawn from a seed: normal with deviation 0.02, around 1 for norms and around 0 for the rest."""
 
@@ -128,7 +151,7 @@ class RandomWeights:
 
     def empty(self, *shape: int) -> Tensor:
         """An uninitialised tensor."""
-        return torch.empty(shape, dtype=self._dtype, device=self._device)
+        return _allocate(shape, self._dtype, self._device)
 
     def fill(self, out: Tensor, name: str) -> None:
         """Draw the values. The name decides the mean; the order of calls, the numbers."""

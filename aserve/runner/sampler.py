@@ -9,14 +9,11 @@ from torch import Tensor
 
 from aserve.core.ids import SeqId
 from aserve.core.plan import StepPlan
-from aserve.kernels.ops import Ops, Scores
+from aserve.kernels.ops import NO_TOKEN, Ops, Scores
 from aserve.models.interface import CausalLM
 from aserve.runner.batch import StepBatch
 from aserve.runner.controls import record_sampled
 from aserve.runner.scoring import score_sampled
-
-NO_TOKEN = -1
-"""Stands, between device and host, for the token of a row that could not be sampled."""
 
 
 def sample_next(
@@ -26,8 +23,8 @@ def sample_next(
 
     And the scores of those rows that are scored, under the model's own distribution, before it is controlled.
 
-    The check stays on the device (max is NaN if any is), and its answer takes the token's place, so that it costs no
-    wait and no copy of its own.
+    The check is of each row by itself, before it is controlled (max is NaN if any is) and, by `Ops.sample`, after. It
+    stays on the device, and its answer takes the token's place, so that it costs no wait and no copy of its own.
     """
     logits_NV = model.logits(hidden_TE.index_select(0, batch.sampled_tokens_N))
     finite_N = logits_NV.amax(-1).isfinite()

@@ -5,14 +5,17 @@ half way through its chunks by its own growth. The watermark keeps some blocks f
 when nobody else runs, or a large prompt would wait for ever (I13).
 """
 
-from collections.abc import Container, Iterable
+from collections.abc import Container
+from math import ceil
 
 from aserve.core.errors import ContextLengthError, InvalidRequestError, OverloadedError
 from aserve.core.ids import SeqId
 from aserve.core.request import Request
 from aserve.kv_cache.paged_cache import Copy, PagedCache
 from aserve.scheduler.group import fork_source
-from aserve.scheduler.sequence import Sequence
+from aserve.scheduler.queue import Arrival, Waiting
+from aserve.scheduler.sequence import Sequence, SortKey
+from aserve.scheduler.throughput import Throughput
 
 MAX_RETRY_AFTER_S = 60
 
@@ -20,7 +23,7 @@ MAX_RETRY_AFTER_S = 60
 class Admission:
     """The limits of one engine. `watermark` is a share of the blocks; lengths are in tokens.
 
-    max_num_queued: requests that wait at most; None is without bound.
+    max_num_queued: requests that wait at most, under the fair policy of each tenant; None is without bound.
     """
 
     def __init__(
@@ -33,6 +36,7 @@ class Admission:
         self.num_spare_blocks = int(watermark * cache.num_blocks)
         self.context_len = cache.footprint.longest(cache.num_blocks, max_model_len)
         """Tokens that a sequence can have, prompt and answer together."""
+        self.throughput = Throughput()
         self.num_admitted = 0
         self.queue_time_s = 0.0
 
@@ -80,16 +84,28 @@ class Admission:
             )
         return context_len
 
-    def check_queue(self, waiting: Iterable[Sequence]) -> None:
-        """Raise `OverloadedError` when as many requests wait for their first admission as may."""
-        if self._max_num_queued is None:
+    def check_queue(self, arrival: Arrival, sort_key: SortKey, waiting: Waiting) -> None:
+        """Raise `OverloadedError` when as many requests wait for their first admission as may, or so many that this
+        one would not be admitted before its deadline. Nobody is refused for a time that has not been measured.
+        """
+        if self._max_num_queued is None and arrival.deadline_s is None:
             return
-        num_queued = sum(sequence.index == 0 and sequence.num_preemptions == 0 for sequence in waiting)
-        if num_queued < self._max_num_queued:
+        ahead = waiting.ahead_of(arrival, sort_key)
+        wait_s = self.throughput.seconds_for(ahead.num_sequences, ahead.num_prompt_tokens)
+        if self._max_num_queued is not None and ahead.num_queued >= self._max_num_queued:
+            if wait_s is None:
+                wait_s = self.queue_time_s / self.num_admitted if self.num_admitted else 0.0
+            raise OverloadedError(
+                f"{ahead.num_queued} requests are waiting, which is the most there may be", _retry_after_s(wait_s)
+            )
+        if wait_s is None or arrival.deadline_s is None:
             return
-        mean_s = self.queue_time_s / self.num_admitted if self.num_admitted else 0.0
-        retry_after_s = min(max(1, round(mean_s)), MAX_RETRY_AFTER_S)
-        raise OverloadedError(f"{num_queued} requests are waiting, which is the most there may be", retry_after_s)
+        left_s = arrival.deadline_s - arrival.arrival_s
+        if wait_s > left_s:
+            raise OverloadedError(
+                f"the wait would be about {wait_s:.1f} s, and the request has {left_s:.1f} s until its deadline",
+                _retry_after_s(wait_s - left_s),
+            )
 
     # What fits now.
 
@@ -146,7 +162,12 @@ class Admission:
         """A sequence was admitted at `now`; its first admission ends its time in the queue."""
         if sequence.num_preemptions == 0:
             self.num_admitted += 1
-            self.queue_time_s += now - sequence.request.arrival_s
+            sequence.queued_s = now - sequence.request.arrival_s
+            self.queue_time_s += sequence.queued_s
+
+
+def _retry_after_s(wait_s: float) -> int:
+    return min(max(1, ceil(wait_s)), MAX_RETRY_AFTER_S)
 
 
 class Pace:

@@ -90,6 +90,15 @@ class BeamSearch:
         self.is_done = at_length or len(running) < self.width or not self._can_improve(running[0].logprob)
         return [] if self.is_done else self._place(running)
 
+    def cut_short(self) -> None:
+        """End the search: the beams are hypotheses as they stand."""
+        self.is_done = True
+        for logprob, token_ids in zip(self._logprobs, self._token_ids, strict=True):
+            if logprob > -inf:
+                score = logprob / max(self.num_tokens, 1) ** self._params.length_penalty
+                self._hypotheses.append(Hypothesis(score, token_ids, logprob, None))
+        self._hypotheses = nlargest(self.width, self._hypotheses, key=lambda hypothesis: hypothesis.score)
+
     def _candidates(self, scores: Sequence[TokenScores]) -> list[_Candidate]:
         """Continuations, the likeliest first: all that end or go on are among them."""
         bars_ending = self.num_tokens < self._min_tokens

@@ -1,13 +1,38 @@
-"""The invariants that concern a running sequence, for tests: their numbers are those of `Scheduler`."""
+"""The invariants that concern sequences, for tests: their numbers are those of `Scheduler`."""
 
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Several
 
-from aserve.core.plan import SeqSlice
+from aserve.core.ids import RequestId, SeqId
+from aserve.core.plan import SeqSlice, StepPlan
 from aserve.kv_cache.paged_cache import PagedCache
+from aserve.scheduler.residents import Residents
 from aserve.scheduler.sequence import Sequence
 
 
-def check_running(sequence: Sequence, flying: Several[SeqSlice], cache: PagedCache, context_len: int) -> None:
+def check_sequences(
+    sequences: Mapping[SeqId, Sequence], requests: Mapping[RequestId, list[Sequence]], residents: Residents
+) -> None:
+    """Assert I19, those known by id, those listed by request and those that are somewhere are the same, and
+    `Residents.check`.
+    """
+    residents.check()
+    alive = {*residents.waiting, *residents.running, *residents.swapped}
+    assert set(sequences.values()) == alive, "I19: a sequence is lost or undead"
+    listed = [sequence for members in requests.values() for sequence in members]
+    assert len(listed) == len(alive) == len(alive.intersection(listed)), "I19: a request is lost or undead"
+
+
+def check_running(
+    running: Iterable[Sequence], in_flight: Iterable[StepPlan], cache: PagedCache, context_len: int
+) -> None:
+    """Assert what `_check_running` does, of each that runs."""
+    for sequence in running:
+        flying = [piece for plan in in_flight for piece in plan.slices if piece.seq_id == sequence.id]
+        _check_running(sequence, flying, cache, context_len)
+
+
+def _check_running(sequence: Sequence, flying: Several[SeqSlice], cache: PagedCache, context_len: int) -> None:
     """Assert I4, I6, I17, I18 and I24. flying: its slices in flight, oldest first."""
     num_tokens = len(sequence.token_ids) + sum(piece.samples for piece in flying)
     is_beam = sequence.group is not None and sequence.group.beams is not None

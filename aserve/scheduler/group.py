@@ -10,9 +10,9 @@ back until all have ended, and beams until the search has.
 Knows no block and no step.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from aserve.core.outputs import FinishReason, SeqDelta
+from aserve.core.outputs import DEADLINE, FinishReason, SeqDelta
 from aserve.core.plan import TokenScores
 from aserve.core.request import Request
 from aserve.scheduler.beam import BeamSearch
@@ -46,6 +46,25 @@ class Group:
         """Members that run."""
         return [member for member in self.members if member.state is State.RUNNING]
 
+    def advance_beams(self, take_over: Callable[[Sequence, Sequence], None]) -> tuple[SeqDelta, ...]:
+        """Every beam has reported: let the search choose, and the slots do as it says; its outcome, once it is done.
+
+        take_over: has a member go on as another, whose past is not its own.
+        """
+        beams, members = self.beams, self.members
+        assert beams is not None, "the group is one of beams"
+        moves = beams.search.advance(beams.take_reports())
+        if beams.search.is_done:
+            return tuple(beams.outcome(members[0]))
+        for member, (parent, _) in zip(members, moves, strict=True):
+            if parent != member.index:
+                take_over(member, members[parent])
+        for member, (_, token_id) in zip(members, moves, strict=True):
+            member.token_ids.append(token_id)
+            member.num_prefill = len(member.token_ids)
+            member.last_position = member.num_prefill - 1
+        return ()
+
 
 def fork_source(sequence: Sequence) -> tuple[Sequence, int] | None:
     """A running sequence with whom a waiting one has a past in common, and how many positions of it."""
@@ -70,10 +89,10 @@ class Ranking:
         self._num_open = num_run
         self._prompt_scores: tuple[TokenScores, ...] = ()
 
-    def add(self, delta: SeqDelta, score: TokenScores) -> list[SeqDelta]:
-        """Take a delta of one token in. Returns the chosen ones, best first, once the last has ended."""
+    def add(self, delta: SeqDelta, logprob: float) -> list[SeqDelta]:
+        """Take a delta and what its token adds in. Returns the chosen ones, best first, once the last has ended."""
         index = delta.index
-        self._logprobs[index] += score.logprob
+        self._logprobs[index] += logprob
         self._prompt_scores += delta.prompt_scores
         earlier = self._deltas[index]
         self._deltas[index] = delta if earlier is None else _joined(earlier, delta)
@@ -81,12 +100,17 @@ class Ranking:
         return self._chosen() if self._num_open == 0 else []
 
     def _chosen(self) -> list[SeqDelta]:
-        order = sorted(range(len(self._deltas)), key=lambda index: -self._logprobs[index])
+        order = sorted(range(len(self._deltas)), key=self._rank)
         return [self._shown(place, index) for place, index in enumerate(order[: self._num_shown])]
+
+    def _rank(self, index: int) -> tuple[bool, float]:
+        """The likeliest first; last those without a token, whose time was up before they had one."""
+        delta = self._deltas[index]
+        return (delta is None or not delta.token_ids, -self._logprobs[index])
 
     def _shown(self, place: int, index: int) -> SeqDelta:
         delta = self._deltas[index]
-        assert delta is not None, "a choice ends with a token"
+        assert delta is not None, "a choice ends with a token, or with its time"
         return SeqDelta(
             delta.request_id,
             delta.token_ids,
@@ -97,6 +121,7 @@ class Ranking:
             delta.scores if self._shows_scores else (),
             self._prompt_scores if place == 0 else (),
             self._logprobs[index],
+            delta.queued_s,
         )
 
 
@@ -136,8 +161,16 @@ class Beams:
         self._reports.clear()
         return scores
 
-    def outcome(self, num_cached: int) -> Iterable[SeqDelta]:
-        """The best n hypotheses, as choices that come and end at once."""
+    def cut_short(self, leader: Sequence) -> Iterable[SeqDelta]:
+        """The outcome, were the search to end now."""
+        self.search.cut_short()
+        return self.outcome(leader, DEADLINE)
+
+    def outcome(self, leader: Sequence, cut_by: str | None = None) -> Iterable[SeqDelta]:
+        """The best n hypotheses, as choices that come and end at once. leader: the member that came first.
+
+        cut_by: the stop_reason of those without an end.
+        """
         request = self._request
         for place, hypothesis in enumerate(self.search.best(request.params.n)):
             stop_id = hypothesis.stop_id
@@ -145,10 +178,11 @@ class Beams:
                 request.id,
                 hypothesis.token_ids,
                 FinishReason.LENGTH if stop_id is None else FinishReason.STOP,
-                None if stop_id in request.eos_ids else stop_id,
+                cut_by if stop_id is None else None if stop_id in request.eos_ids else stop_id,
                 place,
-                num_cached,
+                leader.num_cached,
                 cumulative_logprob=hypothesis.logprob,
+                queued_s=leader.queued_s,
             )
 
 
@@ -162,4 +196,5 @@ def _joined(earlier: SeqDelta, later: SeqDelta) -> SeqDelta:
         earlier.num_cached_tokens,
         earlier.scores + later.scores,
         earlier.prompt_scores + later.prompt_scores,
+        queued_s=earlier.queued_s,
     )

@@ -109,37 +109,15 @@ class Landing:
             self._end(sequence)
         elif sequence.sampling.num_logprobs is None:
             sequence.quiet_until = sequence.last_position
-        delta = SeqDelta(
-            sequence.request_id,
-            (token_id,),
-            reason,
-            stop_reason,
-            sequence.index,
-            sequence.num_cached,
-            () if score is None else (score,),
-            sequence.prompt_scores,
-        )
-        sequence.prompt_scores = ()
+        delta = sequence.delta(token_id, reason, stop_reason, score)
         if group is None or group.ranking is None:
             return (delta,)
         assert score is not None, "ranked choices are scored"
-        return group.ranking.add(delta, score)
+        return group.ranking.add(delta, score.logprob)
 
     def _advance_beams(self, group: Group) -> Iterable[SeqDelta]:
-        """Every beam has reported what may follow it: let the search choose, and the slots do as it says."""
-        beams = group.beams
-        assert beams is not None, "the group is one of beams"
-        members = group.members
-        moves = beams.search.advance(beams.take_reports())
-        if beams.search.is_done:
-            num_cached = members[0].num_cached
+        """Every beam has reported what may follow it."""
+        outcome = group.advance_beams(self._residents.take_over)
+        if outcome:
             self._end_request(group.request.id)
-            return tuple(beams.outcome(num_cached))
-        for member, (parent, _) in zip(members, moves, strict=True):
-            if parent != member.index:
-                self._residents.take_over(member, members[parent])
-        for member, (_, token_id) in zip(members, moves, strict=True):
-            member.token_ids.append(token_id)
-            member.num_prefill = len(member.token_ids)
-            member.last_position = member.num_prefill - 1
-        return ()
+        return outcome

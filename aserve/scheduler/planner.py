@@ -10,7 +10,6 @@ from aserve.core.ids import BlockId, RequestId, SeqId
 from aserve.core.plan import RowInit, SeqSlice, StepPlan
 from aserve.scheduler.admission import Admission, Pace
 from aserve.scheduler.preemption import choose_victims
-from aserve.scheduler.queue import SequenceQueue
 from aserve.scheduler.residents import Residents, is_flying
 from aserve.scheduler.sequence import Sequence
 from aserve.scheduler.states import State
@@ -29,6 +28,8 @@ class Planner:
         self._budget = budget
         self._max_chunk = max_chunk
         self._settling: set[SeqId] = set()
+        self.num_tokens = 0
+        """Planned since the start."""
         self.at: Sequence | None = None
         """For whom the plan in progress is taking blocks; after one that raised, at whom that was."""
 
@@ -80,6 +81,7 @@ class Planner:
             self.at = None
             return None
         self.at = None
+        self.num_tokens += len(slices)
         moves = residents.copies or residents.scrubs or residents.has_host_memory
         return StepPlan(step_id, tuple(slices), tuple(draft.inits), residents.take_block_ops() if moves else None)
 
@@ -111,6 +113,7 @@ class Planner:
             sequence.num_bound = None
         self._settling.add(sequence.id)
         start = sequence.num_computed
+        self.num_tokens += end - start - 1  # and one for the slice itself
         num_targets = min(end, sequence.num_prompt - 1) if sequence.num_scored < sequence.num_prompt else 0
         draft.slices.append(
             SeqSlice(
@@ -148,7 +151,8 @@ class Planner:
             for sequence in returned:
                 if budget:
                     budget -= self._first_chunk(sequence, budget, draft)
-        while budget and (newcomer := _first_waiting(residents.waiting, only)) is not None:
+        residents.settle()
+        while budget and (newcomer := residents.next_up(only)) is not None:
             if is_flying(newcomer, oldest_flying):
                 break
             if draft.slices and not self._pace.allows(now, newcomer.request.arrival_s):
@@ -183,10 +187,3 @@ def _only_running(running: Several[Sequence], only: Collection[RequestId]) -> It
     for sequence in tuple(running):
         if sequence.request_id in only and sequence.state is State.RUNNING:
             yield sequence
-
-
-def _first_waiting(waiting: SequenceQueue, only: Collection[RequestId] | None) -> Sequence | None:
-    """Who is admitted next; None if nobody waits, of these requests where not all may run."""
-    if only is None:
-        return waiting.first if waiting else None
-    return next((sequence for sequence in waiting if sequence.request_id in only), None)

@@ -11,23 +11,34 @@ What the runner has to copy for it before the next step is gathered until a plan
 output; which sequence deserves what is decided by the queues' order, the admission and the preemption rule.
 """
 
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container, Iterable
 from collections.abc import Sequence as Several
 
-from aserve.core.ids import BlockId, Row, SeqId
+from aserve.core.ids import BlockId, RequestId, Row, SeqId
 from aserve.core.plan import BlockOps, SeqSlice, StepPlan
 from aserve.kv_cache.paged_cache import Copy, PagedCache
 from aserve.scheduler.admission import Admission
+from aserve.scheduler.fairness import FairQueue
 from aserve.scheduler.preemption import PreemptionRule, choose_victims
-from aserve.scheduler.queue import SequenceQueue
+from aserve.scheduler.queue import SequenceQueue, Waiting, WaitingQueue
 from aserve.scheduler.sequence import Sequence
 from aserve.scheduler.states import State, move
 
 
 class Residents:
-    """The queues, the rows, and the block operations of the plan to come."""
+    """The queues, the rows, and the block operations of the plan to come.
 
-    def __init__(self, cache: PagedCache, admission: Admission, rule: PreemptionRule, num_rows: int) -> None:
+    fair_chunk: where tenants share, how much of a tenant's prompts a step begins; 0 where they do not.
+    """
+
+    def __init__(
+        self,
+        cache: PagedCache,
+        admission: Admission,
+        rule: PreemptionRule | None,
+        num_rows: int,
+        fair_chunk: int = 0,
+    ) -> None:
         self.num_preemptions = 0
         self.num_swap_outs = 0
         """Of the preemptions, those that swapped."""
@@ -35,14 +46,17 @@ class Residents:
         self.num_swapped_blocks = 0
         self._cache = cache
         self._admission = admission
-        self._rule = rule
+        self._rule = rule or PreemptionRule()
         self._num_rows = num_rows
+        self._fair_chunk = fair_chunk
         self.has_host_memory = cache.has_host_memory
         self._clear()
 
     def _clear(self) -> None:
-        self.waiting = SequenceQueue()
         self.running = SequenceQueue()
+        self.waiting: Waiting = WaitingQueue()
+        if self._fair_chunk:
+            self.waiting = FairQueue(self.running, self._num_rows, self._fair_chunk)
         self.swapped = SequenceQueue()
         self._free_rows = [Row(row) for row in reversed(range(self._num_rows))]
         self.copies: list[Copy] = []
@@ -51,6 +65,17 @@ class Residents:
         """Likewise: blocks of sequences that were put in quarantine."""
 
     # Coming.
+
+    def settle(self) -> None:
+        """Before a step's first `next_up`: who is next may depend on what those who run have got."""
+        if self._free_rows and self.waiting:
+            self.waiting.settle()
+
+    def next_up(self, only: Collection[RequestId] | None) -> Sequence | None:
+        """Who of those who wait is to be admitted next, if there is a row; of these requests, where not all may."""
+        if only is None:
+            return self.waiting.next_up(len(self._free_rows))
+        return next((sequence for sequence in self.waiting if sequence.request_id in only), None)
 
     def admit(self, sequence: Sequence, settling: Container[SeqId]) -> bool:
         """Let a waiting sequence run, if there is a row, and blocks for all of its tokens. See `Admission.admit`."""
@@ -116,6 +141,7 @@ class Residents:
         self.running.add(sequence)
         sequence.state = move(sequence.state, State.RUNNING)
         sequence.row = self._free_rows.pop()
+        self.waiting.began(sequence)
 
     # Staying.
 
@@ -169,7 +195,8 @@ class Residents:
                 self.swapped.add(victim)
 
     def remove(self, sequence: Sequence) -> None:
-        """Take back all that a sequence holds, wherever it is (I11)."""
+        """Take back all that a sequence holds, wherever it is (I11): it has ended."""
+        self._admission.throughput.answered(len(sequence.token_ids) - sequence.num_prompt)
         if sequence.state is State.RUNNING:
             self._vacate(sequence)
         elif sequence.state is State.SWAPPED:
@@ -231,6 +258,7 @@ class Residents:
         """Take back the row and the blocks of a running sequence, if those have not been swapped out."""
         assert sequence.row is not None, f"I11: {sequence!r} has no row"
         self.running.remove(sequence)
+        self.waiting.ceased(sequence)
         self._free_rows.append(sequence.row)
         sequence.row = None
         sequence.num_bound = None

@@ -15,7 +15,7 @@ Invariants, besides those of the block pool and the paged cache:
   I11 a sequence that ends or is preempted gives back all that it held, once; unknown ids are no-ops;
   I12 when no request is left, no block is held and no row is taken;
   I13 a plan stays within the token budget and max_num_seqs, and there is one whenever anything could run;
-  I14 who comes first is admitted first;  I16 who came last is preempted first;
+  I14 who comes first, of its tenant where tenants share, is admitted first;  I16 who came last is preempted first;
   I15 an admitted request ends after a number of steps bounded by its tokens and those before it;
   I17 what can never fit is refused by `add`;  I23 choices share blocks and nothing else;
   I18 a running sequence has computed less than it has tokens, those in flight included; a beam that waits, as much;
@@ -25,6 +25,7 @@ Invariants, besides those of the block pool and the paged cache:
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Sequence as Several
+from itertools import chain
 
 from aserve.core.errors import InvalidRequestError
 from aserve.core.ids import BlockHash, RequestId, SeqId
@@ -34,12 +35,13 @@ from aserve.core.plan import StepPlan, StepResult
 from aserve.core.request import Request
 from aserve.kv_cache.paged_cache import PagedCache
 from aserve.scheduler.admission import Admission, Pace
-from aserve.scheduler.checks import check_running
+from aserve.scheduler.checks import check_running, check_sequences
+from aserve.scheduler.deadlines import Deadlines, Expired, expire
 from aserve.scheduler.group import Group
 from aserve.scheduler.landing import Landing
 from aserve.scheduler.planner import Planner
 from aserve.scheduler.preemption import PreemptionRule
-from aserve.scheduler.queue import Policy, first_come_first_served
+from aserve.scheduler.queue import Arrival, Policy, first_come_first_served
 from aserve.scheduler.residents import Residents
 from aserve.scheduler.sequence import Sequence
 from aserve.scheduler.statistics import Statistics, snapshot
@@ -58,6 +60,7 @@ class Scheduler:
     computes at most; 0 is without limit. scheduler_delay_factor: see `Pace`. max_num_queued_reqs: requests that wait
     at most. windows: of each layer group. keeps_evicted: the swap space is a host tier of the prefix cache too.
     max_in_flight: steps planned and not landed, at most; not over 2 with windows, whose blocks are counted for two.
+    is_fair: tenants share by weight, see fairness.py; the policy orders the requests of each.
     """
 
     def __init__(  # noqa: PLR0913  the numbers of one engine, each used here or by one part
@@ -79,9 +82,12 @@ class Scheduler:
         windows: Several[Window] = (None,),
         keeps_evicted: bool = False,
         max_in_flight: int = 2,
+        is_fair: bool = False,
     ) -> None:
         assert max_in_flight <= 2 or not any(windows), "I24: windows hold two steps of positions"
-        self._max_in_flight = max_in_flight
+        self.max_in_flight = max_in_flight
+        """Steps that may be planned and not landed. One, while it is being found out who makes steps fail."""
+        self._most_in_flight = max_in_flight
         max_chunk = min(long_prefill_token_threshold or max_num_batched_tokens, max_num_batched_tokens)
         self._cache = PagedCache(
             num_blocks=num_blocks,
@@ -99,7 +105,7 @@ class Scheduler:
             watermark=watermark,
             max_num_queued=max_num_queued_reqs,
         )
-        self._residents = Residents(self._cache, self._admission, preemption or PreemptionRule(), max_num_seqs)
+        self._residents = Residents(self._cache, self._admission, preemption, max_num_seqs, max_chunk if is_fair else 0)
         self._policy = policy
         self._max_num_batched_tokens = max_num_batched_tokens
         self._aftermath = Aftermath(max_num_batched_tokens)
@@ -114,15 +120,19 @@ class Scheduler:
         self._requests: dict[RequestId, list[Sequence]] = {}
         self._histories: dict[RequestId, dict[int, Several[int]]] = {}
         self._landing = Landing(self._sequences, self._cache, self._residents, end=self._end, end_request=self.cancel)
+        self._deadlines = Deadlines()
         self._in_flight: deque[StepPlan] = deque()
-        self._next_seq_id = 0
-        self._next_step_id = 0
+        self._next_seq_id = self._next_step_id = 0
 
     # Requests come and go.
 
     def check_fits(self, num_prompt_tokens: int) -> None:
         """Raise `ContextLengthError`, with both numbers, for a prompt that `add` would refuse."""
         self._admission.check_fits(num_prompt_tokens)
+
+    def check_room(self, arrival: Arrival) -> None:
+        """Raise `OverloadedError` if who comes on these terms would be refused now, whatever the prompt."""
+        self._admission.check_queue(arrival, self._policy(arrival, SeqId(self._next_seq_id)), self._residents.waiting)
 
     def prompt_hashes(self, request: Request) -> Iterator[list[BlockHash]]:
         """A request's, some at a time, to be made before `add`: a plan takes as long as what it still has to hash."""
@@ -188,7 +198,7 @@ class Scheduler:
         context_len = self._admission.context_len_for(request)
         if request.id in self._requests:
             raise InvalidRequestError(f"request id {request.id!r} is in use", "request_id")
-        self._admission.check_queue(self._residents.waiting)
+        self.check_room(request)
         self._histories.pop(request.id, None)
         beam = request.params.beam
         members = []
@@ -204,13 +214,17 @@ class Scheduler:
         self._requests[request.id] = members
         if len(members) > 1 or beam is not None:
             Group(request, members)
+        self._deadlines.add(request, self._requests)
+
+    def expire(self, now: float) -> Expired | None:
+        """End the requests whose deadline has come by `now`; None if there is none. To be called before `plan`."""
+        due = self._deadlines.due(now, self._requests)
+        expired = expire(due) if due else None
+        for sequence in chain(*due):
+            self._end(sequence)
+        return expired
 
     # One step: plan, then commit or revert.
-
-    @property
-    def max_in_flight(self) -> int:
-        """Steps that may be planned and not landed. One, while it is being found out who makes steps fail."""
-        return 1 if self._aftermath.is_inquest else self._max_in_flight
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None if nothing can run before a step in flight has landed, or at all.
@@ -218,9 +232,10 @@ class Scheduler:
         now: seconds of the clock that `Request.arrival_s` was read from.
         """
         assert len(self._in_flight) < self.max_in_flight, "plan follows a commit"
-        plan = self._plan_trial(now) if self._aftermath.is_inquest else None
+        plan = self._plan_trial(now) if self._aftermath.is_on else None
         if plan is None:
             plan = self._planner.plan(now, self._next_step_id, self._in_flight)
+        self._admission.throughput.planned(now, self._planner.num_tokens, is_full=len(self._residents.waiting) > 0)
         if plan is None:
             assert self._in_flight or not self._sequences, "I13: requests wait and nothing runs"
             return None
@@ -230,10 +245,12 @@ class Scheduler:
 
     def _plan_trial(self, now: float) -> StepPlan | None:
         """A step of those alone who may be to blame for the one that failed; None where all may run."""
-        trial = self._aftermath.trial(self._requests)
-        if trial is None or (plan := self._planner.plan(now, self._next_step_id, (), trial)) is None:
+        plan = None
+        if (trial := self._aftermath.trial(self._requests)) is not None:
+            plan = self._planner.plan(now, self._next_step_id, (), trial)
+        if plan is None:
             self._aftermath.dismiss()
-            return None
+        self.max_in_flight = self._most_in_flight if plan is None else 1
         return plan
 
     def commit(self, result: StepResult) -> StepTokens:
@@ -245,6 +262,7 @@ class Scheduler:
         assert plan.step_id == result.step_id, f"step {result.step_id} landed before step {plan.step_id}"
         if self._aftermath.is_on:
             self._aftermath.landed()
+            self.max_in_flight = 1 if self._aftermath.is_inquest else self._most_in_flight
         return self._landing.take_in(plan, result)
 
     def revert(self, step_id: int, *, out_of_memory: bool = False) -> RequestId | None:
@@ -280,6 +298,7 @@ class Scheduler:
         sequence, self._planner.at = torn_at or self._planner.at, None
         self._in_flight.clear()
         self._aftermath.dismiss()
+        self.max_in_flight = self._most_in_flight
         self._requests = {name: members for name, members in self._requests.items() if name in wanted and members}
         self._histories = {name: past for name, past in self._histories.items() if name in wanted}
         if sequence is not None and self._is_to_blame(sequence, is_landing=torn_at is not None):
@@ -317,15 +336,8 @@ class Scheduler:
 
     def check(self) -> None:
         """Assert every invariant, by number. For tests: the cost is that of the whole pool."""
-        residents = self._residents
-        residents.check()
-        alive = {*residents.waiting, *residents.running, *residents.swapped}
-        assert set(self._sequences.values()) == alive, "I19: a sequence is lost or undead"
-        listed = [sequence for members in self._requests.values() for sequence in members]
-        assert len(listed) == len(alive) == len(alive.intersection(listed)), "I19: a request is lost or undead"
-        for sequence in residents.running:
-            flying = [piece for plan in self._in_flight for piece in plan.slices if piece.seq_id == sequence.id]
-            check_running(sequence, flying, self._cache, self._admission.context_len)
+        check_sequences(self._sequences, self._requests, self._residents)
+        check_running(self._residents.running, self._in_flight, self._cache, self._admission.context_len)
         for plan in self._in_flight:
             assert 0 < plan.num_tokens <= self._max_num_batched_tokens, f"I13: a step of {plan.num_tokens} tokens"
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from aserve.core.ids import ChoiceId, RequestId, Row, SeqId
+from aserve.core.outputs import FinishReason, SeqDelta
 from aserve.core.plan import RowControls, RowInit, RowSampling, TokenScores
 from aserve.core.request import Request
 from aserve.kv_cache.table import BlockTable
@@ -45,6 +46,8 @@ class Sequence:
     row: its place in the runner's tables while RUNNING.
     num_bound: blocks that its next RowInit brings; None when the runner knows the row.
     num_cached: prompt tokens found in the prefix cache at first admission.
+    num_charged: positions that its tenant has been charged for, under the fair policy.
+    queued_s: from arrival to first admission.
     num_scored: prompt tokens that need no (more) scores, the first included. prompt_scores: those to go out next.
     resume_after: id of the newest step in flight when it was preempted. Until that has landed it may not come back,
         as a token of its may still be in the air.
@@ -61,12 +64,14 @@ class Sequence:
         "max_len",
         "num_bound",
         "num_cached",
+        "num_charged",
         "num_computed",
         "num_preemptions",
         "num_prefill",
         "num_scored",
         "origin",
         "prompt_scores",
+        "queued_s",
         "quiet_until",
         "request",
         "request_id",
@@ -112,6 +117,8 @@ class Sequence:
         self.num_prefill = num_prompt
         self.num_computed = 0
         self.num_cached = 0
+        self.num_charged = 0
+        self.queued_s = 0.0
         self.num_scored = 1 if scores_prompt else num_prompt
         self.prompt_scores: tuple[TokenScores, ...] = ()
         self.num_preemptions = 0
@@ -127,6 +134,23 @@ class Sequence:
     def num_prompt(self) -> int:
         """Tokens of the prompt."""
         return len(self.request.prompt_token_ids)
+
+    def delta(
+        self, token_id: int, reason: FinishReason | None, stop_reason: int | None, score: TokenScores | None
+    ) -> SeqDelta:
+        """What is told of its newest token, with the prompt's scores that have not been told."""
+        prompt_scores, self.prompt_scores = self.prompt_scores, ()
+        return SeqDelta(
+            self.request_id,
+            (token_id,),
+            reason,
+            stop_reason,
+            self.index,
+            self.num_cached,
+            () if score is None else (score,),
+            prompt_scores,
+            queued_s=self.queued_s,
+        )
 
     def row_init(self, row: Row, num_bound: int) -> RowInit:
         """What sets its row up: the first `num_bound` blocks, and its history where sampling looks at that."""

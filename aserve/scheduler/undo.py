@@ -6,10 +6,11 @@ run again. Until one of them is found that fails alone, only some of them run, o
     suspects   a b c d e f g h      trial   a b c d    lands: it was none of these
                        e f g h              e f        fails: one of them; g and h go free, untried
                        e f                  e          lands
-                         f                  f          fails alone: f is the culprit
+                         f                  f          fails alone, and once more: f is the culprit
 
-So a culprit is found in at most log2(suspects) + 1 trials, and those that land are steps like any other. Where nobody
-fails alone, it was the company: the budget of a step is halved, as it is when memory runs out, and grows back.
+So a culprit is found in at most log2(suspects) + 2 trials, and those that land are steps like any other; failures by
+chance blame hardly anybody. Where nobody fails alone, it was the company: the budget of a step is halved, as it is when
+memory runs out, and grows back.
 Knows requests by name and steps by their size; not what was raised, and not how a step is made.
 """
 
@@ -38,6 +39,7 @@ class Inquest:
 
     def __init__(self, suspects: Iterable[RequestId]) -> None:
         self._suspects = list(suspects)
+        self._failed_alone = False
 
     @property
     def is_over(self) -> bool:
@@ -56,11 +58,17 @@ class Inquest:
     def landed(self) -> None:
         """The trial's step has landed."""
         self._suspects = self._suspects[len(self.trial) :]
+        self._failed_alone = False
 
     def failed(self) -> RequestId | None:
-        """The trial's step has failed. Returns the culprit, if that was one request alone."""
+        """The trial's step has failed. Returns the culprit, if that was one request alone, for the second time."""
         self._suspects = list(self.trial)
-        return self._suspects.pop() if len(self._suspects) == 1 else None
+        if len(self._suspects) > 1:
+            return None
+        if self._failed_alone:
+            return self._suspects.pop()
+        self._failed_alone = True
+        return None
 
 
 class StepBudget:

@@ -29,6 +29,7 @@ from starlette.types import ASGIApp
 
 from aserve.core.faults import describe
 from aserve.edges import is_fault
+from aserve.http.access import log_access
 from aserve.server.http1 import Http1, hypercorn_config
 
 _log = logging.getLogger(__name__)
@@ -37,6 +38,8 @@ MAX_INBOX_BYTES: Final = 64 * 1024
 """Received and not yet parsed. Over it reading pauses, or the connection ends if only pipelining can be the cause."""
 WRITE_BUFFER_BYTES: Final = 64 * 1024
 """Written and not yet taken by the kernel. Over it the application waits."""
+CROWDED: Final = 0.75
+"""The share of the connections that there may be from which on they are many."""
 _BUSY: Final = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
@@ -44,8 +47,9 @@ _BUSY: Final = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnectio
 class Limits:
     """How long a connection may take over each thing, in seconds, and how many there may be.
 
-    head_timeout_s: to send a request's head, from its first byte, or from connecting.
-    keep_alive_s: to begin the next request. Longer than the idle timeout of the usual proxies in front (60 s).
+    head_timeout_s: to send a request's head, from its first byte.
+    keep_alive_s: to begin the first or the next request. Longer than the idle timeout of the usual proxies in front
+    (60 s). While connections are many, `head_timeout_s` if that is shorter.
     send_timeout_s: to take enough of what is written to it.
     linger_s: to go away after the server has ended the connection.
     leave_s: for the application to end once the client has left; it is cancelled then.
@@ -83,6 +87,13 @@ class Connections:
         """Connections with a request that has not been answered to its end."""
         return len(self._open) - len(self._idle)
 
+    @property
+    def idle_timeout_s(self) -> float:
+        """How long a connection may be idle: less where others may need its place."""
+        limits = self.limits
+        is_crowded = len(self._open) > CROWDED * limits.max_connections
+        return min(limits.head_timeout_s, limits.keep_alive_s) if is_crowded else limits.keep_alive_s
+
     def admit(self, connection: "Connection") -> bool:
         """Take a new connection in, ending the one that has been idle longest if there are too many."""
         if len(self._open) >= self.limits.max_connections:
@@ -104,6 +115,10 @@ class Connections:
         self._open.discard(connection)
         self._idle.pop(connection, None)
         self._changed.set()
+
+    async def announce_end(self) -> None:
+        """From now on whoever asks whether the server is ready hears that it is not."""
+        await self.context.terminate.set()
 
     async def drain(self) -> None:
         """From now on end each connection after its answer. Returns when no request is open."""
@@ -156,13 +171,14 @@ class Connection(asyncio.Protocol):
         """Begin to serve, or say that the server is full."""
         self._transport = cast("asyncio.Transport", transport)
         if not self._connections.admit(self):
+            log_access(logging.WARNING, status=503, error="too_many_connections")
             self._transport.write(_BUSY)
             self._transport.close()
             return
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         self._http = self._new_http()
         self._connections.mark(self, idle=True)
-        self._end_in(self._limits.head_timeout_s)
+        self._end_in(self._connections.idle_timeout_s)
         self._task = self._connections.tasks.create_task(self._run())
 
     def data_received(self, data: bytes) -> None:
@@ -299,7 +315,7 @@ class Connection(asyncio.Protocol):
         elif isinstance(event, Updated):
             self._idle = event.idle
             self._connections.mark(self, idle=event.idle)
-            self._end_in(self._limits.keep_alive_s if event.idle else None)
+            self._end_in(self._connections.idle_timeout_s if event.idle else None)
         elif isinstance(event, Closed):
             self._end()
 

@@ -1,14 +1,15 @@
 """A server's life: listen, load, serve, drain, leave.
 
-    listen --> load ------> serve ------ signal --> drain ------ all answered, or the deadline --> end --> exit 0
-       |        |  '- fails: exit 1  |               '-- second signal: stop at once, exit 128 + its number
+    listen --> load ------> serve ------ signal --> delay --> drain --- all answered, or the deadline --> end --> exit 0
+       |        |  '- fails: exit 1  |                 '---------'-- second signal: stop at once, exit 128 + its number
        '- fails '- signal: exit 0    '- the engine dies: say so, end, exit 70
 
-The socket answers from the beginning; whether the model is there is the application's to say (/ready). Draining, the
-listener is closed, the engine refuses new requests, and each connection ends after its answer. What is not answered at
-the deadline is ended by the engine, so that every stream gets an error and its proper end. An engine that dies (a bug
-of ours) has done so to its requests already: what is left is to write the answers, and to leave it to whoever started
-the process to start another.
+The socket answers from the beginning; whether the model is there is the application's to say (/ready). In the delay
+/ready says 503 and all else is as ever, so that those who send requests here can learn not to; who ends the process
+with Ctrl-C is spared it. Draining, the listener is closed, the engine refuses new requests, and each connection ends
+after its answer. What is not answered at the deadline is ended by the engine, so that every stream gets an error and
+its proper end. An engine that dies (a bug of ours) has done so to its requests already: what is left is to write the
+answers, and to leave it to whoever started the process to start another.
 
 This is the only module that installs signal handlers, and that may end the process.
 """
@@ -19,19 +20,20 @@ import os
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from starlette.types import ASGIApp
 
 from aserve.core.errors import CheckpointError, ConfigError
+from aserve.core.faults import describe, report
 from aserve.engine import AsyncEngine, EngineState
 from aserve.http.tasks import task_group
 from aserve.server.connection import Connection, Connections, Limits
 from aserve.server.sockets import connection_limit, listen, listen_unix, url_of
+from aserve.server.throughput import log_throughput
 
 _log = logging.getLogger(__name__)
 
@@ -53,12 +55,19 @@ def print_line(line: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Where to listen, and how long to take over things. uds: a path to listen on instead of host and port."""
+    """Where to listen, and how long to take over things.
+
+    uds: a path to listen on instead of host and port.
+    drain_delay_s: how long requests are still taken after SIGTERM, while /ready says 503.
+    drain_timeout_s: how long those that are open get after that. tell_every_s: how often people hear how many they are.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
     uds: str | None = None
+    drain_delay_s: float = 0.0
     drain_timeout_s: float = 30.0
+    tell_every_s: float = 5.0
     limits: Limits = field(default_factory=Limits)
 
 
@@ -67,6 +76,7 @@ class Server:
 
     app: an ASGI application behind `aserve.http.middleware.guard`, as create_app makes it.
     on_ready: called with the server's URL once the engine is loaded. say: shows a line to people.
+    on_hangup: what SIGHUP asks for, where that does not mean the end; it must not raise.
     """
 
     def __init__(
@@ -77,12 +87,14 @@ class Server:
         *,
         on_ready: Callable[[str], None] | None = None,
         say: Callable[[str], None] = print_line,
+        on_hangup: Callable[[], None] | None = None,
     ) -> None:
         self._engine = engine
         self._app = app
         self._config = config
         self._on_ready = on_ready
         self._say = say
+        self.on_hangup = on_hangup
         self._signals: list[int] = []
         self._asked = asyncio.Event()
         self._urged = asyncio.Event()
@@ -140,31 +152,51 @@ class Server:
             return 0
         if self._on_ready is not None:
             self._on_ready(self._url)
-        if not await _finished(self._asked.wait(), unless=self._engine.died):
-            listener.close()
-            await self._end_dead(connections)
-            return EXIT_DEAD
+        async with _beside(log_throughput(self._engine)):
+            if not await _finished(self._asked.wait(), unless=self._engine.died):
+                listener.close()
+                await self._end_dead(connections)
+                return EXIT_DEAD
+            departed = await _finished(self._depart(listener, connections), unless=self._urged)
+            return 0 if departed else 128 + self._signals[-1]
+
+    async def _depart(self, listener: asyncio.Server, connections: Connections) -> None:
+        """Let it be known that the server is leaving, then take no more, and finish what is open."""
+        await connections.announce_end()
+        delay_s = 0.0 if self._signals[0] == signal.SIGINT else self._config.drain_delay_s
+        if delay_s > 0.0:
+            self._say(f"aserve: unready; requests are taken for {delay_s:g} s more; signal again to stop at once")
+            await _finished(asyncio.sleep(delay_s), unless=self._engine.died)
         listener.close()
-        drained = await _finished(self._drain(connections), unless=self._urged)
-        return 0 if drained else 128 + self._signals[-1]
+        await self._drain(connections)
+        await self._close_engine(END_GRACE_S)
+        await self._end(connections)
 
     async def _drain(self, connections: Connections) -> None:
         timeout_s = self._config.drain_timeout_s
         if connections.num_busy > 0:
-            self._say(f"aserve: finishing {_requests(connections)}; signal again to stop at once")
+            self._say(
+                f"aserve: finishing {_requests(connections)}; {timeout_s:g} s at most, "
+                f"{'Ctrl-C' if self._signals[0] == signal.SIGINT else 'signal'} again to stop at once"
+            )
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s), _beside(self._tell_open(connections)):
                 await asyncio.gather(self._engine.drain(timeout_s), connections.drain())
         except TimeoutError:
             self._say(f"aserve: ending {_requests(connections)} that took longer than {timeout_s:g} s")
-        await self._close_engine(END_GRACE_S)
-        await self._end(connections)
+
+    async def _tell_open(self, connections: Connections) -> None:
+        clock = asyncio.get_running_loop().time
+        end_s = clock() + self._config.drain_timeout_s
+        while True:
+            await asyncio.sleep(self._config.tell_every_s)
+            self._say(f"aserve: {_requests(connections)} still open; {max(0.0, end_s - clock()):.0f} s left")
 
     async def _end_dead(self, connections: Connections) -> None:
         """The engine has died: say what of, and let the errors that its requests got be written."""
         failure = self._engine.failure
         name = type(failure).__name__
-        _log.critical("%s\n%s", name, "".join(traceback.format_tb(failure.__traceback__ if failure else None)))
+        _log.critical("the engine died of %s", name if failure is None else describe(failure))
         self._say(f"aserve: the engine died ({name}, see above); the server ends with exit code {EXIT_DEAD}")
         await self._end(connections)
 
@@ -204,6 +236,19 @@ async def _finished(work: Coroutine[Any, Any, object], *, unless: asyncio.Event)
         await asyncio.gather(working, interrupt, return_exceptions=True)
 
 
+@asynccontextmanager
+async def _beside(work: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
+    """Run `work` for as long as the block runs. What it raises is a line in the log."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        (outcome,) = await asyncio.gather(task, return_exceptions=True)
+        if isinstance(outcome, Exception):
+            report(_log, "telling how the server does", outcome)
+
+
 async def serve(server: Server) -> int:
     """Run a server until SIGTERM or SIGINT, in the main thread of a process that is about this server alone."""
     loop = asyncio.get_running_loop()
@@ -215,9 +260,17 @@ async def serve(server: Server) -> int:
             backstop.start()
         server.stop(signum)
 
-    signals = (signal.SIGTERM, signal.SIGINT)
+    def failed(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        _log.error("the event loop met %s", context["message"] if error is None else describe(error))
+
+    loop.set_exception_handler(failed)
+    signals = [signal.SIGTERM, signal.SIGINT]
     for signum in signals:
         loop.add_signal_handler(signum, received, signum)
+    if server.on_hangup is not None:
+        signals.append(signal.SIGHUP)
+        loop.add_signal_handler(signal.SIGHUP, server.on_hangup)
     try:
         return await server.run()
     finally:
@@ -228,25 +281,27 @@ async def serve(server: Server) -> int:
 def run(
     engine: AsyncEngine,
     app: ASGIApp,
+    config: ServerConfig | None = None,
     *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    uds: str | None = None,
-    drain_timeout_s: float = 30.0,
     on_ready: Callable[[str], None] | None = None,
+    on_hangup: Callable[[], None] | None = None,
+    say: Callable[[str], None] = print_line,
 ) -> int:
-    """Load the engine and serve the application until SIGTERM or SIGINT; see `Server` and `ServerConfig`.
+    """Load the engine and serve the application until SIGTERM or SIGINT; see `Server`.
+
+    config: its limit of connections is replaced by what the process can hold.
 
     Returns the exit code: 0 after draining, 1 if the address or the model cannot be had (one line says why), 70 if the
     engine died. Does not return but ends the process if a thread is left that cannot be interrupted: one that loads, or
     computes a step.
     """
-    limits = Limits(max_connections=connection_limit())
-    config = ServerConfig(host=host, port=port, uds=uds, drain_timeout_s=drain_timeout_s, limits=limits)
-    server = Server(engine, app, config, on_ready=on_ready)
+    config = config or ServerConfig()
+    config = replace(config, limits=replace(config.limits, max_connections=connection_limit()))
+    server = Server(engine, app, config, on_ready=on_ready, say=say, on_hangup=on_hangup)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         code = runner.run(serve(server))
         if server.left_behind:
+            logging.shutdown()
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)

@@ -12,8 +12,10 @@ from typing import Any, Final, Self
 
 import jinja2
 
-from aserve.core.errors import ConfigError, InvalidRequestError
-from aserve.text.template_sandbox import TemplateLimitError, TemplateSandbox
+from aserve.core.errors import ConfigError, ContextLengthError, InvalidRequestError
+from aserve.core.rules import check, series, shown
+from aserve.text.template_budget import TemplateLengthError, TemplateLimitError
+from aserve.text.template_sandbox import TemplateSandbox
 from aserve.text.tokenizer_config import read_tokenizer_config
 
 MAX_RENDERED_CHARS: Final = 4 * 2**20
@@ -31,6 +33,7 @@ TEMPLATE_ERRORS: Final = (
     ValueError,
 )
 """What a template's own mistakes, met with these messages, are in Python."""
+_MESSAGES: Final = series("a sequence of messages")
 ENGINE_VARIABLES: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 """Names that a request's template variables may not take."""
 
@@ -80,10 +83,12 @@ class ChatTemplate:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] = {},
+        max_chars: int | None = None,
     ) -> str:
         """The prompt of a conversation.
 
         continue_final_message: end inside the last message, which the model is to continue.
+        max_chars: a longer one is a `ContextLengthError`.
         variables: more template variables, such as enable_thinking; only ones that the template reads.
         Raises `InvalidRequestError`: param "messages" for what the messages or the template are to blame for, else the
         field at fault.
@@ -94,7 +99,7 @@ class ChatTemplate:
             )
         template, readable = self._template(with_tools=tools is not None)
         _check_variables(variables, readable - self._named_tokens.keys() - ENGINE_VARIABLES)
-        turns = [_turn(index, message) for index, message in enumerate(messages)]
+        turns = [_turn(index, message) for index, message in enumerate(check("messages", _MESSAGES, messages))]
         if not turns:
             raise InvalidRequestError("messages is empty", "messages")
         if continue_final_message:
@@ -107,12 +112,14 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        text = self._rendered(template, context)
+        text = self._rendered(template, context, max_chars)
         return _cut_at_tag(text) if continue_final_message else text
 
-    def _rendered(self, template: jinja2.Template, context: Mapping[str, Any]) -> str:
+    def _rendered(self, template: jinja2.Template, context: Mapping[str, Any], max_chars: int | None) -> str:
         try:
-            return self._sandbox.render(template, context)
+            return self._sandbox.render(template, context, max_chars)
+        except TemplateLengthError as error:
+            raise ContextLengthError(f"the conversation has over {error.max_chars} characters", "messages") from error
         except TemplateLimitError as error:
             raise InvalidRequestError(f"the chat template was stopped: {error}", "messages") from error
         except TEMPLATE_ERRORS as error:
@@ -154,9 +161,15 @@ def _check_variables(variables: Mapping[str, Any], allowed: frozenset[str]) -> N
 
 def _turn(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
     """A message as templates expect it: content is one text, and what is null is left out."""
+    if not isinstance(message, Mapping):
+        raise InvalidRequestError(
+            f"messages[{index}] must be a mapping with role and content, got {shown(message)}", "messages"
+        )
     role = message.get("role")
     if role not in ROLES:
-        raise InvalidRequestError(f"messages[{index}].role must be one of {', '.join(ROLES)}, got {role!r}", "messages")
+        raise InvalidRequestError(
+            f"messages[{index}].role must be one of {', '.join(ROLES)}, got {shown(role)}", "messages"
+        )
     turn = {name: value for name, value in message.items() if value is not None}
     turn["content"] = _text_content(index, message)
     return turn
@@ -168,9 +181,11 @@ def _text_content(index: int, message: Mapping[str, Any]) -> str | None:
         return content
     if content is None and message["role"] == "assistant":
         return None if message.get("tool_calls") else ""  # templates test for null to tell a call from an answer
-    if isinstance(content, Sequence):
+    if isinstance(content, Sequence) and not isinstance(content, (bytes, bytearray)):
         return "\n".join(_part_texts(index, content))
-    raise InvalidRequestError(f"messages[{index}].content must be a string or a list of parts", "messages")
+    raise InvalidRequestError(
+        f"messages[{index}].content must be a string or a list of parts, got {shown(content)}", "messages"
+    )
 
 
 def _part_texts(index: int, parts: Sequence[Any]) -> Iterator[str]:
@@ -178,7 +193,7 @@ def _part_texts(index: int, parts: Sequence[Any]) -> Iterator[str]:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind != "text":
             raise InvalidRequestError(
-                f"messages[{index}].content: a part of type {kind!r} is not supported, only text is", "messages"
+                f"messages[{index}].content: a part of type {shown(kind)} is not supported, only text is", "messages"
             )
         if not isinstance(part.get("text"), str):
             raise InvalidRequestError(f'messages[{index}].content: a text part needs a string "text"', "messages")

@@ -12,6 +12,8 @@ from typing import Final, Self
 import tokenizers
 
 from aserve.core.errors import CheckpointError, InvalidRequestError
+from aserve.core.faults import WISHES
+from aserve.text.text_bounds import max_chars_per_token
 from aserve.text.token_bytes import TokenBytes, TokenTexts
 from aserve.text.tokenizer_config import TokenizerConfig, read_tokenizer_config
 
@@ -21,10 +23,11 @@ TOKENIZER_FILE: Final = "tokenizer.json"
 class Tokenizer:
     """Stateless once made, and safe to use from several threads; encoding and decoding release the GIL.
 
-    vocab_size: how many tokens there are (a model's may be larger, padded). special_ids: tokens that are not text.
+    vocab_size: how many tokens there are (a model's may be larger, padded); num_base_tokens: without added ones.
+    special_ids: tokens that are not text.
     bos_id, eos_id: None where the checkpoint names none. text_bytes: the bytes of each token, special ones skipped;
     token_bytes: those of special tokens too. token_texts: as text_bytes, as text; None where that is not whole
-    characters.
+    characters. max_chars_per_token: of the text that a token can stand for; None where there is no bound.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
@@ -32,6 +35,7 @@ class Tokenizer:
         self._backend = backend
         backend.no_truncation()  # a prompt is never shortened in silence
         backend.no_padding()
+        self.num_base_tokens: Final = backend.get_vocab_size(with_added_tokens=False)
         _add_tokens(backend, config)
         added = backend.get_added_tokens_decoder()
         self.special_ids: Final = frozenset(token_id for token_id, token in added.items() if token.special)
@@ -41,6 +45,7 @@ class Tokenizer:
         self.text_bytes: Final = TokenBytes(backend, skip=self.special_ids)
         self.token_bytes: Final = TokenBytes(backend)
         self.token_texts: Final = TokenTexts(self.text_bytes)
+        self.max_chars_per_token: Final = max_chars_per_token(backend)
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
@@ -60,7 +65,8 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True, param: str | None = "prompt") -> tuple[int, ...]:
         """Token ids of a text. A rendered chat has its special tokens already: add none to it.
 
-        Raises `InvalidRequestError` naming `param` for text that UTF-8 cannot express (a lone surrogate).
+        Raises `InvalidRequestError` naming `param` for text that UTF-8 cannot express (a lone surrogate), and for text
+        on which the library gives up: a regular expression that goes back too often is a panic there, no Exception.
         """
         try:
             text.encode()
@@ -68,9 +74,19 @@ class Tokenizer:
             raise InvalidRequestError(
                 f"the text has a lone surrogate at character {error.start}, which is not Unicode text", param
             ) from error
-        # The batch call releases the GIL, which `encode` does not.
-        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        try:  # the batch call releases the GIL, which `encode` does not
+            [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        except (MemoryError, *WISHES):
+            raise
+        except BaseException as error:
+            raise InvalidRequestError(
+                f"the tokenizer gives up on this text of {len(text)} characters", param
+            ) from error
         return tuple(encoding.ids)
+
+    def count(self, text: str, *, param: str | None = "prompt") -> int:
+        """How many tokens a text has. Raises as `encode`."""
+        return len(self.encode(text, add_special_tokens=False, param=param))
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Text of token ids; an id without a token has none. Raises `InvalidRequestError` for ids outside 32 bits."""

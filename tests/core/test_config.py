@@ -3,7 +3,15 @@
 import msgspec
 import pytest
 
-from aserve.core.config import EngineConfig, Facts, GiB, Options, choose_max_in_flight, resolve
+from aserve.core.config import (
+    EngineConfig,
+    Facts,
+    GiB,
+    Options,
+    choose_max_in_flight,
+    default_max_num_queued_reqs,
+    resolve,
+)
 from aserve.core.errors import ConfigError
 
 MiB = 1024**2
@@ -75,6 +83,9 @@ def test_a_cache_without_room_for_a_block_is_refused():
         {"scheduler_delay_factor": float("nan")},
         {"scheduler_delay_factor": float("inf")},
         {"max_num_queued_reqs": 0},
+        {"request_timeout": 0.0},
+        {"request_timeout": 1e9},
+        {"request_timeout": float("nan")},
     ],
 )
 def test_a_bad_option_is_named(fields):
@@ -115,9 +126,24 @@ def test_scheduling_is_as_wished():
         "step_timeout": 20.0,
         "scheduler_delay_factor": 0.5,
         "max_num_queued_reqs": 9,
+        "request_timeout": 30.0,
     }
     config = resolve(Options(swap_space=1.0, **wished), FACTS)
     assert {name: getattr(config, name) for name in wished} == wished
+
+
+@pytest.mark.parametrize(
+    ("options", "chunk"),
+    [({}, 0), ({"scheduling_policy": "fair"}, 256), ({"scheduling_policy": "fair", "max_num_batched_tokens": 1}, 0)],
+)
+def test_under_the_fair_policy_one_prompt_takes_half_a_step(options, chunk):
+    assert resolve(Options(**options), FACTS).long_prefill_token_threshold == chunk
+    chosen = resolve(Options(**options, long_prefill_token_threshold=1), FACTS)
+    assert chosen.long_prefill_token_threshold == (1 if chosen.max_num_batched_tokens > 1 else 0)
+
+
+def test_a_servers_queue_ends_after_four_answers():
+    assert [default_max_num_queued_reqs(num) for num in (None, 8)] == [1024, 32]
 
 
 @pytest.mark.parametrize(

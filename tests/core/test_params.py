@@ -69,8 +69,8 @@ def test_a_tiny_temperature_is_greedy():
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"width": 0}, "beam_width"),
-        ({"width": 129}, "beam_width"),
+        ({"width": 0}, "width"),
+        ({"width": 129}, "width"),
         ({"width": 2, "length_penalty": 10.5}, "length_penalty"),
         ({"width": 2, "length_penalty": float("nan")}, "length_penalty"),
     ],

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from aserve import AsyncEngine, SamplingParams
-from aserve.build import DEMO_FOLDER
 from aserve.core.outputs import FinishReason
+from aserve.model_folder import DEMO_FOLDER
 from tests.demo.questions import HELD_OUT, MISTAKES, QUESTIONS, STORIES
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]

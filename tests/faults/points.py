@@ -16,7 +16,7 @@ import torch
 
 from aserve import engine, preparation
 from aserve.engine import AsyncEngine
-from aserve.http import endpoint, middleware, request_id, sse
+from aserve.http import access, endpoint, middleware, request_id, sse
 from aserve.http.json_response import JsonResponse
 from aserve.http.openai import chat, completions, generation, tokenize
 from aserve.http.openai.logprobs import CompletionLogprobs
@@ -29,9 +29,12 @@ from aserve.scheduler import landing
 from aserve.scheduler.beam import BeamSearch
 from aserve.scheduler.group import Ranking
 from aserve.scheduler.residents import Residents
+from aserve.tenants import Tenants
 from aserve.text.detokenizer import Detokenizer
 from aserve.text.stop_strings import StopMatcher
 from aserve.text.stream import TextStream
+from aserve.texts import Texts
+from aserve.workers import Workers
 from tests.fakes import ScriptedFlight
 from tests.faults.world import WHOSE, World
 
@@ -187,7 +190,10 @@ POINTS = (
     Point("direct line is_clear", of("transport", "is_clear")),
     Point("request id", at((request_id, "Headers"))),
     Point("guard head", at((middleware, "check_head"))),
-    Point("executor submit", lambda _world: [(asyncio.get_running_loop()._default_executor, "submit")]),
+    Point("executor submit", lambda world: [(world.engine.workers._executor, "submit")]),
+    Point("whose it is", at((endpoint, "tenant_of"))),
+    Point("access record", at((endpoint, "record_of"), (sse, "record_of"), (access, "record_of"))),
+    Point("access line", at((access, "log_access"))),
     # A request's body, fields and prompt.
     Point("body read", at((endpoint, "read_object"))),
     Point("body name", at((endpoint, "name_request"))),
@@ -195,6 +201,11 @@ POINTS = (
     Point("schema model", at(*((module, "check_model") for module in (chat, completions, tokenize)))),
     Point("schema params", at(*((module, "sampling_params") for module in (chat, completions)))),
     Point("schema prompts", at((completions, "prompts_of"))),
+    Point("tenants entered", at((Tenants, "entered"))),
+    Point("tenants allowances", at((Tenants, "allowances"))),
+    Point("tenants account", at((Tenants, "account"))),
+    Point("workers run", at((Workers, "run"))),
+    Point("texts length", at((Texts, "check_length"))),
     Point("engine encode", at((AsyncEngine, "encode"))),
     Point("engine decode", at((AsyncEngine, "decode"))),
     Point("engine open", at((AsyncEngine, "open"))),
@@ -208,6 +219,8 @@ POINTS = (
     Point("preparation ids", at((preparation, "check_ids"))),
     Point("preparation hashes", of("scheduler", "prompt_hashes"), wraps_pieces=True),
     # The scheduler.
+    Point("scheduler check_room", of("scheduler", "check_room")),
+    Point("scheduler expire", of("scheduler", "expire"), of_nobody=True),
     Point("scheduler add", of("scheduler", "add")),
     Point("scheduler fork", of("scheduler", "fork")),
     Point("scheduler history", of("scheduler", "history")),
@@ -243,6 +256,7 @@ POINTS = (
     Point("times tokens", at((RequestTimes, "tokens"))),
     Point("times finished", at((RequestTimes, "finished"))),
     Point("times left", at((RequestTimes, "left"))),
+    Point("times timings", at((RequestTimes, "timings"))),
     Point("text begun", at((TextStream, "__init__"))),
     Point("text push", at((TextStream, "push"))),
     Point("stop matcher begun", at((StopMatcher, "__init__"))),

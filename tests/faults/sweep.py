@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 
+from aserve.http import access
 from tests.faults.points import CANARY, Point, Trap
 from tests.faults.world import DEAD_STATUS, EMBEDDER, Answer, InlineExecutor, World, held
+
+ACCESS = access._lines.name
 
 
 @dataclass
@@ -55,17 +58,19 @@ class Sweep:
         loop = asyncio.get_running_loop()
         self._log = Log()
         logging.getLogger().addHandler(self._log)
+        logging.getLogger(ACCESS).setLevel(logging.INFO)
         loop.set_default_executor(InlineExecutor(1))
         loop.set_exception_handler(self._log.surprised)
         self._expected: dict[str, Answer] = {}
         async with World() as world:
             self._expected = await world.answers() | {"next": await world.next_answer()}
         assert all(answer.status in (200, 0) for answer in self._expected.values()), self._expected
-        assert not self._log.lines, self._log.lines
+        assert not self._log.faults, self._log.faults
         return self
 
     async def __aexit__(self, *_: object) -> None:
         logging.getLogger().removeHandler(self._log)
+        logging.getLogger(ACCESS).setLevel(logging.NOTSET)
 
     async def run(self, point: Point, k: int, fault: type[BaseException]) -> Outcome:
         """A case, in a world of its own."""

@@ -178,6 +178,7 @@ class World:
         )
         self.transport = Transport()
         self.engine = AsyncEngine(lambda _report: self._parts(), clock=lambda: self.clock.read())
+        self.engine.workers._executor = InlineExecutor(1)
         self.app = create_app(self.engine)
 
     async def __aenter__(self) -> "World":

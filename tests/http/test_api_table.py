@@ -54,6 +54,7 @@ BOTH_WORK = {
     "truncate_prompt_tokens": 1,
     "truncation_side": ("right", {"truncate_prompt_tokens": 1}),
     "priority": 3,
+    "timeout_s": 60,
     "cache_salt": "salt",
     "request_id": "mine",
     "return_token_ids": True,

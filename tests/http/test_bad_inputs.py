@@ -1,15 +1,34 @@
 """What hostile and careless clients send. Expected each time: a 400 that names the field, and a server that is well."""
 
 import json
+import time
+from functools import partial
 
 import httpx
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aserve.http.body import MAX_CONTAINERS, MAX_VALUES, holds_more_than
+from aserve.http.body import (
+    LONG_DIGITS,
+    MAX_CONTAINERS,
+    MAX_DEPTH,
+    MAX_FIELD_BYTES,
+    MAX_FIELDS,
+    MAX_LONG_DIGITS,
+    MAX_REALS,
+    MAX_STRINGS,
+    MAX_VALUES,
+    PIECE_BYTES,
+    at_nothing,
+    check_amount,
+    outside_strings,
+    read_object,
+)
 from aserve.http.openai.fields import NEUTRAL, UNSUPPORTED, WITHOUT_EFFECT
 from aserve.http.openai.schema import ChatFields, GenerationFields
+from aserve.workers import Workers
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -70,33 +89,101 @@ async def test_a_body_of_too_many_arrays_and_objects_is_refused_before_it_is_dec
 
 @given(
     st.recursive(
-        st.none() | st.integers() | st.text(alphabet='[,{"\\\nü'),
+        st.none() | st.integers() | st.text(alphabet='[,{"\\nü'),
         lambda inner: st.lists(inner) | st.dictionaries(st.text(alphabet='[,{"\\'), inner),
         max_leaves=20,
     )
 )
 def test_what_is_within_strings_is_not_counted(value):
-    def num_containers(part):
-        members = list(part.values()) if isinstance(part, dict) else part
-        return 1 + sum(map(num_containers, members)) if isinstance(part, dict | list) else 0
-
-    def num_values(part):
+    def without_strings(part):
         if isinstance(part, dict):
-            return len(part) + max(len(part) - 1, 0) + sum(map(num_values, part.values()))
+            return "{" + ", ".join(f'"": {without_strings(member)}' for member in part.values()) + "}"
         if isinstance(part, list):
-            return max(len(part) - 1, 0) + sum(map(num_values, part))
-        return isinstance(part, str)
+            return "[" + ", ".join(map(without_strings, part)) + "]"
+        return '""' if isinstance(part, str) else json.dumps(part)
 
     for ensure_ascii in (True, False):
         body = json.dumps(value, ensure_ascii=ensure_ascii).encode()
-        exactly = num_containers(value), num_values(value)
-        assert not holds_more_than(body, *exactly)
-        assert holds_more_than(body, exactly[0] - 1, exactly[1])
-        assert holds_more_than(body, exactly[0], exactly[1] - 1)
+        assert outside_strings(body) == without_strings(value).encode()
+
+
+@pytest.mark.parametrize("end", [b"\\\\", b'\\"', b'\\\\\\"'])
+def test_escapes_are_whole_where_a_long_body_is_cut(end):
+    for before in range(PIECE_BYTES - 6, PIECE_BYTES + 2):
+        body = b'{"k":"' + b"a" * before + end * 3 + b'","l":[1]}'
+        assert json.loads(body)["l"] == [1]
+        assert outside_strings(body) == b'{"":"","":[1]}'
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (b'{"p":{' + b",".join(b'"%d":1' % i for i in range(MAX_STRINGS + 1)) + b"}}", "strings and keys"),
+        (b"{" + b",".join(b'"%d":1' % i for i in range(MAX_STRINGS + 1)) + b"}", "strings and keys"),
+        (b"{" + b",".join(b'"%d":1' % i for i in range(MAX_FIELDS + 1)) + b"}", "fields"),
+        (b'{"p":[' + b'"",' * MAX_STRINGS + b'""]}', "strings and keys"),
+        (b'{"p":[' + b"1e-300," * MAX_REALS + b"1e-300]}", "fractions"),
+        (b'{"p":[' + b"1." * MAX_REALS + b"1.]}", "fractions"),
+        (b'{"p":[' + (b"9" * LONG_DIGITS * 100 + b",") * (MAX_LONG_DIGITS // 100 + 1) + b"1]}", "digits in a row"),
+        (b'{"p":' * (MAX_DEPTH + 1) + b"1" + b"}" * (MAX_DEPTH + 1), "levels deep"),
+        (b'{"p":' + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH + b"}", "levels deep"),
+        (b'{"stop_token_ids":[' + b"1," * (MAX_FIELD_BYTES // 2) + b"1]}", "longer than"),
+    ],
+    ids=lambda value: repr(value[:12]),
+)
+async def test_bodies_that_would_take_long_are_refused(client, value, words):
+    error = error_of(await client.post(TEXT, content=value, headers=JSON))
+    assert words in error["message"]
+
+
+def test_nothing_takes_long_of_what_is_within_the_bounds():
+    """What a body of each kind costs at its bound, in one call of the library that nothing interrupts."""
+    bodies = [
+        b"[" + b'"abcd",' * (MAX_STRINGS - 1) + b"1]",
+        b"[" + b"[]," * (MAX_CONTAINERS - 1) + b"1]",
+        b"[" + b"1.7976931348623157e-300," * (MAX_REALS // 2) + b"1]",
+        b"[" + (b"9" * 4200 + b",") * (MAX_LONG_DIGITS * LONG_DIGITS // 4200) + b"1]",
+        b"[" + b"12345," * (PIECE_BYTES // 6) + b"1]",
+        b"{" + b",".join(b'"%08d":1' % n for n in range(MAX_STRINGS)) + b"}",
+    ]
+    for body in bodies:
+        check_amount(outside_strings(body))
+        best_s = min(_cpu_s(partial(msgspec.json.decode, body)) for _ in range(3))
+        assert best_s < 0.05, body[:20]
+
+
+def _cpu_s(work):
+    start_s = time.thread_time()
+    work()
+    return time.thread_time() - start_s
+
+
+@pytest.mark.parametrize("num", [1, 20_000, 300_000])
+@pytest.mark.parametrize("separator", [b",", b", ", b" ,\n"])
+async def test_a_long_list_of_numbers_is_decoded_piece_by_piece_to_the_same(num, separator):
+    body = b'{"prompt":[' + separator.join(b"%d" % n for n in range(num)) + b'],"n":2}'
+
+    async def receive():
+        return {"type": "http.request", "body": body}
+
+    workers = Workers()
+    found = await read_object({"headers": []}, receive, workers, at_nothing)
+    workers.close()
+    assert found.fields == json.loads(body)
+
+
+async def test_a_body_of_legitimate_size_is_taken(client):
+    for content in ({"prompt": list(range(100)) * 10_000}, {"prompt": "word " * 800_000}):
+        error = error_of(await client.post(TEXT, json=content))
+        assert error["code"] == "context_length_exceeded"
+    messages = [{"role": "user", "content": [{"type": "text", "text": "a"}]}] * 10_000
+    assert error_of(await client.post(CHAT, json={"messages": messages}))["code"] == "context_length_exceeded"
 
 
 async def test_a_body_of_too_many_numbers_is_refused(client):
-    error = error_of(await client.post(TEXT, content=b'{"prompt":[' + b"1," * (MAX_VALUES + 1) + b"1]}", headers=JSON))
+    error = error_of(
+        await client.post(TEXT, content=b'{"prompt":[[' + b"1," * (MAX_VALUES + 1) + b"1]]}", headers=JSON)
+    )
     assert f"{MAX_VALUES} values" in error["message"]
 
 

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from aserve.core.outputs import FinishReason, TextDelta
 from aserve.core.params import SamplingParams
 from aserve.core.plan import TokenScores
+from aserve.http.access import Record
 from aserve.http.openai.completions import TextWire
 from aserve.http.openai.generation import Generation, answer
 from aserve.http.openai.schema import CompletionFields
@@ -54,6 +55,7 @@ async def test_choice_k_of_prompt_p_has_the_index_p_n_plus_k():
 
     class Exchange:
         request_id = "some-id"
+        record = Record()
 
         async def reply(self, response):
             replies.append(response)

@@ -41,6 +41,19 @@ class Paged:
     v_cache_BPKD: Tensor
     batch: AttentionBatch
 
+    def only(self, sequence: int, token: int, context_len: int) -> "Paged":
+        """One of the tokens as if it were the last of its sequence, and alone in its step."""
+        batch = AttentionBatch(
+            num_decodes=1,
+            slots_T=self.batch.slots_T[token : token + 1],
+            block_table_SM=self.batch.block_table_SM[sequence : sequence + 1],
+            seq_lens_S=self.batch.seq_lens_S.new_tensor([context_len]),
+            query_starts_S1=self.batch.query_starts_S1.new_tensor([0, 1]),
+            max_query_len=1,
+            max_seq_len=context_len,
+        )
+        return Paged(self.q_THD[token : token + 1], self.k_cache_BPKD, self.v_cache_BPKD, batch)
+
     def attend(self, ops: Ops, **options: float | int) -> Tensor:
         scale = self.q_THD.shape[-1] ** -0.5
         return ops.attend(self.q_THD, self.k_cache_BPKD, self.v_cache_BPKD, self.batch, scale=scale, **options)

@@ -28,6 +28,14 @@ class PagedSequences:
 
     def run(self, slices: Sequence[tuple[int, Sequence[int]]]) -> dict[int, Tensor]:
         """Compute one step of (sequence, its next tokens); returns each sequence's logits there, [tokens, V]."""
+        hidden = self.hidden(slices)
+        with torch.inference_mode():
+            logits = self._model.logits(torch.cat(list(hidden.values()))).split([len(part) for part in hidden.values()])
+        assert all(part.dtype == torch.float32 for part in logits)
+        return dict(zip(hidden, logits, strict=True))
+
+    def hidden(self, slices: Sequence[tuple[int, Sequence[int]]]) -> dict[int, Tensor]:
+        """As `run`, the hidden states, [tokens, E], those of single tokens first."""
         slices = sorted(slices, key=lambda piece: len(piece[1]) > 1)
         sizes = [len(tokens) for _, tokens in slices]
         positions = [
@@ -48,9 +56,7 @@ class PagedSequences:
         token_ids_T = torch.tensor([token for _, tokens in slices for token in tokens])
         with torch.inference_mode():
             hidden_TE = self._model.forward(token_ids_T, torch.cat(positions), self.kv, batch)
-            logits = self._model.logits(hidden_TE).split(sizes)
-        assert all(part.dtype == torch.float32 for part in logits)
-        return dict(zip(rows, logits, strict=True))
+        return dict(zip(rows, hidden_TE.split(sizes), strict=True))
 
     def _slots(self, sequence: int, positions: Tensor) -> Tensor:
         blocks = self._block_table_SM[sequence][positions // BLOCK_SIZE].long()

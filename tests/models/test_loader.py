@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from aserve.core.errors import CheckpointError
 from aserve.kernels.reference import ReferenceOps
 from aserve.models.checkpoint import resolve_checkpoint
+from aserve.models.inspection import inspect
 from aserve.models.interface import CausalLM
 from aserve.models.llama import Llama
 from aserve.models.loader import load_model, read_dtype
@@ -26,7 +27,9 @@ TOKENS = [5, 6, 7, 300, 1]
 
 
 def load(folder: Path, **options: Any) -> CausalLM:
-    return load_model(resolve_checkpoint(str(folder)), device="cpu", ops=ReferenceOps(), **options)
+    checkpoint = resolve_checkpoint(str(folder))
+    inspect(checkpoint, dummy=options.get("load_format") == "dummy")
+    return load_model(checkpoint, device="cpu", ops=ReferenceOps(), **options)
 
 
 def logits(model: CausalLM) -> torch.Tensor:
@@ -106,6 +109,14 @@ def test_a_config_alone_needs_dummy_weights(checkpoints, tmp_path):
     assert first.abs().min() > 0
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+
+
+def test_a_layer_that_a_config_names_beyond_the_last_is_no_number_of_layers(checkpoints, tmp_path):
+    source = checkpoints("qwen3")
+    folder = copy_config(source, tmp_path / "copy", max_window_layers=1000)
+    (folder / "model.safetensors").symlink_to("weights")
+    (folder / "weights").write_bytes((source / "model.safetensors").read_bytes())
+    assert load(folder).spec.windows == (None, None)
 
 
 def test_quantized_weights_are_refused(checkpoints, tmp_path):

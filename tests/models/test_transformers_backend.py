@@ -89,6 +89,21 @@ MOE = {"num_local_experts": 4, "num_experts_per_tok": 2}
         ("DogeForCausalLM", "doge", {}, "makes an attention mask of its own"),
         ("BertLMHeadModel", "bert", {}, "its attention is not causal"),
         ("DiffLlamaForCausalLM", "diffllama", {}, "of 2 layers 4 attend"),
+        (
+            "MoshiForCausalLM",
+            "moshi",
+            {"sliding_window": 24, "head_dim": 8, "ffn_dim": 48},
+            "neither its mask nor its call",
+        ),
+        (
+            "Llama4ForCausalLM",
+            "llama4_text",
+            {"attention_chunk_size": 24, "head_dim": 8, **MOE},
+            "layer 0 has chunked_att",
+        ),
+        ("Lfm2ForCausalLM", "lfm2", {"layer_types": ["full_attention", "conv"]}, "of 2 layers 1 attend"),
+        ("NemotronForCausalLM", "nemotron", {}, "NemotronAttention .* is not handed forward's keyword arguments"),
+        ("Gemma3ForCausalLM", "gemma3_text", {"use_bidirectional_attention": True}, "its attention is not causal"),
         ("NobodysForCausalLM", "llama", {}, "neither aserve nor transformers .* knows it"),
     ],
 )
@@ -98,6 +113,26 @@ def test_what_cannot_be_paged_is_refused_in_one_line(tmp_path, architecture, mod
     with pytest.raises(CheckpointError, match=reason) as caught:
         load(folder, load_format="dummy")
     assert "\n" not in caught.value.message
+
+
+def test_a_window_that_only_the_mask_has_is_taken(checkpoints):
+    assert load(checkpoints("phimoe")).spec.windows == (24, 24)
+
+
+def test_latent_attention_is_cached_by_the_larger_of_its_heads(checkpoints):
+    assert load(checkpoints("deepseek_v3")).spec.head_dim == 24
+
+
+@pytest.mark.parametrize(
+    ("architecture", "model_type", "changes"),
+    [
+        ("PhiMoEForCausalLM", "phimoe", MOE),
+        ("InternLM3ForCausalLM", "internlm3", {"head_dim": 8, "qkv_bias": False, "bias": False}),
+    ],
+)
+def test_published_names_are_found_by_the_model_type(tmp_path, architecture, model_type, changes):
+    folder = config_folder(tmp_path / model_type, architecture, model_type, **changes)
+    assert load(folder, load_format="dummy").spec.architecture == architecture
 
 
 @pytest.mark.slow

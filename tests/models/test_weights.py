@@ -120,3 +120,26 @@ def test_random_weights_depend_on_the_seed_alone_and_norms_are_near_one(dtype):
     assert not torch.equal(matrix, other[0])
     assert matrix.float().std().item() == pytest.approx(0.02, rel=0.1)
     assert norm.float().mean().item() == pytest.approx(1.0, abs=0.02)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_what_is_not_finite_is_named(tmp_path, number, dtype):
+    with (
+        reader(write(tmp_path / "1", a=torch.tensor([1.0, number, 2.0])), dtype=dtype) as weights,
+        pytest.raises(CheckpointError, match=r"tensor a has values that are not finite in .*16|tensor a .* float32"),
+    ):
+        read(weights, "a", 3)
+
+
+def test_values_that_the_type_cannot_hold_are_named_and_a_sum_that_it_cannot_hold_is_none_of_them(tmp_path):
+    file = write(tmp_path / "1", large=torch.tensor([1e5]), many=torch.full((10,), 6e4))
+    with reader(file, dtype=torch.float16) as weights:
+        assert read(weights, "many", 10).sum().isinf()
+        with pytest.raises(CheckpointError, match=r"tensor large .* not finite in float16; see --dtype"):
+            read(weights, "large", 1)
+
+
+def test_a_tensor_without_memory_is_refused():
+    with pytest.raises(CheckpointError, match=r"no memory for a tensor of \[1099511627776, 1048576\]"):
+        RandomWeights(torch.float32, CPU, seed=0).empty(2**40, 2**20)

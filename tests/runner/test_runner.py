@@ -80,6 +80,31 @@ async def test_every_answer_is_that_of_the_model_alone(depth, limits):
     assert scheduler.statistics().num_preemptions > 0 or "num_blocks" not in limits
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(
+    "limits", [{}, {"max_num_batched_tokens": 3}, {"num_blocks": 14}, {"num_blocks": 14, "swaps": 1}]
+)
+async def test_culprits_change_nobodys_answer(depth, limits):
+    """One makes steps raise, one has no finite logits; what is counted of others' tokens is counted anew."""
+    host = {"num_host_blocks": 20} if limits.get("swaps") else {}
+    blocks = {"num_blocks": limits["num_blocks"]} if "num_blocks" in limits else {}
+    limits = {name: value for name, value in limits.items() if name != "swaps"} | host
+
+    def others():
+        plain = [request(f"plain {i}", [i, 2, 3, 4, 5]) for i in range(3)]
+        drawn = [request(f"drawn {i}", [i, 7], temperature=1.0, seed=i, frequency_penalty=1.5) for i in range(2)]
+        return [*plain, *drawn, request("scored", PROMPT, logprobs=1)]
+
+    culprits = [request("raising", [1, 2, BOMB, 4]), request("not finite", [4, POISON, 2])]
+    expected = await answer(toy_runner(**blocks, **host), small_scheduler(**limits), others(), depth=depth)
+    crowd = others()
+    scheduler = small_scheduler(**limits)
+    tokens = await answer(toy_runner(**blocks, **host), scheduler, [*crowd[:3], *culprits, *crowd[3:]], depth=depth)
+    assert tokens == expected | {"raising": None, "not finite": None}
+    scheduler.check()
+    assert scheduler.statistics().num_used_blocks == 0
+
+
 async def test_a_seeded_request_says_the_same_alone_in_a_batch_in_chunks_and_preempted():
     def seeded(name: str, prompt: list[int]):
         return request(name, prompt, temperature=1.0, top_p=0.9, seed=41)

@@ -7,20 +7,22 @@ out. `continuation` says which tokens are right, from the tokens alone.
 import zlib
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
 from aserve.core.ids import BlockId, RequestId, Row, SeqId
+from aserve.core.outputs import SeqDelta
 from aserve.core.params import SamplingParams
-from aserve.core.plan import RowInit, RowSampling, SeqSlice
+from aserve.core.plan import RowInit, RowSampling, SeqSlice, StepPlan
 from aserve.core.request import Request
 from aserve.kernels.cpu import CpuOps
 from aserve.kernels.ops import AttentionBatch, KVLayer
 from aserve.models.spec import ModelSpec
 from aserve.runner.flight import StepFlight
 from aserve.runner.kv_store import allocate_kv
-from aserve.runner.runner import ModelRunner
+from aserve.runner.runner import ModelRunner, SkippedStepError
 from aserve.scheduler.scheduler import Scheduler
 from tests.fakes import deltas_of
 
@@ -145,21 +147,46 @@ def request(name: str, prompt: Sequence[int], **params: object) -> Request:
 
 async def answer(
     runner: ModelRunner, scheduler: Scheduler, requests: Sequence[Request], *, depth: int
-) -> dict[str, list[int]]:
-    """All requests' tokens, by id, with `depth` steps in flight. The runner is closed at the end."""
+) -> dict[str, list[int] | None]:
+    """All requests' tokens, by id, with `depth` steps in flight; None for culprits. The runner is closed at the end."""
     for one in requests:
         scheduler.add(one)
-    tokens: dict[str, list[int]] = {one.id: [] for one in requests}
+    tokens: dict[str, list[int] | None] = {one.id: [] for one in requests}
     flying: deque[StepFlight] = deque()
+    plans: deque[StepPlan] = deque()
     try:
         while True:
-            plan = scheduler.plan(0.0) if len(flying) < depth else None
+            plan = scheduler.plan(0.0) if len(flying) < min(depth, scheduler.max_in_flight) else None
             if plan is not None:
+                plans.append(plan)
                 flying.append(runner.launch(plan))
             elif flying:
-                for delta in deltas_of(scheduler.commit(await flying.popleft().land())):
+                culprits, deltas = await _land(runner, scheduler, flying, plans.popleft())
+                if not flying:
+                    plans.clear()
+                for name in culprits:
+                    tokens[name] = None
+                for delta in deltas:
                     tokens[delta.request_id] += delta.token_ids
             else:
                 return tokens
     finally:
         runner.close()
+
+
+async def _land(
+    runner: ModelRunner, scheduler: Scheduler, flying: deque[StepFlight], plan: StepPlan
+) -> tuple[Sequence[str], Sequence[SeqDelta]]:
+    """Who was found to be a culprit, and what the oldest step brought. After a failure those behind it are gone."""
+    try:
+        result = await flying.popleft().land()
+    except ToyError:
+        for behind in flying:
+            with suppress(SkippedStepError):
+                await behind.land()
+        flying.clear()
+        await runner.recover().land()
+        culprit = scheduler.revert(plan.step_id)
+        return ([] if culprit is None else [culprit]), []
+    culprits = scheduler.expel(result.failed)
+    return culprits, deltas_of(scheduler.commit(result))

@@ -8,7 +8,7 @@ import msgspec
 
 from aserve.core.ids import BlockId, RequestId
 from aserve.core.layout import Window
-from aserve.core.outputs import FinishReason, SeqDelta
+from aserve.core.outputs import DEADLINE, FinishReason, SeqDelta
 from aserve.core.params import SamplingParams
 from aserve.core.plan import RowSampling, StepPlan, StepResult, TokenScores
 from aserve.core.request import Request
@@ -37,6 +37,9 @@ def request(
     arrival_s: float = 0.0,
     priority: int = 0,
     seed: int = 0,
+    tenant: str = "",
+    weight: float = 1.0,
+    deadline_s: float | None = None,
     **params: object,
 ) -> Request:
     """A greedy request unless `params` (of SamplingParams) say otherwise. Its seed tells its salt: see `salt_mark`."""
@@ -52,6 +55,9 @@ def request(
         stop_ids=stop_ids,
         eos_ids=stop_ids & {EOS},
         priority=priority,
+        tenant=tenant,
+        weight=weight,
+        deadline_s=deadline_s,
     )
 
 
@@ -71,6 +77,11 @@ class Choice:
         return self.last is not None and self.last.finish_reason is not None
 
     @property
+    def is_cut(self) -> bool:
+        """Whether its time was up."""
+        return self.last is not None and self.last.stop_reason == DEADLINE
+
+    @property
     def is_open(self) -> bool:
         """Whether more tokens may come."""
         return not self.dropped and not self.has_ended
@@ -82,6 +93,8 @@ class Answer:
 
     request: Request
     choices: list[Choice]
+    is_cut: bool = False
+    """Whether its time was up before it had ended."""
 
     @property
     def token_ids(self) -> list[int]:
@@ -165,13 +178,28 @@ class SyncLoop:
             choice.dropped |= choice.is_open
         self.check()
 
+    def expire(self) -> tuple[str, ...]:
+        """End what is over its deadline. Returns those who were not served."""
+        expired = self.scheduler.expire(self.now)
+        if expired is None:
+            return ()
+        self._take(expired.deltas)
+        for delta in expired.deltas:
+            self.answers[delta.request_id].is_cut = True
+        for name in expired.unserved:
+            assert not any(choice.token_ids for choice in self.answers[name].choices), f"{name} was served"
+            self.answers[name].drop()
+        self.check()
+        return expired.unserved
+
     @property
     def may_plan(self) -> bool:
         """Whether the loop has no more steps in flight than it wants, and the scheduler lets it."""
         return len(self.in_flight) < min(self.depth, self.scheduler.max_in_flight)
 
     def plan(self) -> StepPlan | None:
-        """Plan and launch."""
+        """End what is over its deadline, plan and launch."""
+        self.expire()
         plan = self.scheduler.plan(self.now)
         if plan is not None:
             self._unclean -= set(plan.block_ops.scrubs if plan.block_ops else ())
@@ -190,9 +218,12 @@ class SyncLoop:
     def commit(self) -> list[SeqDelta]:
         """Land the oldest step."""
         _, result = self.in_flight.popleft()
-        return self._take(deltas_of(self.scheduler.commit(result)))
+        deltas = deltas_of(self.scheduler.commit(result))
+        self._take(deltas)
+        self.check()
+        return deltas
 
-    def _take(self, deltas: list[SeqDelta]) -> list[SeqDelta]:
+    def _take(self, deltas: Iterable[SeqDelta]) -> None:
         """What readers would."""
         for delta in deltas:
             choice = self.answers[delta.request_id].choices[delta.index]
@@ -201,8 +232,6 @@ class SyncLoop:
             choice.scores.extend(delta.scores)
             choice.prompt_scores.extend(delta.prompt_scores)
             choice.last = delta
-        self.check()
-        return deltas
 
     def fail(self, index: int = 0, *, out_of_memory: bool = False) -> str | None:
         """Let the step in flight with that index raise; those behind it go down with it. Returns who was to blame."""
@@ -278,11 +307,11 @@ class SyncLoop:
 
     def _compare_choice(self, name: str, wanted: Request, choice: Choice, expected: list[int]) -> None:
         whole = expected
-        if choice.dropped:
+        if choice.dropped or choice.is_cut:
             expected = expected[: len(choice.token_ids)]
         if not choice.is_open:
             assert choice.token_ids == expected, f"I21: {name}: {choice.token_ids}, not {expected}"
-        if choice.has_ended:
+        if choice.has_ended and not choice.is_cut:
             self._compare_end(name, wanted, choice, whole[-1])
         if wanted.params.logprobs is not None:
             assert choice.scores == self.scores(wanted, choice.token_ids, wanted.params.logprobs), (
@@ -312,6 +341,8 @@ class SyncLoop:
         if answer.dropped:
             assert not any(choice.token_ids for choice in answer.choices), f"I21: {name}: came out too early"
             return
+        if answer.is_cut:
+            return  # the best of what there was, which is told in test_deadlines.py
         wanted = answer.request
         expected = self._expected_beams(wanted) if wanted.params.beam is not None else self._expected_best(wanted)
         for choice, (token_ids, logprob) in zip(answer.choices, expected, strict=True):

@@ -222,10 +222,9 @@ def test_a_launch_that_raises_leaves_the_step_before_it_to_land():
 def test_nothing_that_a_failed_step_wrote_is_ever_found_in_the_cache():
     loop = SyncLoop()
     loop.add(request("a", (0, 1, 2, 0, 1), max_tokens=5))
-    loop.plan()
-    loop.fail()
-    loop.plan()
-    assert loop.fail() == "a"
+    for blamed in (None, None, "a"):
+        loop.plan()
+        assert loop.fail() == blamed
     loop.add(request("b", (0, 1, 2, 0, 1), max_tokens=5))
     loop.drain()
     loop.compare()

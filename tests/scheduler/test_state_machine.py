@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from aserve.core.errors import InvalidRequestError
+from aserve.core.errors import InvalidRequestError, OverloadedError
 from aserve.core.ids import RequestId
 from aserve.core.params import BeamParams
 from aserve.core.request import Request
@@ -54,6 +54,9 @@ REQUESTS = st.builds(
     stop_ids=st.sampled_from([frozenset(), frozenset({EOS}), frozenset({1, EOS})]),
     min_tokens=st.integers(0, 3),
     priority=st.integers(0, 2),
+    tenant=st.sampled_from("ab"),
+    weight=st.sampled_from([1.0, 3.0]),
+    deadline_s=st.sampled_from([None, None, 3.0]),
     seed=st.integers(1, 9),
 )
 LIMITS = st.fixed_dictionaries(
@@ -71,6 +74,7 @@ LIMITS = st.fixed_dictionaries(
         "long_prefill_token_threshold": st.sampled_from([0, 0, 2]),
         "scheduler_delay_factor": st.sampled_from([0.0, 1.0]),
         "keeps_evicted": st.booleans(),
+        "is_fair": st.booleans(),
         "windows": st.sampled_from([(None,), (None,), (3,), (None, 3), (5, None, 1, 5)]),
     }
 )
@@ -152,7 +156,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         loop = self.loop
         count = len(loop.answers)
         # Who came earlier may have been tokenized later, and is added behind those who came after him.
-        wanted = msgspec.structs.replace(wanted, id=RequestId(f"r{count}"), arrival_s=float(count - lateness_s))
+        deadline_s = None if wanted.deadline_s is None else loop.now + wanted.deadline_s
+        wanted = msgspec.structs.replace(
+            wanted, id=RequestId(f"r{count}"), arrival_s=float(count - lateness_s), deadline_s=deadline_s
+        )
         try:
             context_len = loop.scheduler._admission.context_len_for(wanted)
         except InvalidRequestError as refused:  # I17: too long, or too wide
@@ -160,7 +167,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 loop.scheduler.add(wanted)
         else:
             assert len(wanted.prompt_token_ids) < context_len
-            loop.add(wanted)
+            with suppress(OverloadedError):  # its time would not do
+                loop.add(wanted)
 
 
 class StepByStepMachine(SchedulerMachine):

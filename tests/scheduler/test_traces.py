@@ -25,6 +25,7 @@ class Coverage:
     choices: int = 0
     ranked: int = 0
     beams: int = 0
+    cut: int = 0
 
     def add(self, loop: SyncLoop) -> None:
         counts = loop.scheduler.statistics()
@@ -37,6 +38,7 @@ class Coverage:
         self.swap_outs += counts.num_swap_outs
         self.swap_ins += sum(len(plan.block_ops.swap_ins) for plan in loop.plans if plan.block_ops)
         self.copies += counts.num_copied_blocks
+        self.cut += sum(choice.is_cut for answer in loop.answers.values() for choice in answer.choices)
         whole = [answer.request.params for answer in loop.answers.values() if not answer.dropped]
         self.choices += sum(params.n > 1 for params in whole)
         self.ranked += sum(params.num_sequences > params.n for params in whole)
@@ -50,7 +52,7 @@ def test_every_answer_of_a_trace_equals_its_solo_run(depth):
     coverage = Coverage()
     for seed in range(500):
         try:
-            coverage.add(run_trace(seed, depth=depth))
+            coverage.add(run_trace(seed, depth=depth, options={"is_fair": seed % 2 == 1}))
         except AssertionError as error:
             error.add_note(f"in the trace of seed {seed}, depth {depth}")
             raise

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Mapping
 
-from aserve.core.errors import InvalidRequestError
+from aserve.core.errors import InvalidRequestError, OverloadedError
 from aserve.core.params import BeamParams
 from aserve.core.request import Request
 from aserve.scheduler.preemption import PreemptionRule
@@ -90,8 +90,18 @@ def _add(loop: SyncLoop, rng: random.Random) -> None:
         priority=rng.choice((0, 0, 2)),
         seed=rng.randint(1, 9),
         **_params(rng),
+        **_terms(loop),
     )
     _add_if_it_fits(loop, wanted)
+
+
+def _terms(loop: SyncLoop) -> dict[str, object]:
+    """Under the fair policy there are three tenants, and one request in three has little time."""
+    if not loop.limits.get("is_fair"):
+        return {}
+    number = len(loop.answers)
+    deadline_s = loop.now + 2.0 if number % 3 == 2 else None
+    return {"tenant": "abc"[number % 3], "weight": 1.0 + number % 3, "deadline_s": deadline_s}
 
 
 def _params(rng: random.Random) -> dict[str, object]:
@@ -116,7 +126,7 @@ def _params(rng: random.Random) -> dict[str, object]:
 def _add_if_it_fits(loop: SyncLoop, wanted: Request) -> None:
     try:
         loop.add(wanted)
-    except InvalidRequestError:
+    except (InvalidRequestError, OverloadedError):
         return
 
 
@@ -138,5 +148,5 @@ def _fork(loop: SyncLoop, rng: random.Random, name: str) -> None:
     ]
     try:
         loop.fork(name, rng.randrange(len(answer.choices)), branches)
-    except InvalidRequestError:
+    except (InvalidRequestError, OverloadedError):
         return

@@ -89,7 +89,7 @@ async def test_an_application_that_ignores_the_departure_is_cancelled():
         assert cancelled.is_set()
 
 
-async def test_an_application_that_raises_is_a_500_and_the_next_connection_is_fine(capfd):
+async def test_an_application_that_raises_is_a_500_and_the_next_connection_is_fine(caplog, capfd):
     async def broken(scope, receive, send):
         if scope["path"] == "/broken":
             raise RuntimeError("a bug")
@@ -99,19 +99,52 @@ async def test_an_application_that_raises_is_a_500_and_the_next_connection_is_fi
         assert (await site.ask(request(b"/broken"))).status == 500
         assert (await site.ask(request(b"/fine"))).status == 200
         await site.quiet()
-    assert "a bug" in capfd.readouterr().err
+    (record,) = caplog.records
+    assert "in the application: builtins.RuntimeError" in record.getMessage()
+    assert "a bug" not in caplog.text + capfd.readouterr().err
+
+
+class Panic(BaseException):
+    """As libraries in Rust raise it."""
+
+
+async def test_what_python_counts_as_no_exception_ends_its_connection_alone_and_is_told_without_its_text(caplog):
+    async def panicking(scope, receive, send):
+        raise Panic("a prompt")
+
+    async with serving(panicking) as site:
+        client = await site.connect()
+        await client.send(request())
+        await client.rest()
+        await site.quiet()
+    (record,) = caplog.records
+    assert record.getMessage().startswith("a connection failed: ")
+    assert "tests.server.test_connection.Panic" in record.getMessage()
+    assert "a prompt" not in caplog.text
 
 
 async def test_a_silent_connection_is_closed():
-    async with serving(Recorder(), head_timeout_s=0.02) as site:
+    async with serving(Recorder(), keep_alive_s=0.02) as site:
         client = await site.connect()
         assert await client.rest() == b""
         await site.quiet()
 
 
+async def test_silence_is_borne_longer_while_there_is_room():
+    """One of few may take its time to say something; of many, those that come last are given the time of a head."""
+    async with serving(Recorder(), head_timeout_s=0.02, keep_alive_s=60, max_connections=8) as site:
+        early = [await site.connect() for _ in range(6)]
+        await until(lambda: len(site.connections) == 6)
+        late = [await site.connect() for _ in range(2)]
+        assert [await client.rest() for client in late] == [b"", b""]
+        for client in early:
+            assert (await client.ask(request())).status == 200
+        await site.quiet(num_open=6)
+
+
 async def test_an_idle_connection_is_closed_and_a_slow_answer_is_not():
     app = Stream()
-    async with serving(app, head_timeout_s=0.02, keep_alive_s=0.02) as site:
+    async with serving(app, keep_alive_s=0.02) as site:
         idle, busy = await site.connect(), await site.connect()
         await busy.ask_head(request())
         assert await idle.rest() == b""

@@ -217,6 +217,59 @@ async def test_a_second_signal_stops_at_once():
     assert engine.state is EngineState.CLOSED
 
 
+async def test_in_the_delay_only_ready_says_no():
+    engine, runner = paused_engine()
+    async with running(engine, drain_delay_s=60) as run:
+        streaming = await begin_stream(run)
+        run.server.stop(signal.SIGTERM)
+        await until(lambda: len(run.lines) == 2)
+        assert "requests are taken for 60 s more" in run.lines[1]
+        client = await run.connect()
+        answer = await client.ask(request(b"/ready"))
+        assert (answer.status, answer.error["code"], "retry-after" in answer.headers) == (
+            503,
+            "engine_unavailable",
+            True,
+        )
+        for path in (b"/health", b"/metrics", b"/v1/models"):
+            assert (await client.ask(request(path))).status == 200
+        runner.let_land()
+        assert (await client.ask(chat(stream=False))).status == 200
+        assert (await streaming.chunks()).endswith(b"data: [DONE]\n\n")
+        assert not run.task.done()
+        run.server.stop(signal.SIGTERM)
+        assert await run.exit_code() == 128 + signal.SIGTERM
+
+
+async def test_after_the_delay_the_listener_closes_and_what_is_open_is_finished():
+    engine, runner = paused_engine()
+    async with running(engine, drain_delay_s=0.01) as run:
+        streaming = await begin_stream(run)
+        run.server.stop(signal.SIGTERM)
+        await until(lambda: engine.state is EngineState.DRAINING)
+        with pytest.raises(ConnectionRefusedError):
+            await run.connect()
+        runner.let_land()
+        assert (await streaming.chunks()).endswith(b"data: [DONE]\n\n")
+        assert await run.exit_code() == 0
+
+
+async def test_ctrl_c_spares_the_delay_and_says_what_it_waits_for_again_and_again():
+    engine, runner = paused_engine()
+    async with running(engine, drain_delay_s=60, tell_every_s=0.01) as run:
+        streaming = await begin_stream(run)
+        run.server.stop(signal.SIGINT)
+        await until(lambda: len(run.lines) >= 4)
+        assert run.lines[1:4] == [
+            "aserve: finishing 1 request; 30 s at most, Ctrl-C again to stop at once",
+            "aserve: 1 request still open; 30 s left",
+            "aserve: 1 request still open; 30 s left",
+        ]
+        runner.let_land()
+        assert (await streaming.chunks()).endswith(b"data: [DONE]\n\n")
+        assert await run.exit_code() == 0
+
+
 async def test_a_path_can_be_listened_on_and_is_removed(tmp_path):
     path = tmp_path / "aserve.sock"
     for _ in range(2):
@@ -257,5 +310,7 @@ async def test_a_dead_engine_ends_the_server_with_one_line_and_an_exit_code_of_i
         assert run.lines[1:] == [
             "aserve: the engine died (AssertionError, see above); the server ends with exit code 70"
         ]
-        (record,) = caplog.records
+        access, record = caplog.records
+        assert (access.name, access.fields["error"]) == ("aserve.access", "engine_unavailable")
         assert (record.name, record.levelname) == ("aserve.server.lifecycle", "CRITICAL")
+        assert "landed before" not in caplog.text

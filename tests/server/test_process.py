@@ -18,8 +18,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 class Process:
     """A scripted server, its address, and what it printed."""
 
-    def __init__(self, what: str, drain_timeout_s: float) -> None:
-        command = [sys.executable, "-m", "tests.server.scripted_server", what, str(drain_timeout_s)]
+    def __init__(self, what: str, drain_timeout_s: float, *more: str) -> None:
+        command = [sys.executable, "-m", "tests.server.scripted_server", what, str(drain_timeout_s), *more]
         self.popen = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.port = int(self.line().rpartition(":")[2])
 
@@ -27,9 +27,9 @@ class Process:
         assert self.popen.stderr is not None
         return self.popen.stderr.readline().rstrip()
 
-    def get(self, path: str) -> int:
+    def get(self, path: str, **headers: str) -> int:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
-        connection.request("GET", path)
+        connection.request("GET", path, headers=headers)
         with contextlib.closing(connection):
             return connection.getresponse().status
 
@@ -53,8 +53,8 @@ class Process:
 
 
 @contextlib.contextmanager
-def process(what: str, drain_timeout_s: float = 30.0) -> Generator[Process]:
-    started = Process(what, drain_timeout_s)
+def process(what: str, drain_timeout_s: float = 30.0, *more: str) -> Generator[Process]:
+    started = Process(what, drain_timeout_s, *more)
     try:
         yield started
     finally:
@@ -102,6 +102,39 @@ def test_a_second_signal_stops_at_once():
             assert server.refuses()
             server.popen.send_signal(signal.SIGTERM)
             assert server.exit_code(within_s=1) == 128 + signal.SIGTERM
+
+
+def test_at_a_hangup_the_keys_are_read_again_and_a_bad_file_changes_nothing(tmp_path):
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("- {name: a, key: before}")
+    with process("ends", 30.0, str(keys)) as server:
+        assert server.line() == "ready"
+        keys.write_text("- {name: a, key: [before}")
+        server.popen.send_signal(signal.SIGHUP)
+        assert "the API keys stay as they are" in server.line()
+        assert server.get("/v1/models", authorization="Bearer before") == 200
+        keys.write_text("- {name: a, key: after}")
+        server.popen.send_signal(signal.SIGHUP)
+        deadline = time.monotonic() + 5.0
+        while server.get("/v1/models", authorization="Bearer after") != 200:
+            assert time.monotonic() < deadline
+        assert server.get("/v1/models", authorization="Bearer before") == 401
+
+
+def test_a_log_that_nobody_reads_holds_nothing_up():
+    """More lines than a pipe takes; then requests, a stream and the end are as ever."""
+    with process("ends") as server:
+        assert server.line() == "ready"
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+        with contextlib.closing(connection):
+            for _ in range(400):
+                connection.request("GET", "/v1/models")
+                assert connection.getresponse().read()
+        with server.stream() as response:
+            server.popen.send_signal(signal.SIGTERM)
+            *_, done = events(response)
+        assert done == b"[DONE]"
+        assert server.exit_code(within_s=5) == 0
 
 
 def test_a_signal_while_the_model_loads_stops_at_once():

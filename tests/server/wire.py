@@ -159,12 +159,14 @@ class Site:
 
 
 @asynccontextmanager
-async def serving(app: ASGIApp, **limits: Any) -> AsyncGenerator[Site]:
+async def serving(
+    app: ASGIApp, protocol: Callable[[Connections], Connection] = Connection, **limits: Any
+) -> AsyncGenerator[Site]:
     loop = asyncio.get_running_loop()
     async with asyncio.TaskGroup() as tasks:
         connections = Connections(app, Limits(**limits), tasks)
         sock = listen("127.0.0.1", 0, 512)
-        listener = await loop.create_server(lambda: Connection(connections), sock=sock)
+        listener = await loop.create_server(lambda: protocol(connections), sock=sock)
         try:
             yield (site := Site(sock.getsockname()[1], connections))
         finally:

@@ -1,5 +1,8 @@
 import datetime
 import json
+import time
+import tracemalloc
+from contextlib import suppress
 
 import pytest
 
@@ -148,6 +151,51 @@ BOMBS = [
     "{{ '{:{}}'.format(1, 1000000000) }}",
     "{{ [1] | tojson(indent=1000000000) }}",
     "{{ lipsum(n=1000000) }}",
+    f"{DOUBLED}{{{{ n.l == n.l + [] }}}}",
+    f"{DOUBLED}{{{{ [n.l, n.l] | max }}}}",
+    f"{DOUBLED}{{{{ [n.l].count([n.l]) }}}}",
+    f"{DOUBLED.replace('[', '(').replace(']', ',)')}{{{{ {{n.l: 1}} }}}}",
+    f"{DOUBLED.replace('[', '(').replace(']', ',)')}{{{{ {{}}.get(n.l) }}}}",
+    f"{DOUBLED.replace('[', '(').replace(']', ',)')}{{{{ {{}}[n.l] }}}}",
+]
+OFTEN = "{% for i in range(99999) %}"
+MUCH = "{% set s = 'a' * 4000000 %}{% set t = [0] * 2000000 %}"
+HEAVY = [
+    "{% set n = namespace(x=7) %}{% for i in range(40) %}{% set n.x = n.x * n.x %}{% endfor %}",
+    "{% set n = namespace(x=7) %}" + OFTEN + "{% set n.x = n.x + n.x %}{% endfor %}",
+    "{% set n = namespace(s=[0]) %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}",
+    "{% set n = namespace(s='🤖') %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}",
+    "{% set n = namespace(l=[]) %}" + OFTEN + "{% set n.l = [n.l, [0] * 60000] %}{% endfor %}",
+    "{% set n = namespace(l=[]) %}" + OFTEN + "{% set n.l = [n.l, range(100000) | list] %}{% endfor %}",
+    "{% set x = [0] * 20000000 %}",
+    "{% set x = '9' * 4000000 %}{{ x | int }}",
+    "{% set x = ('9' * 4000000) | int(base=16) %}",
+    "{% set x = 'ΐ' * 4000000 %}{{ x.upper() }}",
+    "{% set x = ('&' | safe) * 60000000 %}",
+    "{% set x = ('ab ' * 2000000).split() %}",
+    "{% set x = ('漢字' * 2000000) | list %}",
+    "{% set x = ('a ' * 2000000) | title %}",
+    "{% set x = ('a\\n' * 2000000) | indent(900) %}",
+    "{% set x = ([0] * 200000) | tojson(indent=999) %}",
+    "{% set x = ('{0}' * 100000).format('a' * 100000) %}",
+    "{% set x = ('%(a)s' * 100000) % {'a': 'a' * 100000} %}",
+    "{% set x = strftime_now('%c' * 1000000) %}",
+    "{% macro f() %}{{ varargs | length }}{% endmacro %}{{ f(*('a' * 4000000)) }}",
+    pytest.param(OFTEN + "{{ loop.cycle(*range(99999)) }}{% endfor %}", marks=pytest.mark.thorough),
+    pytest.param(OFTEN + "{% set c = cycler(*range(100000)) %}{% endfor %}", marks=pytest.mark.thorough),
+    pytest.param(
+        "{% set n = namespace(d={}) %}" + OFTEN + "{% set n.d = dict(n.d, **{i | string: i}) %}{% endfor %}",
+        marks=pytest.mark.thorough,
+    ),
+    OFTEN + "{% if i %}{% endif %}" * 300 + "{% endfor %}",
+    *(
+        MUCH + OFTEN + "{% set x = " + expression + " %}{% endfor %}"
+        for expression in (
+            *("s[1:]", "t[1:]", "s[::-1]", "s == s ~ 'a'", "1 in t", "'b' in s", "s is lower", "s is eq(s ~ 'a')"),
+            *("1 is in(t)", "s | wordcount", "s | float", "t | max", "t | sort", "s | e", "t.count(1)", "t.copy()"),
+            "s | reverse",
+        )
+    ),
 ]
 
 
@@ -155,6 +203,50 @@ BOMBS = [
 def test_a_hostile_template_is_stopped(source):
     with pytest.raises(InvalidRequestError):
         template(source, max_chars=2**16).render(ASK)
+
+
+@pytest.mark.parametrize("source", HEAVY)
+def test_what_a_template_does_is_charged_before_it_is_done(source):
+    """With the budget that is used in earnest: within a second of processor time, and 64 MiB."""
+    hostile = template(source)
+    tracemalloc.start()
+    try:
+        with suppress(InvalidRequestError):
+            hostile.render(ASK)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    start_s = time.thread_time()
+    with pytest.raises(InvalidRequestError):
+        hostile.render(ASK)
+    assert time.thread_time() - start_s < 1.0
+    assert peak_bytes < 64 * 2**20
+
+
+def test_filters_that_take_other_filters_and_tests():
+    source = (
+        "{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | map('trim') | join('|') }}"
+    )
+    assert template(source).render(TALK) == 'What is 2 < 3 & "é" 🤖?|Why?'
+    assert template("{{ messages | rejectattr('role', 'in', ['user']) | list | length }}").render(TALK) == "1"
+
+
+def test_what_templates_do_with_lists_numbers_and_slices():
+    for source, text in [
+        (
+            "{% set n = namespace(l=[]) %}{% for m in messages %}{% set n.l = n.l + [m.role] %}{% endfor %}{{ n.l }}",
+            None,
+        ),
+        ("{{ messages[1:] | length }}{{ messages[::-1][0].content | trim }}", "2Why?"),
+        ("{% for m in messages if m.role != 'user' %}{{ loop.index0 * 2 - 1 }}{% endfor %}", "-1"),
+        (
+            "{% set a, b = 1, messages[0].role %}{{ a + 1 }}{{ b }}{{ '%02d' % 7 }}{{ '{:.1f}'.format(2.5) }}",
+            "2user072.5",
+        ),
+        ("{{ dict(a=1).items() | list }}{{ {messages[0].role: [1]} }}", "[('a', 1)]{'user': [1]}"),
+        ("{{ 1 < messages | length <= 3 }}{{ messages[0] in messages }}{{ 'a' not in 'abc' }}", "TrueTrueFalse"),
+    ]:
+        assert template(source).render(TALK) == (text or "['user', 'assistant', 'user']")
 
 
 def test_a_text_is_as_long_as_is_allowed_and_no_longer():

@@ -13,7 +13,7 @@ from aserve.engine import AsyncEngine
 from aserve.http.endpoint import Exchange, Handler
 from aserve.http.openai.generation import Generation, Usage, answer
 from aserve.http.openai.logprobs import Speller, chat_logprobs, prompt_logprobs
-from aserve.http.openai.prompts import chat_prompt, truncated
+from aserve.http.openai.prompts import chat_prompt, check_room, truncated
 from aserve.http.openai.schema import ChatFields, check_model, parse, sampling_params
 from aserve.http.openai.tally import TokenIds, usage_suffix
 from aserve.http.sse import StreamLimits
@@ -27,6 +27,7 @@ def chat_completions(engine: AsyncEngine, limits: StreamLimits) -> Handler:
     async def handle(exchange: Exchange) -> None:
         fields = await exchange.work(parse, exchange.fields, ChatFields)
         model = check_model(engine.info, fields.model)
+        check_room(engine, fields, exchange)
         params = sampling_params(
             engine,
             fields,
@@ -44,6 +45,8 @@ def chat_completions(engine: AsyncEngine, limits: StreamLimits) -> Handler:
             starts_text=not fields.continue_final_message,
             cache_salt=fields.cache_salt or "",
             priority=fields.priority or 0,
+            tenant=exchange.tenant,
+            timeout_s=fields.timeout_s,
         )
         wire = ChatWire(engine, f"chatcmpl-{exchange.request_id}", model, fields)
         try:

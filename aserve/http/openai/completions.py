@@ -12,7 +12,7 @@ from aserve.engine import AsyncEngine
 from aserve.http.endpoint import Exchange, Handler
 from aserve.http.openai.generation import Generation, Usage, answer
 from aserve.http.openai.logprobs import CompletionLogprobs, Speller, prompt_logprobs
-from aserve.http.openai.prompts import text_prompt, truncated
+from aserve.http.openai.prompts import check_lengths, check_room, text_prompt, truncated
 from aserve.http.openai.schema import (
     DEFAULT_COMPLETION_TOKENS,
     CompletionFields,
@@ -34,6 +34,7 @@ def completions(engine: AsyncEngine, limits: StreamLimits) -> Handler:
     async def handle(exchange: Exchange) -> None:
         fields = await exchange.work(parse, exchange.fields, CompletionFields)
         model = check_model(engine.info, fields.model)
+        check_room(engine, fields, exchange)
         caps = (fields.max_completion_tokens, 1 if fields.scores_only else fields.max_tokens, DEFAULT_COMPLETION_TOKENS)
         params = sampling_params(
             engine,
@@ -44,6 +45,7 @@ def completions(engine: AsyncEngine, limits: StreamLimits) -> Handler:
         )
         given = await exchange.work(prompts_of, fields.prompt)
         check_num_sequences(len(given), params)
+        check_lengths(engine, fields, given)
         whole = [await text_prompt(engine, fields, prompt) for prompt in given]
         prompts = [truncated(engine, fields, params, prompt) for prompt in whole]
         texts = None
@@ -60,6 +62,8 @@ def completions(engine: AsyncEngine, limits: StreamLimits) -> Handler:
             continuous_usage=fields.continuous_usage,
             cache_salt=fields.cache_salt or "",
             priority=fields.priority or 0,
+            tenant=exchange.tenant,
+            timeout_s=fields.timeout_s,
             scores_only=fields.scores_only,
         )
         wire = TextWire(engine, f"cmpl-{exchange.request_id}", model, fields, num_choices=params.n, echoed=texts)

@@ -9,6 +9,7 @@ Of P prompts with n choices each, choice k of prompt p has the index p * n + k.
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -67,7 +68,7 @@ class Generation:
     """Prompts to run with the same parameters, and how to answer.
 
     include_usage, continuous_usage: token counts at the end of a stream, and in every chunk.
-    starts_text, cache_salt, priority: see `AsyncEngine.open`.
+    starts_text, cache_salt, priority, tenant, timeout_s: see `AsyncEngine.open`.
     scores_only: nothing is generated. (The engine generates one token, which is left out.)
     """
 
@@ -79,6 +80,8 @@ class Generation:
     starts_text: bool = False
     cache_salt: str = ""
     priority: int = 0
+    tenant: str = ""
+    timeout_s: float | None = None
     scores_only: bool = False
 
     def tallies(self) -> list[Tally]:
@@ -95,6 +98,7 @@ async def answer(
             await _stream(generation, wire, mailbox, exchange, limits)
             return
         tallies = generation.tallies()
+        exchange.record.usage = partial(usage_of, tallies, generation.params.n)
         keeper = Keeper(tallies)
         mailbox.shortcut(keeper)
         async for delta in _deltas(generation, mailbox):
@@ -110,6 +114,7 @@ async def _stream(
 ) -> None:
     """Reply with events as they come. While the client keeps up, most are written straight from the mailbox."""
     events = Events(generation, wire)
+    exchange.record.usage = partial(usage_of, events.tallies, generation.params.n)
 
     async def pieces() -> AsyncGenerator[bytes]:
         async for delta in _deltas(generation, mailbox):
@@ -218,6 +223,8 @@ async def _open_all(engine: AsyncEngine, generation: Generation) -> AsyncGenerat
         "starts_text": generation.starts_text,
         "cache_salt": generation.cache_salt,
         "priority": generation.priority,
+        "tenant": generation.tenant,
+        "timeout_s": generation.timeout_s,
     }
     if len(prompts) == 1:
         async with engine.open(prompts[0], generation.params, **options) as mailbox:

@@ -21,7 +21,8 @@ def model_routes(engine: AsyncEngine) -> list[Route]:
 
     async def get_model(request: Request) -> Response:
         info = engine.info
-        return JsonResponse(_card(info, check_model(info, request.path_params["model"])))
+        name = request.path_params["model"].replace("%2F", "/")  # kept so by the guard; see HeadCheck
+        return JsonResponse(_card(info, check_model(info, name)))
 
     return [
         Route("/v1/models", list_models),

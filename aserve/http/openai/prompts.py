@@ -6,8 +6,14 @@ from typing import Any
 
 from aserve.core.params import SamplingParams
 from aserve.engine import AsyncEngine
+from aserve.http.endpoint import Exchange
 from aserve.http.openai.schema import ChatFields, GenerationFields
 from aserve.http.openai.tally import TokenIds
+
+
+def check_room(engine: AsyncEngine, fields: GenerationFields, exchange: Exchange) -> None:
+    """Refuse now what would be refused in the end: before a prompt is rendered and tokenized."""
+    engine.check_room(tenant=exchange.tenant, priority=fields.priority or 0, timeout_s=fields.timeout_s)
 
 
 async def chat_prompt(engine: AsyncEngine, fields: ChatFields, messages: Sequence[Mapping[str, Any]]) -> TokenIds:
@@ -18,6 +24,7 @@ async def chat_prompt(engine: AsyncEngine, fields: ChatFields, messages: Sequenc
         continue_final_message=bool(fields.continue_final_message),
         variables=fields.chat_template_kwargs or {},
         add_special_tokens=bool(fields.add_special_tokens),
+        must_fit=fields.truncate_prompt_tokens is None,
     )
 
 
@@ -25,8 +32,19 @@ async def text_prompt(engine: AsyncEngine, fields: GenerationFields, prompt: str
     """One prompt of a completion."""
     if isinstance(prompt, str):
         await asyncio.sleep(0)  # a thousand short prompts, each encoded at once, must not hold the loop
-        return await engine.encode(prompt, add_special_tokens=fields.add_special_tokens is not False)
+        return await engine.encode(
+            prompt,
+            add_special_tokens=fields.add_special_tokens is not False,
+            must_fit=fields.truncate_prompt_tokens is None,
+        )
     return prompt
+
+
+def check_lengths(engine: AsyncEngine, fields: GenerationFields, prompts: Sequence[str | TokenIds]) -> None:
+    """Raise `ContextLengthError` where one of them cannot fit, before any is worked on."""
+    if fields.truncate_prompt_tokens is None:
+        for prompt in prompts:
+            engine.texts.check_length(prompt)
 
 
 def truncated(engine: AsyncEngine, fields: GenerationFields, params: SamplingParams, prompt: TokenIds) -> TokenIds:

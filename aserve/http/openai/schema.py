@@ -14,23 +14,21 @@ from msgspec import Meta
 from aserve.core.config import ModelInfo
 from aserve.core.errors import InvalidRequestError, ModelNotFoundError
 from aserve.core.params import MAX_CHOICES, MAX_LOGPROBS, BeamParams, SamplingParams
+from aserve.core.request import CACHE_SALT, REQUEST_ID
 from aserve.engine import AsyncEngine
 from aserve.http.errors import echo
 from aserve.http.openai.fields import check_names
 from aserve.http.openai.tally import TokenIds
-from aserve.http.request_id import REQUEST_ID
 
 MAX_PROMPTS: Final = 1024
 MAX_SEQUENCES: Final = 8192
 """Of all prompts of a request together: they are queued at one stroke, and nobody else is served meanwhile."""
-MAX_LOGIT_BIAS: Final = 100.0
-_TOKEN_ID: Final = re.compile(r"[0-9]{1,10}")
 _PROMPT_KINDS: Final[Mapping[type, Any]] = {str: list[str], list: list[TokenIds]}
 _PROMPT_SHAPES: Final = "prompt must be a string, a list of token ids, or a list of either, and not empty"
 DEFAULT_COMPLETION_TOKENS: Final = 16
 
 ModelName = Annotated[str, Meta(max_length=256)]
-PositiveInt = Annotated[int, Meta(ge=1)]
+PositiveInt = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -74,9 +72,10 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
     truncation_side: Literal["left", "right"] | None = None
-    cache_salt: Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]*\Z")] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=128, pattern=CACHE_SALT.pattern)] | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     request_id: Annotated[str, Meta(pattern=REQUEST_ID.pattern)] | None = None
+    timeout_s: float | None = None
     return_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -142,7 +141,7 @@ class CompletionFields(GenerationFields, frozen=True, kw_only=True):
     """POST /v1/completions. prompt: see `prompts_of`. max_tokens may be 0 with echo: the prompt is scored."""
 
     prompt: Any
-    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     logprobs: int | None = None
 
     @property
@@ -176,7 +175,6 @@ class DetokenizeFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Fields = TypeVar("Fields", bound=msgspec.Struct)
-Item = TypeVar("Item")
 
 
 def parse(raw: Mapping[str, Any], kind: type[Fields]) -> Fields:
@@ -218,7 +216,6 @@ def sampling_params(
     """
     if fields.stream and fields.prompt_logprobs is not None:
         raise InvalidRequestError("prompt_logprobs is not for streams", "prompt_logprobs")
-    stop = (fields.stop,) if isinstance(fields.stop, str) else fields.stop
     beam = _beam_params(fields)
     return engine.default_params(
         max_tokens=max_tokens,
@@ -227,8 +224,8 @@ def sampling_params(
         top_k=fields.top_k,
         min_p=fields.min_p,
         seed=fields.seed,
-        stop=None if stop is None else tuple(stop),
-        stop_token_ids=_tuple(fields.stop_token_ids),
+        stop=fields.stop,
+        stop_token_ids=fields.stop_token_ids,
         ignore_eos=fields.ignore_eos,
         min_tokens=fields.min_tokens,
         n=fields.n,
@@ -237,18 +234,14 @@ def sampling_params(
         presence_penalty=fields.presence_penalty,
         frequency_penalty=fields.frequency_penalty,
         repetition_penalty=fields.repetition_penalty,
-        logit_bias=_logit_bias(fields.logit_bias or {}),
-        allowed_token_ids=_tuple(fields.allowed_token_ids),
-        bad_words=_tuple(fields.bad_words),
+        logit_bias=fields.logit_bias,
+        allowed_token_ids=fields.allowed_token_ids,
+        bad_words=fields.bad_words,
         logprobs=num_logprobs,
         prompt_logprobs=num_prompt_logprobs,
         include_stop_str_in_output=fields.include_stop_str_in_output,
         skip_special_tokens=fields.skip_special_tokens,
     )
-
-
-def _tuple(values: list[Item] | None) -> tuple[Item, ...] | None:
-    return None if values is None else tuple(values)
 
 
 def _beam_params(fields: GenerationFields) -> BeamParams | None:
@@ -266,15 +259,6 @@ def _beam_params(fields: GenerationFields) -> BeamParams | None:
         length_penalty=1.0 if fields.length_penalty is None else fields.length_penalty,
         early_stopping=fields.early_stopping or False,
     )
-
-
-def _logit_bias(biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
-    """Keys are token ids in decimal; values are clamped, as OpenAI and vLLM do."""
-    for key in biases:
-        if not _TOKEN_ID.fullmatch(key):
-            raise InvalidRequestError(f"logit_bias: {echo(key)} is not a token id", "logit_bias")
-    clamped = {int(key): min(max(bias, -MAX_LOGIT_BIAS), MAX_LOGIT_BIAS) for key, bias in biases.items()}
-    return tuple(clamped.items())
 
 
 def prompts_of(prompt: Any) -> Sequence[str | TokenIds]:

@@ -1,6 +1,5 @@
 """POST /tokenize and /detokenize."""
 
-import asyncio
 from typing import Final
 
 from aserve.core.errors import InvalidRequestError
@@ -44,7 +43,8 @@ def tokenize(engine: AsyncEngine) -> Handler:
             }
             return JsonResponse(body)
 
-        await exchange.reply(await asyncio.to_thread(response) if len(tokens) > OFF_LOOP_TOKENS else response())
+        is_long = len(tokens) > OFF_LOOP_TOKENS
+        await exchange.reply(await exchange.workers.run(response) if is_long else response())
 
     return handle
 

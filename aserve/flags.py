@@ -1,0 +1,188 @@
+"""The flags: how each is spelled, how its word is read, and what it does.
+
+A flag is one row of FLAGS, and sets the field of its name, of `Options` or of `ServerOptions`. The names are vLLM's
+where it has the same thing.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from aserve.core.config import (
+    DEVICES,
+    DTYPES,
+    GENERATION_CONFIGS,
+    LOAD_FORMATS,
+    PREEMPTION_MODES,
+    SCHEDULING_POLICIES,
+    Options,
+)
+from aserve.core.errors import ConfigError
+
+TRUE_WORDS: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+LOG_FORMATS: Final = ("text", "json")
+SUFFIXES: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What concerns the server and not the engine."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: tuple[str, ...] = ()
+    api_keys_file: str | None = None
+    shutdown_timeout: float = 30.0
+    drain_delay: float = 0.0
+    keepalive_timeout: float = 75.0
+    client_header_timeout: float = 5.0
+    send_timeout: float = 30.0
+    log_level: str = "info"
+    log_format: str = "text"
+
+
+class Flag(msgspec.Struct, frozen=True):
+    """One option: its field's name, how a word is read, what stands for the word in the help, and what it does.
+
+    many: takes several words.
+    """
+
+    name: str
+    read: Callable[[str], Any]
+    metavar: str
+    help: str
+    many: bool = False
+
+    @property
+    def option(self) -> str:
+        """As it is typed."""
+        return "--" + self.name.replace("_", "-")
+
+
+def read_bool(word: str) -> bool:
+    """true or false, in the usual spellings."""
+    if word.lower() not in TRUE_WORDS:
+        raise ConfigError(f"true or false is expected, got {word!r}")
+    return TRUE_WORDS[word.lower()]
+
+
+def read_count(word: str) -> int:
+    """A whole number; k, M, G are powers of 1000 and Ki, Mi, Gi (perhaps with a B) powers of 1024."""
+    digits = word.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+    suffix = word[len(digits) :].lower().removesuffix("b")
+    try:
+        value = float(digits) * SUFFIXES[suffix] if suffix else int(digits)
+    except (ValueError, KeyError):
+        raise ConfigError(f"a whole number is expected, perhaps with k, M, G, Ki, Mi or Gi, got {word!r}") from None
+    if value != int(value):
+        raise ConfigError(f"a whole number is expected, got {word!r}")
+    return int(value)
+
+
+def read_number(word: str) -> float:
+    """A decimal number."""
+    try:
+        return float(word)
+    except ValueError:
+        raise ConfigError(f"a number is expected, got {word!r}") from None
+
+
+def _seconds(least: float = 0.0) -> Callable[[str], float]:
+    def read(word: str) -> float:
+        if not least <= (seconds := read_number(word)) <= 86400:
+            raise ConfigError(f"seconds in [{least:g}, 86400] are expected, got {word!r}")
+        return seconds
+
+    return read
+
+
+def _choice(allowed: Sequence[str]) -> Callable[[str], str]:
+    def read(word: str) -> str:
+        if word not in allowed:
+            raise ConfigError(f"one of {', '.join(allowed)} is expected, got {word!r}")
+        return word
+
+    return read
+
+
+ENGINE_FLAGS: Final = (
+    Flag("model", str, "FOLDER|ID", "a folder or a Hugging Face id; demo is the bundled demonstration model"),
+    Flag("tokenizer", str, "FOLDER|ID", "a folder or id whose tokenizer replaces the model's own"),
+    Flag("chat_template", str, "FILE", "a Jinja file that replaces the model's own chat template"),
+    Flag("revision", str, "NAME", "branch, tag or commit of a Hugging Face id"),
+    Flag("download_dir", str, "FOLDER", "where Hugging Face files are cached"),
+    Flag("served_model_name", str, "NAME", "names that requests may give; the first is put into answers", many=True),
+    Flag("trust_remote_code", read_bool, "", "run Python code that comes with the model"),
+    Flag(
+        "load_format",
+        _choice(LOAD_FORMATS),
+        "|".join(LOAD_FORMATS),
+        "dummy makes random weights from config.json alone",
+    ),
+    Flag("dtype", _choice(DTYPES), "|".join(DTYPES), "auto is the checkpoint's own"),
+    Flag("device", _choice(DEVICES), "|".join(DEVICES), "auto is cuda where there is one"),
+    Flag(
+        "generation_config",
+        _choice(GENERATION_CONFIGS),
+        "|".join(GENERATION_CONFIGS),
+        "whether generation_config.json sets sampling defaults",
+    ),
+    Flag("seed", int, "N", "of the dummy weights"),
+    Flag("max_model_len", read_count, "N", "longest prompt and answer together, in tokens"),
+    Flag("block_size", read_count, "N", "tokens in a block of the KV cache"),
+    Flag("gpu_memory_utilization", read_number, "X", "share of the GPU's memory that aserve may use"),
+    Flag("kv_cache_memory_bytes", read_count, "N", "size of the KV cache, instead of what profiling finds"),
+    Flag("swap_space", read_number, "X", "GiB of host memory for the blocks of preempted sequences"),
+    Flag("max_num_seqs", read_count, "N", "sequences that run at once"),
+    Flag("max_num_batched_tokens", read_count, "N", "tokens that a step computes at most"),
+    Flag("watermark", read_number, "X", "share of the blocks kept free when a new sequence is admitted"),
+    Flag("enable_prefix_caching", read_bool, "", "reuse the blocks of equal prompt beginnings"),
+    Flag("enforce_eager", read_bool, "", "capture no CUDA graphs: launch every step kernel by kernel"),
+    Flag(
+        "preemption_mode",
+        _choice(PREEMPTION_MODES),
+        "|".join(PREEMPTION_MODES),
+        "how sequences give way when blocks run out; auto takes what is estimated to cost less",
+    ),
+    Flag(
+        "scheduling_policy",
+        _choice(SCHEDULING_POLICIES),
+        "|".join(SCHEDULING_POLICIES),
+        "who runs first: the earlier; the lower priority number, which waiting makes up for; or in turn, by tenant",
+    ),
+    Flag(
+        "step_timeout", read_number, "S", "seconds after which a step that has not landed ends the engine; 0 is never"
+    ),
+    Flag("long_prefill_token_threshold", read_count, "N", "tokens of one prompt that a step computes; 0 is no limit"),
+    Flag(
+        "scheduler_delay_factor",
+        read_number,
+        "X",
+        "newcomers wait X times as long as the last step with prompts took, so that more come together",
+    ),
+    Flag(
+        "max_num_queued_reqs",
+        read_count,
+        "N",
+        "requests that may wait (serve: 4 times max-num-seqs, if not given); one more is refused with status 429",
+    ),
+    Flag("request_timeout", read_number, "SECONDS", "after which a request ends with what it has"),
+)
+SERVER_FLAGS: Final = (
+    Flag("host", str, "ADDRESS", "address to listen on"),
+    Flag("port", read_count, "N", "port to listen on; 0 picks a free one"),
+    Flag("api_key", str, "KEY", "keys that requests must carry; none means open", many=True),
+    Flag("api_keys_file", str, "FILE", "a YAML file of tenants with their keys and limits, read again at SIGHUP"),
+    Flag("shutdown_timeout", _seconds(), "SECONDS", "how long open requests get after SIGTERM and --drain-delay"),
+    Flag("drain_delay", _seconds(), "SECONDS", "how long requests are taken after SIGTERM, while /ready says 503"),
+    Flag("keepalive_timeout", _seconds(0.1), "SECONDS", "how long a connection may be idle"),
+    Flag("client_header_timeout", _seconds(0.1), "SECONDS", "how long a request's head may take"),
+    Flag("send_timeout", _seconds(0.1), "SECONDS", "how long a client may take nothing of its answer"),
+    Flag("log_level", _choice(LOG_LEVELS), "|".join(LOG_LEVELS), "the least that is logged"),
+    Flag("log_format", _choice(LOG_FORMATS), "|".join(LOG_FORMATS), "how a line of the log is written"),
+)
+FLAGS: Final = {flag.name: flag for flag in (*ENGINE_FLAGS, *SERVER_FLAGS)}
+DEFAULTS: Final = {
+    field.name: field.default for options in (Options, ServerOptions) for field in msgspec.structs.fields(options)
+}

@@ -1,0 +1,46 @@
+"""A glance at a large body: what its fields' lengths and first characters tell is refused before they are decoded."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from aserve.core.errors import InvalidRequestError
+from aserve.engine import AsyncEngine
+from aserve.http.body import Glance, is_flat
+
+
+def generation_glance(engine: AsyncEngine) -> Glance:
+    """For routes that answer: a prompt that cannot fit, unless it is to be truncated, and messages that are none."""
+
+    def glance(members: Mapping[str, msgspec.Raw]) -> None:
+        _check_messages(bytes(members.get("messages", b"")))
+        if "truncate_prompt_tokens" in members:
+            return
+        prompt = bytes(members.get("prompt", b""))
+        if prompt.startswith(b'"'):
+            engine.texts.check_json(prompt, must_fit=True)
+        elif is_flat(prompt):
+            engine.texts.check_length(range(prompt.count(b",") + 1))
+
+    return glance
+
+
+def text_glance(engine: AsyncEngine) -> Glance:
+    """For routes that turn text into tokens or back: too many tokens, and what is no text and no message."""
+
+    def glance(members: Mapping[str, msgspec.Raw]) -> None:
+        _check_messages(bytes(members.get("messages", b"")))
+        prompt = bytes(members.get("prompt", b""))
+        if prompt.startswith(b"["):
+            raise InvalidRequestError("prompt: expected str, got array", "prompt")
+        engine.texts.check_json(prompt, must_fit=False)
+        tokens = bytes(members.get("tokens", b""))
+        if is_flat(tokens):
+            engine.texts.check_num_decoded(range(tokens.count(b",") + 1))
+
+    return glance
+
+
+def _check_messages(messages: bytes) -> None:
+    if messages.startswith(b'"') or is_flat(messages):
+        raise InvalidRequestError("messages must be a list of messages, which are objects", "messages")

@@ -1,0 +1,125 @@
+"""GET /openapi.json: the API as OpenAPI 3.1 describes it, made from the shapes that requests are checked against.
+
+What the shapes do not say, a bound that depends on the model or on another field, is told by the 400 that comes.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from aserve import __version__
+from aserve.http.json_response import JsonResponse
+from aserve.http.openai.fields import WITHOUT_EFFECT
+from aserve.http.openai.schema import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
+
+COMPONENTS: Final = "#/components/schemas/"
+
+JSON_ROUTES: Final[Mapping[str, tuple[type[msgspec.Struct], str]]] = {
+    "/v1/chat/completions": (ChatFields, "Answer a conversation; with stream, as server-sent events."),
+    "/v1/completions": (CompletionFields, "Continue a text; with stream, as server-sent events."),
+    "/tokenize": (TokenizeFields, "The tokens of a text or a conversation."),
+    "/detokenize": (DetokenizeFields, "The text of tokens."),
+}
+"""Routes that take a JSON object, its shape, and what they do."""
+
+PLAIN_ROUTES: Final[Mapping[tuple[str, str], str]] = {
+    ("/v1/models", "get"): "The names under which the model is served.",
+    ("/v1/models/{model}", "get"): "One of them.",
+    ("/v1/usage", "get"): "What the tenant whose key it is has used, and has left.",
+    ("/health", "get"): "200 unless only a restart can help.",
+    ("/ping", "get"): "The same.",
+    ("/ping", "post"): "The same.",
+    ("/ready", "get"): "200 when a request would be taken.",
+    ("/version", "get"): "aserve's version.",
+    ("/metrics", "get"): "Prometheus metrics.",
+    ("/reset_prefix_cache", "post"): "No later request finds what was computed so far.",
+    ("/openapi.json", "get"): "This document.",
+}
+"""The others, by path and method."""
+
+STREAMING: Final = frozenset({"/v1/chat/completions", "/v1/completions"})
+ERROR: Final = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string", "maxLength": 303},
+                "type": {"enum": ["invalid_request_error", "rate_limit_error", "server_error"]},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": "string"},
+            },
+        }
+    },
+}
+
+
+def openapi_route() -> Route:
+    """The route of the document."""
+    document = openapi()
+
+    async def show(_request: Request) -> Response:
+        return JsonResponse(document)
+
+    return Route("/openapi.json", show)
+
+
+def openapi() -> dict[str, Any]:
+    """The document."""
+    kinds = [kind for kind, _ in JSON_ROUTES.values()]
+    _, schemas = msgspec.json.schema_components(kinds, ref_template=COMPONENTS + "{name}")
+    for kind in kinds:
+        shape = schemas[kind.__name__]
+        shape["properties"] |= {name: {} for name in sorted(WITHOUT_EFFECT - shape["properties"].keys())}
+        shape["additionalProperties"] = False
+    paths: dict[str, dict[str, Any]] = {}
+    for path, (kind, summary) in JSON_ROUTES.items():
+        paths[path] = {"post": _operation(path, summary) | _takes(kind)}
+    for (path, method), summary in PLAIN_ROUTES.items():
+        paths.setdefault(path, {})[method] = _operation(path, summary)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "aserve", "version": __version__, "license": {"name": "Apache-2.0"}},
+        "paths": paths,
+        "components": {
+            "schemas": schemas | {"Error": ERROR},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"key": []}],
+    }
+
+
+def _takes(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": {"$ref": COMPONENTS + kind.__name__}}},
+        }
+    }
+
+
+def _operation(path: str, summary: str) -> dict[str, Any]:
+    is_metrics = path == "/metrics"
+    media: Sequence[str] = ("text/plain",) if is_metrics else ("application/json",)
+    if path in STREAMING:
+        media = (*media, "text/event-stream")
+    operation: dict[str, Any] = {
+        "summary": summary,
+        "responses": {
+            "200": {"description": "The answer.", "content": {name: {} for name in media}},
+            "default": {
+                "description": "Why there is none.",
+                "content": {"application/json": {"schema": {"$ref": COMPONENTS + "Error"}}},
+            },
+        },
+    }
+    if "{model}" in path:
+        model = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        operation["parameters"] = [model]
+    return operation

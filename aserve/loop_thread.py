@@ -1,0 +1,88 @@
+"""LoopThread: an event loop in a thread of its own, for who has none to spare, or one that is running already.
+
+    caller    run(work) --. waits .......................> result
+    thread                '-> task of work ... its end --'       the loop's other tasks go on all the time
+
+Knows nothing of engines.
+"""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import CancelledError, Future
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """Runs from when it is made until `close`. The thread is a daemon: a process that ends does not wait for it.
+
+    Every method may be called from any thread but its own.
+    """
+
+    def __init__(self, name: str) -> None:
+        started = Future[asyncio.AbstractEventLoop]()
+        self._thread = threading.Thread(target=_run_loop, args=(started,), name=name, daemon=True)
+        self._thread.start()
+        self._loop = started.result()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it is the thread that asks."""
+        return threading.current_thread() is self._thread
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of a coroutine, which is run as a task of the loop. Raises what it raises.
+
+        An exception that reaches the caller while it waits, KeyboardInterrupt above all, cancels the task, and is
+        raised when that has ended; another one meanwhile is raised at once.
+        """
+        call = _Call(work)
+        self._loop.call_soon_threadsafe(call.start)
+        try:
+            return call.outcome.result()
+        except BaseException:
+            if not call.outcome.done():
+                self._loop.call_soon_threadsafe(call.cancel)
+                call.outcome.exception()
+            raise
+
+    def close(self) -> None:
+        """Cancel what runs, and wait until the thread has ended. Idempotent."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+
+class _Call(Generic[T]):
+    """A coroutine that one thread waits for and another runs."""
+
+    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+        self.outcome = Future[T]()
+        self._work = work
+        self._task: asyncio.Task[T] | None = None
+
+    def start(self) -> None:
+        """In the loop's thread."""
+        self._task = asyncio.get_running_loop().create_task(self._work)
+        self._task.add_done_callback(self._ended)
+
+    def cancel(self) -> None:
+        """In the loop's thread, after `start`."""
+        assert self._task is not None, "calls are started in their order"
+        self._task.cancel()
+
+    def _ended(self, task: asyncio.Task[T]) -> None:
+        error = CancelledError() if task.cancelled() else task.exception()
+        if error is not None:
+            self.outcome.set_exception(error)
+        else:
+            self.outcome.set_result(task.result())
+
+
+def _run_loop(started: Future[asyncio.AbstractEventLoop]) -> None:
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        started.set_result(loop)
+        loop.run_forever()

@@ -1,0 +1,68 @@
+"""The folder of the model that is asked for: what is in it besides weights, and that it is one whole.
+
+Finding and inspecting it loads no torch, so that a wrong folder is refused in a fraction of a second.
+"""
+
+from pathlib import Path
+from typing import Final
+
+from aserve.core.config import Options
+from aserve.core.errors import CheckpointError
+from aserve.core.foreign import foreign
+from aserve.models.checkpoint import Checkpoint, resolve_checkpoint, resolve_tokenizer
+from aserve.models.inspection import inspect
+from aserve.text.chat_template import ChatTemplate
+from aserve.text.tokenizer import Tokenizer
+
+DEMO_MODEL: Final = "demo"
+DEMO_FOLDER: Final = Path(__file__).parent / "demo"
+
+
+def find_model(options: Options) -> Checkpoint:
+    """The model's folder, inspected.
+
+    Raises `CheckpointError` for a model that cannot be found or served, `ConfigError` for a context that it has not.
+    """
+    folder = str(DEMO_FOLDER) if options.model == DEMO_MODEL else options.model
+    checkpoint = resolve_checkpoint(folder, options.revision, options.download_dir, options.trust_remote_code)
+    inspect(checkpoint, dummy=options.load_format == "dummy", max_model_len=options.max_model_len)
+    return checkpoint
+
+
+def load_text(options: Options, checkpoint: Checkpoint, vocab_size: int) -> tuple[Tokenizer, ChatTemplate]:
+    """Tokenizer and chat template. vocab_size: the model's. Raises `CheckpointError` for what is malformed or amiss."""
+    folder = _tokenizer_folder(options, checkpoint)
+    with foreign(f"{folder}: the tokenizer"):
+        tokenizer = Tokenizer.load(folder)
+    with foreign(f"{folder}: the chat template"):
+        chat_template = ChatTemplate.load(folder, options.chat_template)
+        chat_template.warm_up()
+    _check_ids(checkpoint, tokenizer, vocab_size, is_own=options.tokenizer is None)
+    return tokenizer, chat_template
+
+
+def _check_ids(checkpoint: Checkpoint, tokenizer: Tokenizer, vocab_size: int, *, is_own: bool) -> None:
+    """Refuse ids that the model has no row for. Tokens added to a vocabulary may be over it: requests are checked.
+
+    is_own: the tokenizer is said to be the model's.
+    """
+    beyond = sorted(token_id for token_id in checkpoint.eos_ids if token_id >= vocab_size)
+    if beyond:
+        raise CheckpointError(
+            f"{checkpoint.path}: eos_token_id {beyond[0]} is not in [0, {vocab_size}), the vocabulary"
+        )
+    if is_own and checkpoint.has_tokenizer and tokenizer.num_base_tokens > vocab_size:
+        raise CheckpointError(
+            f"{checkpoint.path}: tokenizer.json has {tokenizer.num_base_tokens} tokens, but config.json's vocab_size "
+            f"is {vocab_size}"
+        )
+
+
+def _tokenizer_folder(options: Options, checkpoint: Checkpoint) -> Path:
+    """Random weights from a config alone borrow the demonstration model's tokenizer: text is noise either way."""
+    borrows = options.load_format == "dummy" and not checkpoint.has_tokenizer
+    if options.tokenizer == DEMO_MODEL or (options.tokenizer is None and borrows):
+        return DEMO_FOLDER
+    if options.tokenizer is None:
+        return checkpoint.path
+    return resolve_tokenizer(options.tokenizer, options.revision, options.download_dir)

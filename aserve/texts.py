@@ -1,0 +1,157 @@
+"""Texts: a model's tokenizer and chat template, worked within bounds that are looked at first, and off the event loop.
+
+    messages --> template --> text --> too many characters? --> its pieces, too many tokens? --> token ids --> too many?
+                                       yes: 400, and nothing    yes: 400, and twice the context   yes: 400
+                                       was tokenized            was tokenized
+
+So a text that cannot fit costs what its context costs, however long it is.
+"""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+from aserve.core.config import ModelInfo
+from aserve.core.errors import ContextLengthError, InvalidRequestError
+from aserve.intake import check_ids, check_room
+from aserve.text.chat_template import ChatTemplate
+from aserve.text.tokenizer import Tokenizer
+from aserve.workers import Workers
+
+OFF_LOOP_CHARS: Final = 2048
+"""Texts longer than this are tokenized in a thread; below it the hop costs more than the work."""
+MAX_TEXT_CHARS: Final = 2**20
+"""Of a text that need not fit the context, unless a longer one could: about a second of tokenizing."""
+MAX_DECODED_TOKENS: Final = 2**17
+"""Of tokens that are decoded, unless the context has more."""
+MEASURED_CHARS_PER_TOKEN: Final = 8
+"""A prompt with more for each token of the context is measured first, at the price of tokenizing it twice if it fits:
+ordinary text has 4."""
+CHAR_BYTES: Final = 4
+"""Of a character in UTF-8 at most."""
+ESCAPED_CHAR_BYTES: Final = 12
+"""Of one in JSON, where it may be two escapes."""
+PIECE_CHARS: Final = 16 * 1024
+"""What is measured at a time, in a few milliseconds."""
+
+
+class Texts:
+    """Of one engine. info: its model's."""
+
+    def __init__(self, tokenizer: Tokenizer, chat_template: ChatTemplate, info: ModelInfo, workers: Workers) -> None:
+        self._tokenizer = tokenizer
+        self._chat_template = chat_template
+        self._info = info
+        self._workers = workers
+        per_token = tokenizer.max_chars_per_token
+        self._max_prompt_chars = None if per_token is None else per_token * info.max_model_len
+        self._max_chars = max(MAX_TEXT_CHARS, self._max_prompt_chars or 0)
+        self._max_decoded = max(MAX_DECODED_TOKENS, info.max_model_len)
+
+    def check_length(self, prompt: str | Sequence[int], param: str = "prompt") -> None:
+        """Raise `ContextLengthError` for a prompt that cannot fit, as far as its length tells."""
+        if not isinstance(prompt, str):
+            check_room(self._info, len(prompt))
+        elif self._max_prompt_chars is not None and len(prompt) > self._max_prompt_chars:
+            raise ContextLengthError(
+                f"the prompt has {len(prompt)} characters, and no more than {self._max_prompt_chars} can fit: "
+                f"the context is {self._info.max_model_len} tokens",
+                param,
+            )
+
+    def check_json(self, prompt: bytes, *, must_fit: bool) -> None:
+        """Raise what `encode` does for a text that is too long, by its length as a JSON string."""
+        num_chars = len(prompt) // (ESCAPED_CHAR_BYTES if b"\\u" in prompt else CHAR_BYTES)
+        if must_fit and self._max_prompt_chars is not None and num_chars > self._max_prompt_chars:
+            raise ContextLengthError(
+                f"the prompt has over {num_chars} characters, and no more than {self._max_prompt_chars} can fit: "
+                f"the context is {self._info.max_model_len} tokens",
+                "prompt",
+            )
+        if not must_fit and num_chars > self._max_chars:
+            raise InvalidRequestError(
+                f"prompt: at most {self._max_chars} characters are tokenized, got over {num_chars}", "prompt"
+            )
+
+    def check_num_decoded(self, token_ids: Sequence[int]) -> None:
+        """Raise `InvalidRequestError` for more tokens than are decoded at a time."""
+        if len(token_ids) > self._max_decoded:
+            raise InvalidRequestError(
+                f"tokens: at most {self._max_decoded} are decoded at a time, got {len(token_ids)}", "tokens"
+            )
+
+    async def encode(
+        self, text: str, *, add_special_tokens: bool = True, must_fit: bool = False, param: str = "prompt"
+    ) -> tuple[int, ...]:
+        """Token ids of a text.
+
+        must_fit: it is a prompt, and one that leaves no room to answer is a `ContextLengthError`, as soon as that is
+        known. Raises `InvalidRequestError`, naming `param`, for what is no text, or longer than any that is tokenized.
+        """
+        if must_fit:
+            self.check_length(text, param)
+            await self._measure(text, param)
+        elif len(text) > self._max_chars:
+            raise InvalidRequestError(
+                f"{param}: at most {self._max_chars} characters are tokenized, got {len(text)}", param
+            )
+        if len(text) <= OFF_LOOP_CHARS:
+            token_ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens, param=param)
+        else:
+            token_ids = await self._workers.run(
+                self._tokenizer.encode, text, add_special_tokens=add_special_tokens, param=param
+            )
+        if must_fit:
+            check_room(self._info, len(token_ids), param)
+        return token_ids
+
+    async def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] = MappingProxyType({}),
+        add_special_tokens: bool = False,
+        must_fit: bool = False,
+    ) -> tuple[int, ...]:
+        """Token ids of a conversation; see `ChatTemplate.render` and `encode`."""
+        text = await self._workers.run(
+            self._chat_template.render,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables=variables,
+            max_chars=self._max_prompt_chars if must_fit else self._max_chars,
+        )
+        return await self.encode(text, add_special_tokens=add_special_tokens, must_fit=must_fit, param="messages")
+
+    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of token ids. Raises `InvalidRequestError` for an id outside the vocabulary, and for too many."""
+        self.check_num_decoded(token_ids)
+
+        def check_and_decode() -> str:
+            check_ids("tokens", token_ids, self._info.vocab_size)
+            return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+        return await self._workers.run(check_and_decode)
+
+    async def _measure(self, text: str, param: str) -> None:
+        """Raise `ContextLengthError` for a text whose pieces have twice the tokens that the context has.
+
+        A cut changes the few tokens around it, and so do all cuts together: they cannot double what there is. Where
+        pieces have fewer tokens than that, nothing is said.
+        """
+        max_tokens = self._info.max_model_len
+        if len(text) <= MEASURED_CHARS_PER_TOKEN * max_tokens:
+            return
+        num_tokens = 0
+        for start in range(0, len(text), PIECE_CHARS):
+            piece = text[start : start + PIECE_CHARS]
+            num_tokens += await self._workers.run(self._tokenizer.count, piece, param=param)
+            if num_tokens > 2 * max_tokens:
+                raise ContextLengthError(
+                    f"the prompt has {len(text)} characters, and {num_tokens} tokens in the first "
+                    f"{start + len(piece)} of them: the context is {max_tokens} tokens",
+                    param,
+                )

@@ -1,0 +1,190 @@
+"""On a CPU, every row's bits are the same whatever else is in the step, however its prompt was cut, on any threads.
+
+Whatever preempts, swaps, hits a cache or decodes makes another mixture of the same slices, so slices are what varies.
+Of each position the hidden state is compared, of the last of each slice the logits, with those of the sequence alone.
+The full grid, on the models of scripts/make_models.py where they are there, and on the demonstration model:
+
+    python -m pytest -m thorough tests/test_batch_invariance.py
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from aserve.kernels.cpu import CpuOps
+from aserve.models.checkpoint import resolve_checkpoint
+from aserve.models.interface import CausalLM
+from aserve.models.loader import load_model
+from tests.checkpoints import checkpoints, write_checkpoint
+from tests.kernels.cases import Fast, paged
+from tests.models.paged import PagedSequences
+
+__all__ = ["checkpoints"]
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[1]
+MAX_CHUNK = 512
+HEADS = ((4, 2, 8), (4, 1, 32), (7, 1, 64), (14, 2, 64), (2, 2, 128), (3, 3, 64), (1, 1, 128), (2, 1, 256))
+"""Query heads, key heads, dimensions."""
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+LENS = st.one_of(st.integers(1, 64), st.integers(1, 700), st.integers(1, 2048))
+SHAPES = {
+    "llama": {"hidden_size": 64, "intermediate_size": 176, "max_position_embeddings": 2048},
+    "qwen2": {"hidden_size": 56, "num_attention_heads": 7, "num_key_value_heads": 1, "intermediate_size": 1104},
+    "mistral": {"sliding_window": 300, "max_position_embeddings": 1024},
+}
+"""What is changed of the recipes: a head group of 7, a product of more than 1024 inputs, windows in a second tile."""
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    num_threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(num_threads)
+
+
+# ---- attention
+
+
+@settings(max_examples=30)
+@given(
+    heads=st.sampled_from(HEADS),
+    dtype=st.sampled_from(DTYPES),
+    window=st.sampled_from((None, None, 24, 600)),
+    lens=st.lists(LENS, min_size=1, max_size=6),
+    chunk=st.integers(1, MAX_CHUNK),
+    num_threads=st.sampled_from((1, 1, 2, 3)),
+    block_size=st.sampled_from((8, 16, 256)),
+)
+@example((14, 2, 64), torch.bfloat16, None, [137, 144], 1, 1, 16)
+@example((4, 2, 8), torch.float32, None, [300, 700], 1, 1, 8)
+@example((2, 2, 128), torch.float32, None, [390, 1], 33, 2, 8)
+def test_attention_gives_a_query_the_same_bits_in_any_step(heads, dtype, window, lens, chunk, num_threads, block_size):
+    torch.manual_seed(0)
+    fast = Fast(CpuOps(), torch.device("cpu"), dtype)
+    query_lens = sorted(1 if s % 2 else min(chunk, length) for s, length in enumerate(lens))
+    lens = [max(pair) for pair in zip(sorted(lens), query_lens, strict=True)]
+    case = paged(fast, lens, query_lens, heads=heads[:2], head_dim=heads[2], block_size=block_size)
+    options = {} if window is None else {"sliding_window": window}
+    torch.set_num_threads(num_threads)
+    together = case.attend(fast.ops, **options)
+    torch.set_num_threads(1)
+    starts = case.batch.query_starts_S1.tolist()
+    for s, (length, num_queries) in enumerate(zip(lens, query_lens, strict=True)):
+        for query in {0, num_queries // 2, num_queries - 1}:
+            alone = case.only(s, starts[s] + query, length - num_queries + query + 1).attend(fast.ops, **options)
+            assert torch.equal(alone[0], together[starts[s] + query]), f"sequence {s}, query {query}"
+
+
+# ---- models
+
+
+class Solo:
+    """What each sequence yields alone: hidden states of all positions, from chunks of `MAX_CHUNK`, on one thread."""
+
+    def __init__(self, model: CausalLM, dtype: torch.dtype, prompts: Sequence[Sequence[int]]) -> None:
+        torch.set_num_threads(1)
+        self._model = model
+        self.hidden = []
+        for prompt in prompts:
+            cache = PagedSequences(model, max_len=len(prompt), dtype=dtype)
+            chunks = [prompt[i : i + MAX_CHUNK] for i in range(0, len(prompt), MAX_CHUNK)]
+            self.hidden.append(torch.cat([cache.hidden([(0, chunk)])[0] for chunk in chunks]))
+
+    def logits(self, sequence: int, position: int) -> Tensor:
+        """[V], of one row alone."""
+        torch.set_num_threads(1)
+        with torch.inference_mode():
+            return self._model.logits(self.hidden[sequence][position : position + 1])[0]
+
+
+def check_crowd(
+    model: CausalLM,
+    dtype: torch.dtype,
+    prompts: Sequence[Sequence[int]],
+    chunks: Sequence[int],
+    threads: Sequence[int] = (1,),
+) -> int:
+    """Compute all prompts together, in slices whose sizes go through `chunks`; returns how many positions agree."""
+    solo = Solo(model, dtype, prompts)
+    cache = PagedSequences(model, len(prompts), max(map(len, prompts)), dtype)
+    done = [0] * len(prompts)
+    step = 0
+    while any(num_done < len(prompt) for num_done, prompt in zip(done, prompts, strict=True)):
+        sizes = [chunks[(step + 3 * s) % len(chunks)] for s in range(len(prompts))]
+        slices = [
+            (s, prompts[s][done[s] : done[s] + size]) for s, size in enumerate(sizes) if done[s] < len(prompts[s])
+        ]
+        torch.set_num_threads(threads[step % len(threads)])
+        hidden = cache.hidden(slices)
+        last = torch.stack([part[-1] for part in hidden.values()])
+        with torch.inference_mode():
+            logits = model.logits(last)
+        for row, (s, part) in enumerate(hidden.items()):
+            where = f"step {step}, sequence {s}, positions {done[s]} to {done[s] + len(part) - 1}"
+            assert torch.equal(part, solo.hidden[s][done[s] : done[s] + len(part)]), where
+            done[s] += len(part)
+            assert torch.equal(logits[row], solo.logits(s, done[s] - 1)), where
+        step += 1
+    return sum(done)
+
+
+def random_prompts(model: CausalLM, lens: Sequence[int]) -> list[list[int]]:
+    rng = random.Random(0)
+    return [[rng.randrange(model.spec.vocab_size) for _ in range(length)] for length in lens]
+
+
+def load(folder: Path, dtype: str) -> CausalLM:
+    checkpoint = resolve_checkpoint(str(folder), None, None, trust_remote_code=False)
+    return load_model(checkpoint, device="cpu", ops=CpuOps(), dtype=dtype, max_model_len=2048)
+
+
+@pytest.fixture(
+    scope="module", params=[(recipe, dtype) for recipe in SHAPES for dtype in ("float32", "bfloat16")], ids=str
+)
+def model(request, tmp_path_factory) -> tuple[CausalLM, torch.dtype]:
+    recipe, dtype = request.param
+    folder = write_checkpoint(tmp_path_factory.mktemp(recipe) / recipe, recipe, **SHAPES[recipe])
+    return load(folder, dtype), getattr(torch, dtype)
+
+
+@settings(max_examples=4)
+@given(
+    lens=st.lists(st.integers(1, 450), min_size=1, max_size=9),
+    chunks=st.lists(st.integers(1, MAX_CHUNK), min_size=1, max_size=5),
+    threads=st.sampled_from(([1], [1], [1, 2])),
+)
+@example([137, 144, 500], [512, 1, 130], [1])
+def test_a_row_of_logits_has_the_same_bits_in_any_crowd(model, lens, chunks, threads):
+    lens = [min(length, model[0].spec.context_len) for length in lens]
+    assert check_crowd(*model, random_prompts(model[0], lens), chunks, threads) == sum(lens)
+
+
+GRID_CHUNKS = ([1], [512], [16], [1, 7, 128, 33], [300, 1, 1, 1, 64])
+GRID_ROWS = (1, 2, 3, 5, 8, 16, 17, 31, 32, 33, 48, 63, 64)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["models/q05", "models/tiny", "aserve/demo"])
+def test_the_grid(name, dtype):
+    if not (ROOT / name).is_dir():
+        pytest.skip(f"python scripts/make_models.py models makes {name}")
+    model = load(ROOT / name, dtype)
+    budget = 512 if name.endswith("q05") else 4096
+    rng = random.Random(0)
+    num_positions = 0
+    for place, num_rows in enumerate(GRID_ROWS):
+        longest = 2048 if place % 4 == 0 else budget
+        lens = [longest, *(rng.randint(1, max(2, 2 * budget // num_rows)) for _ in range(num_rows - 1))]
+        chunks = GRID_CHUNKS[place % len(GRID_CHUNKS)] if num_rows > 1 else [1, 512, 1, 300]
+        lens = [min(length, 2048) for length in lens]
+        num_positions += check_crowd(model, getattr(torch, dtype), random_prompts(model, lens), chunks, (1, 2, 3))
+    print(f"{name} in {dtype}: {num_positions} positions have the same bits")
