@@ -5,8 +5,10 @@ Exception, too: libraries raise such things (pyo3's PanicException), and asyncio
 """
 
 import asyncio
+import logging
+from collections.abc import Callable
 
-from aserve.core.faults import WISHES
+from aserve.core.faults import WISHES, log_fault
 
 
 def is_fault(error: BaseException) -> bool:
@@ -19,3 +21,13 @@ def is_fault(error: BaseException) -> bool:
         task = asyncio.current_task()
         return task is not None and not task.cancelling()
     return not isinstance(error, WISHES)
+
+
+def aside(log: logging.Logger, place: str, call: Callable[[], object], request_id: str | None = None) -> None:
+    """Call what nobody's answer depends on. What it raises is told to the log alone: see `log_fault`."""
+    try:
+        call()
+    except WISHES:
+        raise
+    except BaseException as error:
+        log_fault(log, place, error, request_id)

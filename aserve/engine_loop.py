@@ -1,45 +1,40 @@
-"""The engine loop: plan, launch, land, commit, publish; and the mailboxes that it publishes to.
+"""The engine loop: steps for as long as it runs, and the mailboxes that it publishes to.
 
     loop | plan t+1 | launch t+1 |  await land t  | commit t | publish t | plan t+2 ...
     GPU  |====== forward t ======|====== forward t+1 ======|
 
 The device runs a step ahead of the bookkeeping, or a few of a small model's: step t+1 is planned and launched before
-the tokens of step t are known. Knows the order of the five verbs, who is waiting for which request, and what a failed
-step means for them. Does not know what a block, a tensor, a prompt's text or HTTP is.
+the tokens of step t are known; see stepping.py. Knows who is waiting for which request. Does not know what a block, a
+tensor, a prompt's text or HTTP is.
 """
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from math import inf
+from functools import partial
 from typing import Final
 
 import msgspec
 
 from aserve.core.errors import (
     AserveError,
-    DeviceLostError,
-    InsufficientMemoryError,
     InvalidRequestError,
-    NonFiniteLogitsError,
     QueueTimeoutError,
-    StepFailedError,
     StepTimeoutError,
     UnavailableError,
 )
-from aserve.core.faults import WISHES, all_stacks, describe, log_fault, report
+from aserve.core.faults import WISHES, all_stacks, log_fault, report
 from aserve.core.ids import ChoiceId, RequestId
 from aserve.core.outputs import FinishReason, SeqDelta, StepTokens
-from aserve.core.plan import StepPlan, StepResult
-from aserve.core.ports import Clock, Flight, Runner
+from aserve.core.ports import Clock, Runner
 from aserve.core.request import Request
-from aserve.edges import is_fault
+from aserve.edges import aside, is_fault
 from aserve.mailbox import Mailbox
 from aserve.metrics.engine_metrics import EngineMetrics, RequestTimes
 from aserve.scheduler.scheduler import Scheduler
 from aserve.scheduler.statistics import Statistics
+from aserve.stepping import Stepper
 from aserve.tenants import Tenants
 from aserve.text.stream import TextStream
 
@@ -53,17 +48,6 @@ StreamMaker = Callable[[], TextStream]
 
 
 _log = logging.getLogger(__name__)
-
-
-class _NeverLaunched:
-    """The flight of a step that could not be launched."""
-
-    def __init__(self, error: BaseException) -> None:
-        self._error = error
-
-    async def land(self) -> StepResult:
-        """Raises what `launch` raised."""
-        raise self._error
 
 
 class _Reader:
@@ -108,7 +92,7 @@ class EngineLoop:
         tenants: Tenants | None = None,
     ) -> None:
         self._scheduler = scheduler
-        self._runner = runner
+        self._steps = Stepper(scheduler, runner, metrics, clock, self)
         self._metrics = metrics
         self._clock = clock
         self._token_texts = token_texts
@@ -118,8 +102,6 @@ class EngineLoop:
         self._doorbell = asyncio.Event()
         self._has_ended = False
         self._step_timeout_s = step_timeout_s
-        self._landing_since_s = inf
-        """When the wait for the step that is next to land began; never, between two of them."""
         self._overdue: StepTimeoutError | None = None
         self._task: asyncio.Task[object] | None = None
 
@@ -150,7 +132,8 @@ class EngineLoop:
         self._check_running()
         if request.id in self._readers:
             raise InvalidRequestError(f"a request with the id {request.id} is open already", "request_id")
-        self._scheduler.add(request)
+        with self._may_tear():
+            self._scheduler.add(request)
         with self._reading([request], [new_stream]) as (mailbox,):
             yield mailbox
 
@@ -160,7 +143,8 @@ class EngineLoop:
     ) -> AsyncIterator[list[Mailbox]]:
         """Continue a choice of an open request as new requests, whose prompts are its history; otherwise as `open`."""
         self._check_running()
-        self._scheduler.fork(request_id, index, branches)
+        with self._may_tear():
+            self._scheduler.fork(request_id, index, branches)
         with self._reading(branches, new_streams) as mailboxes:
             yield mailboxes
 
@@ -169,7 +153,7 @@ class EngineLoop:
         reader = self._readers.get(request_id)
         if reader is None or reader.times.has_ended:
             return False
-        self._scheduler.cancel(request_id)
+        self._give_back(request_id)
         now = self._clock()
         for index in range(reader.request.params.n):
             choice = self._choices[request_id, index]
@@ -196,14 +180,39 @@ class EngineLoop:
             yield [reader.mailbox for reader in readers]
         finally:  # finished, failed, cancelled or disconnected: one way out
             for reader in readers:
-                self._charge(reader)
+                aside(_log, "charging", partial(self._charge, reader), reader.request.id)
             for request in requests:
                 self._readers.pop(request.id, None)
                 for index in range(request.params.n):
                     self._choices.pop((request.id, index), None)
-                self._scheduler.cancel(request.id)
+                self._give_back(request.id)
             for reader in readers:
-                reader.times.left(self._clock())
+                aside(_log, "counting", partial(self._left, reader), reader.request.id)
+
+    def _left(self, reader: _Reader, reason: FinishReason = FinishReason.ABORT) -> None:
+        reader.times.left(self._clock(), reason)
+
+    @contextmanager
+    def _may_tear(self) -> Iterator[None]:
+        """Around a call into the scheduler: if that breaks its bookkeeping, the next step makes it anew."""
+        try:
+            with self._steps.may_tear():
+                yield
+        except BaseException:
+            self._doorbell.set()
+            raise
+
+    def _give_back(self, request_id: RequestId) -> None:
+        """Have the scheduler forget a request. If it cannot, it will have when its bookkeeping is made anew."""
+        was_torn = self._steps.is_torn
+        try:
+            with self._may_tear():
+                self._scheduler.cancel(request_id)
+        except WISHES:
+            raise
+        except BaseException as error:
+            if not was_torn:  # else it is the same fault that shows again
+                log_fault(_log, "giving back", error, request_id)
 
     def _charge(self, reader: _Reader) -> None:
         """Put what a request has come to on its tenant's account."""
@@ -224,7 +233,7 @@ class EngineLoop:
         finally:
             self._has_ended = True
             for request_id in tuple(self._readers):
-                self._fail(request_id, UnavailableError(ENDED))
+                self.fail(request_id, UnavailableError(ENDED))
 
     async def watch(self) -> None:
         """Until cancelled, measure how late the event loop comes to what is due, and see that steps land in time.
@@ -232,119 +241,66 @@ class EngineLoop:
         And end what is over its deadline while a step takes long.
         """
         while True:
-            due_s = self._clock() + WATCH_S
-            await asyncio.sleep(WATCH_S)
-            now = self._clock()
-            self._metrics.loop_lags_s.append(max(0.0, now - due_s))
-            self._expire()
-            if self._step_timeout_s and now - self._landing_since_s > self._step_timeout_s:
-                self._give_up()
+            try:
+                await self._look()
+            except BaseException as error:  # whoever keeps watch does not fall
+                if not is_fault(error):
+                    raise
+                log_fault(_log, "watching", error)
+                await asyncio.sleep(WATCH_S)
+
+    async def _look(self) -> None:
+        due_s = self._clock() + WATCH_S
+        await asyncio.sleep(WATCH_S)
+        now = self._clock()
+        self._metrics.loop_lags_s.append(max(0.0, now - due_s))
+        self._expire()
+        if self._step_timeout_s and now - self._steps.landing_since_s > self._step_timeout_s:
+            self._give_up()
 
     def _give_up(self) -> None:
         """A step is overdue, and nothing can interrupt it: say where all threads are, and end the loop."""
-        self._landing_since_s = inf
         self._overdue = StepTimeoutError(self._step_timeout_s)
         _log.critical("%s; the threads are here:\n%s", self._overdue.message, all_stacks())
         if self._task is not None:
             self._task.cancel()
 
     async def _step_forever(self) -> None:
-        flying: deque[tuple[StepPlan, Flight]] = deque()
         while True:
-            self._expire()
-            plan = self._scheduler.plan(self._clock())
-            if plan is not None:
-                flight = self._launch(plan)
-                flying.append((plan, flight))
-                if isinstance(flight, _NeverLaunched):  # nothing is to be launched behind it
-                    while flying:
-                        await self._land(flying)
-            if flying and (plan is None or len(flying) >= self._scheduler.max_in_flight):
-                await self._land(flying)
-            elif plan is None:
+            aside(_log, "ending what is over its deadline", self._expire)
+            if not await self._steps.step():
                 await self._doorbell.wait()
-            self._doorbell.clear()  # no await between here and plan(): no wake-up is lost
+            self._doorbell.clear()  # no await between here and the next plan: no wake-up is lost
 
     def _expire(self) -> None:
         """End the requests whose deadline has come: with what they have, or unserved."""
-        expired = self._scheduler.expire(self._clock())
+        now = self._clock()
+        with self._may_tear():
+            expired = self._scheduler.expire(now)
         if expired is not None:
-            self._publish(StepTokens([], [], list(expired.deltas)))
+            self.publish(StepTokens([], [], list(expired.deltas)), now)
             for request_id in expired.unserved:
-                self._fail(request_id, QueueTimeoutError("the request's deadline came while it waited to be served"))
+                self.fail(request_id, QueueTimeoutError("the request's deadline came while it waited to be served"))
 
-    def _launch(self, plan: StepPlan) -> Flight:
-        try:
-            return self._runner.launch(plan)
-        except WISHES:
-            raise
-        except BaseException as error:  # an edge: a step's failure is found out about where it would have landed
-            return _NeverLaunched(error)
+    # The audience of the steps.
 
-    async def _land(self, flying: deque[tuple[StepPlan, Flight]]) -> None:
-        """Wait for the oldest step and publish what it brought. If it failed, those on top of it are gone as well."""
-        plan, flight = flying.popleft()
-        try:
-            result = await self._landed(flight)
-        except BaseException as error:  # the edge of a step
-            if not is_fault(error):
-                raise
-            while flying:
-                await self._discard(flying.popleft()[1])
-            await self._take_back(plan, error)
-            return
-        if result.failed:
-            for request_id in self._scheduler.expel(result.failed):
-                self._fail(request_id, NonFiniteLogitsError())
-        self._publish(self._scheduler.commit(result))
+    def open_requests(self) -> Collection[RequestId]:
+        """As the Protocol says."""
+        return self._readers.keys()
 
-    async def _discard(self, flight: Flight) -> None:
-        """Wait for a step that stood on one that failed, so that the next launch finds the device in order."""
-        try:
-            await self._landed(flight)
-        except BaseException as error:
-            if not is_fault(error):
-                raise
+    def is_told(self, request_id: RequestId) -> bool:
+        """As the Protocol says."""
+        return self._readers[request_id].num_open == 0
 
-    async def _landed(self, flight: Flight) -> StepResult:
-        """Wait for a flight, under the eyes of `watch`."""
-        self._landing_since_s = self._clock()
-        try:
-            return await flight.land()
-        finally:
-            self._landing_since_s = inf
-
-    async def _take_back(self, plan: StepPlan, error: BaseException) -> None:
-        """A step failed: see whether the device is still there, undo the step, and end its culprit once that is known.
-
-        Raises `DeviceLostError`.
-        """
-        self._metrics.step_failed(error)
-        try:
-            await self._landed(self._runner.recover())
-        except BaseException as lost:
-            if not is_fault(lost):
-                raise
-            _log.critical("the device is lost: %s\nafter a step failed: %s", describe(lost), describe(error))
-            raise DeviceLostError from error
-        out_of_memory = isinstance(error, InsufficientMemoryError | MemoryError)
-        culprit = self._scheduler.revert(plan.step_id, out_of_memory=out_of_memory)
-        if culprit is not None:
-            fault_id = log_fault(_log, "a step", error, culprit)
-            if out_of_memory:
-                self._fail(culprit, InsufficientMemoryError(f"no memory for this request alone (fault {fault_id})"))
-            else:
-                self._fail(culprit, StepFailedError(type(error).__name__, fault_id))
-
-    def _fail(self, request_id: RequestId, error: AserveError) -> None:
+    def fail(self, request_id: RequestId, error: AserveError) -> None:
         """End a request for its reader."""
         if (reader := self._readers.get(request_id)) is not None:
-            reader.times.left(self._clock(), FinishReason.ERROR)
+            reader.num_open = 0
             reader.mailbox.fail(error)
+            aside(_log, "counting", partial(self._left, reader, FinishReason.ERROR), request_id)
 
-    def _publish(self, step: StepTokens) -> None:
+    def publish(self, step: StepTokens, now: float) -> None:
         """The one loop over a step's tokens: most are looked up together, and each is text as it is."""
-        now = self._clock()
         token_texts = self._token_texts
         all_times: list[RequestTimes] = []
         others: list[tuple[_Choice, SeqDelta]] = []
@@ -363,12 +319,13 @@ class EngineLoop:
                 continue
             if not is_out:
                 others.append((choice, SeqDelta(request_id, (token_id,), None, None, index, choice.num_cached)))
-        self._metrics.one_token_each(now, all_times)
+        aside(_log, "counting", partial(self._metrics.one_token_each, now, all_times))
         for delta in step.deltas:
             choice = self._choices.get((delta.request_id, delta.index))
             if choice is not None:
                 choice.num_cached = delta.num_cached_tokens
-                choice.reader.times.tokens(now, len(delta.token_ids), delta.queued_s)
+                count = partial(choice.reader.times.tokens, now, len(delta.token_ids), delta.queued_s)
+                aside(_log, "counting", count, delta.request_id)
                 others.append((choice, delta))
         for choice, delta in others:  # after all tokens are counted, for any of them may end its request
             try:
@@ -381,8 +338,8 @@ class EngineLoop:
         if isinstance(error, WISHES):
             raise error
         request_id = reader.request.id
-        self._scheduler.cancel(request_id)
-        self._fail(request_id, report(_log, "publishing", error, request_id))
+        self._give_back(request_id)
+        self.fail(request_id, report(_log, "publishing", error, request_id))
 
     def _publish_delta(self, choice: _Choice, delta: SeqDelta, now: float) -> None:
         """A delta, as text, to its reader."""
@@ -392,9 +349,10 @@ class EngineLoop:
         reader = choice.reader
         if text.finish_reason is not None:
             if delta.finish_reason is None:  # a stop string, which the scheduler does not see
-                self._scheduler.finish(delta.request_id, delta.index)
+                with self._may_tear():
+                    self._scheduler.finish(delta.request_id, delta.index)
             reader.num_open -= 1
             if not reader.num_open:
-                reader.times.finished(now, text.finish_reason)
+                aside(_log, "counting", partial(reader.times.finished, now, text.finish_reason), delta.request_id)
             text = msgspec.structs.replace(text, timings=reader.times.timings(now))
         reader.mailbox.put(text)

@@ -100,6 +100,7 @@ class FakeRow:
         self.sampling = sampling
         self.block_ids = list(block_ids)
         self.last_token: int | None = None
+        self.is_spoiled = False
 
 
 class FakeKV:
@@ -148,7 +149,10 @@ class FakeKV:
         )
 
     def spoil(self, plan: StepPlan) -> None:
-        """The step raised half way: garbage stands wherever it wrote. Call it before any later plan runs."""
+        """The step raised half way: garbage stands wherever it wrote, and what its rows know may be of the step.
+
+        Call it before any later plan runs.
+        """
         garbage = dict.fromkeys(range(self._block_size), (-1, -1, -1))
         ops = plan.block_ops or BlockOps()
         for _, host_id in ops.swap_outs:
@@ -162,6 +166,7 @@ class FakeKV:
                     for group in range(len(self._windows)):
                         block_id, offset = self._slot(row, position, group)
                         self._blocks.setdefault(block_id, {})[offset] = (-1, -1, -1)
+                row.is_spoiled = True
 
     def poison(self, block_ids: Iterable[BlockId]) -> None:
         """Nobody may read what is in these blocks: it is gone."""
@@ -184,6 +189,7 @@ class FakeKV:
     def _write(self, piece: SeqSlice, written: set[tuple[BlockId, int]]) -> None:
         row = self._rows[piece.row]
         assert row.seq_id == piece.seq_id, f"row {piece.row} is that of sequence {row.seq_id}, not {piece.seq_id}"
+        assert not row.is_spoiled, f"I6: row {piece.row} went through a step that failed, and is not set up anew"
         row.block_ids.extend(piece.new_blocks)
         token_ids = piece.token_ids
         if not token_ids:

@@ -1,6 +1,7 @@
 """The loop of five verbs: who gets what, who leaves, what a failed step costs, and that nothing is left behind."""
 
 import asyncio
+import itertools
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -236,6 +237,30 @@ async def test_a_step_that_never_lands_ends_the_loop_and_says_where_the_threads_
     watch.cancel()
     assert "thread MainThread" in caplog.text
     assert "engine_loop.py" in caplog.text
+
+
+@pytest.mark.parametrize("verb", ["plan", "commit"])
+@pytest.mark.parametrize("error", [ValueError("a secret"), Panic("a secret"), StopIteration(), MemoryError()])
+async def test_bookkeeping_that_tears_once_costs_nobody_anything(tokenizer, caplog, verb, error):
+    bench = Bench(tokenizer, fake_kv())
+    call, num_calls = getattr(bench.scheduler, verb), itertools.count()
+    setattr(bench.scheduler, verb, lambda *args: raise_(error) if next(num_calls) == 6 else call(*args))
+    async with running(bench):
+        answers = await asyncio.gather(*(bench.ask(f"r{i}", [i, 2, 3], 20) for i in range(5)))
+        assert [ids for ids, _, _ in answers] == [continuation([i, 2, 3], 20, vocabulary=BYTES) for i in range(5)]
+        assert bench.held() == (0, 0, 0, 0)
+    assert caplog.text.count("in scheduling") == 1
+    assert "secret" not in caplog.text
+
+
+async def test_bookkeeping_that_tears_for_ever_ends_the_loop(tokenizer):
+    bench = Bench(tokenizer, fake_kv())
+    bench.scheduler.plan = lambda _now: raise_(ValueError())
+    task = asyncio.create_task(bench.loop.run())
+    answers = await asyncio.gather(*(bench.ask(f"r{i}", [i], 20) for i in range(3)), return_exceptions=True)
+    assert [type(answer) for answer in answers] == [UnavailableError] * 3
+    with pytest.raises(ValueError):  # noqa: PT011  it says nothing
+        await task
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,12 @@ import secrets
 import sys
 import threading
 import traceback
+from typing import Final
 
 from aserve.core.errors import AserveError, InternalError
+
+MAX_DESCRIBED: Final = 16
+"""Exceptions that are told of in one line of the log."""
 
 WISHES = (KeyboardInterrupt, SystemExit, GeneratorExit)
 """Not faults but somebody's wish that all should end; an edge lets them pass, whatever else it catches."""
@@ -35,20 +39,26 @@ def log_fault(log: logging.Logger, place: str, error: BaseException, request_id:
 
 
 def describe(error: BaseException) -> str:
-    """The types of an exception and of those behind it, and where each came from; not a character of what they say."""
+    """The types of an exception and of those behind it, and where each came from; not a character of what they say.
+
+    Each once, and the first 16: a member of a group may well have the group behind it.
+    """
     parts: list[str] = []
     seen: set[int] = set()
-    cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
+    to_tell: list[BaseException | None] = [error]
+    while to_tell and len(parts) < MAX_DESCRIBED:
+        cause = to_tell.pop()
+        if cause is None or id(cause) in seen:
+            continue
         seen.add(id(cause))
         frames = "".join(
             f"\n  {frame.filename}:{frame.lineno} in {frame.name}"
             for frame in traceback.extract_tb(cause.__traceback__)
         )
         parts.append(f"{type(cause).__module__}.{type(cause).__qualname__}{frames}")
+        to_tell.append(cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__))
         if isinstance(cause, BaseExceptionGroup):
-            parts.extend(describe(member) for member in cause.exceptions)
-        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+            to_tell.extend(reversed(cause.exceptions))
     return "\nbehind it: ".join(parts)
 
 

@@ -13,13 +13,14 @@ health probes and scrapes, which come all the time, are DEBUG.
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aserve.core.errors import AserveError
 from aserve.core.faults import report
-from aserve.edges import is_fault
+from aserve.edges import aside, is_fault
 from aserve.http.request_id import SCOPE_KEY
 from aserve.http.scope import METHODS, route_path
 
@@ -100,9 +101,10 @@ class AccessLog:
             record.error = report(_log, "answering", error, scope.get(SCOPE_KEY))
             raise record.error from error
         finally:
-            self._write(scope, record, self._clock() - start_s)
+            aside(_log, "writing the access line", partial(self._write, scope, record, start_s), scope.get(SCOPE_KEY))
 
-    def _write(self, scope: Scope, record: Record, total_s: float) -> None:
+    def _write(self, scope: Scope, record: Record, start_s: float) -> None:
+        total_s = self._clock() - start_s
         path = self._known_path(scope)
         status = record.status or (CLIENT_LEFT if record.error is None else 500)
         if path in self._quiet_paths and status in (200, 503):

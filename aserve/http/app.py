@@ -11,7 +11,7 @@ from aserve.core.errors import AserveError
 from aserve.engine import AsyncEngine
 from aserve.http.access import AccessLog
 from aserve.http.body import Glance
-from aserve.http.endpoint import Handler, JsonEndpoint
+from aserve.http.endpoint import Edge, Handler, JsonEndpoint
 from aserve.http.errors import handle_error
 from aserve.http.keys import Keyring
 from aserve.http.middleware import MAX_BODY_BYTES, MAX_TOTAL_BODY_BYTES, PUBLIC_PATHS, guard
@@ -60,6 +60,7 @@ def create_app(
     app = Starlette(
         routes=routes,
         middleware=[
+            Middleware(Edge),
             Middleware(RequestIds),
             Middleware(AccessLog, paths=[route.path for route in routes], quiet_paths=PUBLIC_PATHS),
             Middleware(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aserve.edges import is_fault
 from aserve.engine import AsyncEngine
@@ -52,6 +52,55 @@ class Exchange:
 Handler = Callable[[Exchange], Awaitable[None]]
 
 
+class Edge:
+    """ASGI middleware around all others: what they raise is answered, or raised if the answer has begun."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass everything through."""
+        has_begun = False
+
+        async def send_on(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_on)
+        except BaseException as error:
+            if has_begun or scope["type"] != "http" or not is_fault(error):
+                raise
+            await error_response(error, scope.get(SCOPE_KEY))(scope, receive, send)
+
+
+class _Reply:
+    """The answer to a request. has_begun: an error can have no status any more, nor anything after it.
+
+    headers: what every answer says besides its own.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, headers: Callable[[], dict[str, str]]) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._headers = headers
+        self.has_begun = False
+
+    async def __call__(self, response: Response) -> None:
+        """Send it. Raises `ClientGone`."""
+        response.headers.update(self._headers())
+        await response(self._scope, self._receive, self._send_on)
+
+    async def _send_on(self, message: Message) -> None:
+        self.has_begun = True
+        try:
+            await self._send(message)
+        except OSError as error:  # ASGI 2.4 says so when the connection is closed
+            raise ClientGone from error
+
+
 class JsonEndpoint:
     """An ASGI application that calls `handler` with the JSON object of each request while the client is there.
 
@@ -70,17 +119,8 @@ class JsonEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
 
-        async def send_on(message: Message) -> None:
-            try:
-                await send(message)
-            except OSError as error:  # ASGI 2.4 says so when the connection is closed
-                raise ClientGone from error
-
-        async def reply(response: Response) -> None:
-            response.headers.update(limit_headers(self._engine.tenants.allowances(tenant)))
-            await response(scope, receive, send_on)
-
         tenant, workers = tenant_of(scope), self._engine.workers
+        reply = _Reply(scope, receive, send, lambda: limit_headers(self._engine.tenants.allowances(tenant)))
         with ExitStack() as while_open:
             try:
                 _ = self._engine.info  # without a model no request is worth reading
@@ -97,19 +137,19 @@ class JsonEndpoint:
                 with suppress(ClientGone):
                     await reply(error_response(error, scope[SCOPE_KEY]))
                 return
+            exchange = Exchange(body.fields, body.is_large, scope[SCOPE_KEY], tenant, reply, workers, record_of(scope))
             async with while_connected(receive):
-                fields, record = body.fields, record_of(scope)
-                await self._handle(Exchange(fields, body.is_large, scope[SCOPE_KEY], tenant, reply, workers, record))
+                await self._handle(exchange, reply)
 
-    async def _handle(self, exchange: Exchange) -> None:
+    async def _handle(self, exchange: Exchange, reply: _Reply) -> None:
         try:
             await self._handler(exchange)
         except ClientGone:
             raise
         except BaseException as error:
-            if not is_fault(error):
+            if reply.has_begun or not is_fault(error):
                 raise
-            await exchange.reply(error_response(error, exchange.request_id))
+            await reply(error_response(error, exchange.request_id))
 
 
 def limit_headers(allowances: Mapping[str, Allowance]) -> dict[str, str]:

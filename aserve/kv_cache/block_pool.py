@@ -31,9 +31,13 @@ class BlockPool:
         """Cached blocks that were given to somebody else."""
         self.on_evict: Callable[[BlockId, BlockHash], None] | None = None
         """Called when a cached block is given to somebody else, who has not written to it yet."""
-        self._refs = [0] * num_blocks
-        self._hashes: list[BlockHash | None] = [None] * num_blocks
-        self._free = FreeQueue(num_blocks)
+        self.restart()
+
+    def restart(self) -> None:
+        """Nobody holds a block, and none bears a hash."""
+        self._refs = [0] * self.num_blocks
+        self._hashes: list[BlockHash | None] = [None] * self.num_blocks
+        self._free = FreeQueue(self.num_blocks)
         self._index: dict[BlockHash, BlockId] = {}
 
     @property

@@ -45,12 +45,17 @@ class HostMemory:
         self.num_returned = 0
         """Blocks that came back from the tier."""
         self._pool = pool
-        self._host = HostPool(num_blocks)
+        self._num_blocks = num_blocks
+        self.restart()
+        if keeps_evicted and num_blocks:
+            pool.on_evict = self._keep
+
+    def restart(self) -> None:
+        """Nothing is there, and nothing has to cross."""
+        self._host = HostPool(self._num_blocks)
         self._outs: dict[HostBlockId, BlockId] = {}
         self._ins: list[SwapIn] = []
         self._read: list[HostBlockId] = []
-        if keeps_evicted and num_blocks:
-            pool.on_evict = self._keep
 
     @property
     def num_held(self) -> int:

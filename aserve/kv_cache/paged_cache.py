@@ -29,7 +29,7 @@ from aserve.kv_cache.checks import check_tables, check_visible
 from aserve.kv_cache.hashing import extend_chain, prompt_hashes, root_hash
 from aserve.kv_cache.host_memory import HostMemory, OnHost, SwapIn, SwapOut
 from aserve.kv_cache.prefix import block_name, longest_prefix
-from aserve.kv_cache.statistics import CacheStatistics
+from aserve.kv_cache.statistics import CacheStatistics, snapshot
 from aserve.kv_cache.table import NEVER, BlockTable
 
 Copy = tuple[BlockId, BlockId]
@@ -275,28 +275,24 @@ class PagedCache:
         self._host.forget_kept()
         return self._pool.forget() + num_kept
 
+    def restart(self) -> None:
+        """Nobody holds anything, here or on the host, and nothing is found any more. Tables are to be thrown away."""
+        self._pool.restart()
+        self._host.restart()
+
     def statistics(self) -> CacheStatistics:
         """A snapshot."""
-        return CacheStatistics(
-            num_used=self._pool.num_held,
-            num_free=self._pool.num_free,
-            num_queried_tokens=self._num_queried_tokens,
-            num_hit_tokens=self._num_hit_tokens,
-            num_evictions=self._pool.num_evictions,
-            num_host_used=self._host.num_held,
-            num_host_kept=self._host.num_kept,
-            num_host_hits=self._host.num_returned,
-        )
+        return snapshot(self._pool, self._host, self._num_queried_tokens, self._num_hit_tokens)
+
+    def check_visible(self, table: BlockTable, position: int) -> None:
+        """Assert I24, where `position` is the first of a sequence that has not landed."""
+        check_visible(table, position, self.footprint.windows, self.block_size)
 
     def check(self, tables: Collection[BlockTable], swapped: Collection[BlockTable] = ()) -> None:
         """Assert I1 to I5 and I12, where `tables` hold blocks, `swapped` host blocks, and no others do."""
         self._pool.check()
         self._host.check(swapped)
         check_tables(self._pool, tables, self.num_groups, self.block_size)
-
-    def check_visible(self, table: BlockTable, position: int) -> None:
-        """Assert I24, where `position` is the first of a sequence that has not landed."""
-        check_visible(table, position, self.footprint.windows, self.block_size)
 
     def _match(self, table: BlockTable, token_ids: Sequence[int]) -> list[BlockId | OnHost]:
         """The cached blocks of the longest prefix that leaves a token to compute (I9). Pins nothing.

@@ -2,6 +2,9 @@
 
 import msgspec
 
+from aserve.kv_cache.block_pool import BlockPool
+from aserve.kv_cache.host_memory import HostMemory
+
 
 class CacheStatistics(msgspec.Struct, frozen=True):
     """Blocks now, and counters since the start.
@@ -21,3 +24,17 @@ class CacheStatistics(msgspec.Struct, frozen=True):
     num_host_used: int = 0
     num_host_kept: int = 0
     num_host_hits: int = 0
+
+
+def snapshot(pool: BlockPool, host: HostMemory, num_queried_tokens: int, num_hit_tokens: int) -> CacheStatistics:
+    """The counts of this moment."""
+    return CacheStatistics(
+        num_used=pool.num_held,
+        num_free=pool.num_free,
+        num_queried_tokens=num_queried_tokens,
+        num_hit_tokens=num_hit_tokens,
+        num_evictions=pool.num_evictions,
+        num_host_used=host.num_held,
+        num_host_kept=host.num_kept,
+        num_host_hits=host.num_returned,
+    )

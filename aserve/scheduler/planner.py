@@ -30,6 +30,8 @@ class Planner:
         self._settling: set[SeqId] = set()
         self.num_tokens = 0
         """Planned since the start."""
+        self.at: Sequence | None = None
+        """For whom the plan in progress is taking blocks; after one that raised, at whom that was."""
 
     def plan(
         self,
@@ -60,10 +62,12 @@ class Planner:
             if not budget:
                 break
             if start < sequence.num_prefill:
+                self.at = sequence
                 budget -= self._next_chunk(sequence, budget, draft)
                 continue
             new_blocks: tuple[BlockId, ...] | None = no_blocks
             if start >= sequence.table.capacity:
+                self.at = sequence
                 new_blocks = residents.make_room(sequence, start + 1, step_id - 1)
                 if new_blocks is None:
                     break  # it was the last itself
@@ -74,7 +78,9 @@ class Planner:
         if (residents.waiting or residents.swapped) and num_preemptions == residents.num_preemptions:
             self._newcomers(now, budget, draft, in_flight[0].step_id if in_flight else None, only)
         if not slices and (in_flight or only is not None or not self._unblock(now, draft)):
+            self.at = None
             return None
+        self.at = None
         self.num_tokens += len(slices)
         moves = residents.copies or residents.scrubs or residents.has_host_memory
         return StepPlan(step_id, tuple(slices), tuple(draft.inits), residents.take_block_ops() if moves else None)
@@ -138,6 +144,7 @@ class Planner:
         """
         residents = self._residents
         while budget and residents.swapped and only is None:
+            self.at = residents.swapped.first
             returned = residents.bring_back(oldest_flying)
             if not returned and residents.swapped:
                 return
@@ -150,6 +157,7 @@ class Planner:
                 break
             if draft.slices and not self._pace.allows(now, newcomer.request.arrival_s):
                 break
+            self.at = newcomer
             if not residents.admit(newcomer, self._settling):
                 break
             self._admission.count(newcomer, now)

@@ -39,11 +39,6 @@ class Residents:
         num_rows: int,
         fair_chunk: int = 0,
     ) -> None:
-        self.running = SequenceQueue()
-        self.waiting: Waiting = WaitingQueue()
-        if fair_chunk:
-            self.waiting = FairQueue(self.running, num_rows, fair_chunk)
-        self.swapped = SequenceQueue()
         self.num_preemptions = 0
         self.num_swap_outs = 0
         """Of the preemptions, those that swapped."""
@@ -53,8 +48,17 @@ class Residents:
         self._admission = admission
         self._rule = rule or PreemptionRule()
         self._num_rows = num_rows
-        self._free_rows = [Row(row) for row in reversed(range(num_rows))]
+        self._fair_chunk = fair_chunk
         self.has_host_memory = cache.has_host_memory
+        self._clear()
+
+    def _clear(self) -> None:
+        self.running = SequenceQueue()
+        self.waiting: Waiting = WaitingQueue()
+        if self._fair_chunk:
+            self.waiting = FairQueue(self.running, self._num_rows, self._fair_chunk)
+        self.swapped = SequenceQueue()
+        self._free_rows = [Row(row) for row in reversed(range(self._num_rows))]
         self.copies: list[Copy] = []
         """To be made before the next step."""
         self.scrubs: list[BlockId] = []
@@ -221,12 +225,27 @@ class Residents:
         first_step = plans[0].step_id
         for sequence in tuple(self.running):
             if sequence.settled_in >= first_step or blocks.intersection(sequence.table.block_ids):
+                self.quarantine([sequence])  # others get the blocks, and nobody knows what was written there
                 self.preempt([sequence], None, may_swap=False)
         self._forget_swapped([s for s in self.swapped if host_ids.intersection(s.table.host_ids)])
         self._cache.distrust_host(host_ids)
 
+    def restart(self, sequences: Iterable[Sequence]) -> None:
+        """Nobody holds anything any more, whatever was written here: these wait, to be computed from their tokens."""
+        self._cache.restart()
+        self._clear()
+        for sequence in sequences:
+            sequence.num_preemptions += sequence.state is not State.WAITING
+            sequence.state = State.WAITING
+            sequence.table = self._cache.new_table(sequence.request.cache_salt, sequence.request.prompt_hashes)
+            sequence.row = sequence.num_bound = sequence.resume_after = sequence.origin = None
+            sequence.num_computed = 0
+            if sequence.group is not None and sequence.group.beams is not None:
+                sequence.group.beams.retract(sequence.index)
+            self.waiting.add(sequence)
+
     def quarantine(self, sequences: Several[Sequence]) -> None:
-        """Nobody is to meet what those of a request computed: it made a step fail, or is not finite."""
+        """Nobody is to meet what these of a request computed: a step failed, or it is not finite."""
         num_trusted = min(sequence.num_cached for sequence in sequences)
         self.scrubs.extend(self._cache.quarantine([sequence.table for sequence in sequences], num_trusted))
 

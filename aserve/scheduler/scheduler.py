@@ -1,4 +1,4 @@
-"""The scheduler: add, fork, cancel, finish; plan, commit, revert. Orchestration only: its neighbours decide.
+"""The scheduler: add, fork, cancel, finish; plan, commit, revert, restart. Orchestration only: its neighbours decide.
 
 There is no prefill phase and no decode phase. Each step hands out a budget of tokens: first to those who run, oldest
 first, then to newcomers. A plan advances `num_computed` at once, and the next plan may be made before it has landed:
@@ -9,7 +9,7 @@ Blocks and rows that are given back are reused by the next plan, while steps in 
 steps run in the order of their plans, so whoever gets them writes after that (I6).
 
 A sequence is one choice of a request. What choices have in common is known to group.py and beam.py, who holds rows and
-blocks to residents.py, who computes what next to planner.py.
+blocks to residents.py, who computes what next to planner.py, what a step has brought to landing.py.
 
 Invariants, besides those of the block pool and the paged cache:
   I11 a sequence that ends or is preempted gives back all that it held, once; unknown ids are no-ops;
@@ -23,31 +23,29 @@ Invariants, besides those of the block pool and the paged cache:
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Sequence as Several
 from itertools import chain
 
 from aserve.core.errors import InvalidRequestError
-from aserve.core.ids import BlockHash, ChoiceId, RequestId, SeqId
+from aserve.core.ids import BlockHash, RequestId, SeqId
 from aserve.core.layout import Window
-from aserve.core.outputs import SeqDelta, StepTokens
-from aserve.core.plan import SeqSlice, StepPlan, StepResult, TokenScores
+from aserve.core.outputs import StepTokens
+from aserve.core.plan import StepPlan, StepResult
 from aserve.core.request import Request
 from aserve.kv_cache.paged_cache import PagedCache
 from aserve.scheduler.admission import Admission, Pace
 from aserve.scheduler.checks import check_running, check_sequences
 from aserve.scheduler.deadlines import Deadlines, Expired, expire
 from aserve.scheduler.group import Group
+from aserve.scheduler.landing import Landing
 from aserve.scheduler.planner import Planner
 from aserve.scheduler.preemption import PreemptionRule
 from aserve.scheduler.queue import Arrival, Policy, first_come_first_served
 from aserve.scheduler.residents import Residents
-from aserve.scheduler.scores import take_scores
 from aserve.scheduler.sequence import Sequence
-from aserve.scheduler.states import State
 from aserve.scheduler.statistics import Statistics, snapshot
-from aserve.scheduler.stopping import reason_to_stop
-from aserve.scheduler.undo import Aftermath
+from aserve.scheduler.undo import Aftermath, Restart
 
 
 class Scheduler:
@@ -121,10 +119,10 @@ class Scheduler:
         self._sequences: dict[SeqId, Sequence] = {}
         self._requests: dict[RequestId, list[Sequence]] = {}
         self._histories: dict[RequestId, dict[int, Several[int]]] = {}
+        self._landing = Landing(self._sequences, self._cache, self._residents, end=self._end, end_request=self.cancel)
         self._deadlines = Deadlines()
         self._in_flight: deque[StepPlan] = deque()
-        self._next_seq_id = 0
-        self._next_step_id = 0
+        self._next_seq_id = self._next_step_id = 0
 
     # Requests come and go.
 
@@ -179,9 +177,11 @@ class Scheduler:
 
     def cancel(self, request_id: RequestId) -> None:
         """Nobody wants the rest: give everything back now. Idempotent; an unknown id is a no-op (I11)."""
-        for sequence in tuple(self._requests.get(request_id, ())):
-            self._end(sequence)
-        self._histories.pop(request_id, None)
+        try:
+            for sequence in tuple(self._requests.get(request_id, ())):
+                self._end(sequence)
+        finally:
+            self._histories.pop(request_id, None)
 
     def finish(self, request_id: RequestId, index: int = 0) -> None:
         """The loop found the end of a choice in its text (a stop string). Later tokens of it are dropped."""
@@ -263,31 +263,7 @@ class Scheduler:
         if self._aftermath.is_on:
             self._aftermath.landed()
             self.max_in_flight = 1 if self._aftermath.is_inquest else self._most_in_flight
-        scores = take_scores(self._sequences, plan, result) if result.scores or result.prompt_scores else {}
-        slices = plan.slices
-        if len(result.token_ids) != len(slices):
-            slices = self._seal_chunks(slices)
-            assert len(slices) == len(result.token_ids), "each slice that samples has a token"
-        sequences = self._sequences
-        choices: list[ChoiceId] = []
-        quiet_ids: list[int] = []
-        deltas: list[SeqDelta] = []
-        token_ids = iter(result.token_ids)
-        for piece in slices:
-            token_id = next(token_ids)
-            sequence = sequences.get(piece.seq_id)
-            if sequence is None:  # it has ended
-                continue
-            num_landed = piece.start + piece.num_tokens
-            if num_landed >= sequence.table.seal_at:  # never true of a preempted sequence: it has no blocks
-                self._cache.seal(sequence.table, sequence.token_ids, num_landed)
-            if token_id in sequence.stop_ids or num_landed > sequence.quiet_until:
-                deltas.extend(self._landed(sequence, token_id, num_landed, scores.get(sequence.id)))
-                continue
-            sequence.token_ids.append(token_id)
-            choices.append(sequence.choice_id)
-            quiet_ids.append(token_id)
-        return StepTokens(choices, quiet_ids, deltas)
+        return self._landing.take_in(plan, result)
 
     def revert(self, step_id: int, *, out_of_memory: bool = False) -> RequestId | None:
         """The oldest step in flight raised. Take it and those planned on top of it back, as if they had not been.
@@ -312,6 +288,36 @@ class Scheduler:
             self._expel(culprit)
         return culprit
 
+    def restart(self, wanted: Collection[RequestId]) -> Restart:
+        """A call raised what it ought not to, and who holds what is not to be trusted: forget it, and steps in flight.
+
+        Requests that are still `wanted` are computed again from the tokens that they have; others are forgotten, and so
+        is one at whose token a plan or commit raised that had raised there before.
+        """
+        taken_in, torn_at = self._landing.interrupted()
+        sequence, self._planner.at = torn_at or self._planner.at, None
+        self._in_flight.clear()
+        self._aftermath.dismiss()
+        self.max_in_flight = self._most_in_flight
+        self._requests = {name: members for name, members in self._requests.items() if name in wanted and members}
+        self._histories = {name: past for name, past in self._histories.items() if name in wanted}
+        if sequence is not None and self._is_to_blame(sequence, is_landing=torn_at is not None):
+            self._requests.pop(sequence.request_id, None)
+        self._sequences.clear()
+        self._sequences.update((sequence.id, sequence) for members in self._requests.values() for sequence in members)
+        self._residents.restart(self._sequences.values())
+        return Restart(taken_in, tuple(name for name in wanted if name not in self._requests))
+
+    def _is_to_blame(self, sequence: Sequence, *, is_landing: bool) -> bool:
+        """Whether it tore the bookkeeping at this token before, or has lost the token for good."""
+        if is_landing and (
+            sequence not in self._requests.get(sequence.request_id, ())
+            or (sequence.group is not None and sequence.group.is_held_back)
+        ):
+            return True
+        was_torn_at, sequence.torn_at = sequence.torn_at, len(sequence.token_ids)
+        return was_torn_at == sequence.torn_at
+
     def expel(self, seq_ids: Iterable[SeqId]) -> tuple[RequestId, ...]:
         """These sequences cannot be sampled: end their requests, whose names are returned. Before their `commit`."""
         sequences = [self._sequences[seq_id] for seq_id in seq_ids if seq_id in self._sequences]
@@ -334,46 +340,6 @@ class Scheduler:
         check_running(self._residents.running, self._in_flight, self._cache, self._admission.context_len)
         for plan in self._in_flight:
             assert 0 < plan.num_tokens <= self._max_num_batched_tokens, f"I13: a step of {plan.num_tokens} tokens"
-
-    # Parts of commit.
-
-    def _seal_chunks(self, slices: Several[SeqSlice]) -> tuple[SeqSlice, ...]:
-        """Seal what unfinished chunks have filled up. Returns the slices that sample."""
-        for piece in slices:
-            sequence = None if piece.samples else self._sequences.get(piece.seq_id)
-            num_landed = piece.start + piece.num_tokens
-            if sequence is not None and num_landed >= sequence.table.seal_at:
-                self._cache.seal(sequence.table, sequence.token_ids, num_landed)
-        return tuple(piece for piece in slices if piece.samples)
-
-    def _landed(
-        self, sequence: Sequence, token_id: int, num_landed: int, score: TokenScores | None
-    ) -> Iterable[SeqDelta]:
-        """A token that begins or ends an answer, has scores, or is not for the reader yet: what comes out of it."""
-        group = sequence.group
-        if group is not None and group.beams is not None:
-            assert score is not None, "beams are scored"
-            is_round = sequence.state is State.RUNNING and group.beams.report(sequence.index, score)
-            return self._advance_beams(group) if is_round else ()
-        sequence.token_ids.append(token_id)
-        reason, stop_reason = None, None
-        if token_id in sequence.stop_ids or num_landed > sequence.last_position:
-            reason, stop_reason = reason_to_stop(sequence, token_id)
-            self._end(sequence)
-        elif sequence.sampling.num_logprobs is None:
-            sequence.quiet_until = sequence.last_position
-        delta = sequence.delta(token_id, reason, stop_reason, score)
-        if group is None or group.ranking is None:
-            return (delta,)
-        assert score is not None, "ranked choices are scored"
-        return group.ranking.add(delta, score.logprob)
-
-    def _advance_beams(self, group: Group) -> Iterable[SeqDelta]:
-        """Every beam has reported what may follow it."""
-        outcome = group.advance_beams(self._residents.take_over)
-        if outcome:
-            self.cancel(group.request.id)
-        return outcome
 
     # Ends.
 

@@ -52,6 +52,7 @@ class Sequence:
     resume_after: id of the newest step in flight when it was preempted. Until that has landed it may not come back,
         as a token of its may still be in the air.
     swap_id: while SWAPPED, says who went together.
+    torn_at: how many tokens it had when the bookkeeping was torn at it; -1 where it never was.
     """
 
     __slots__ = (
@@ -84,6 +85,7 @@ class Sequence:
         "swap_id",
         "table",
         "token_ids",
+        "torn_at",
     )
 
     def __init__(
@@ -123,6 +125,7 @@ class Sequence:
         self.resume_after: int | None = None
         self.settled_in = -1
         self.swap_id: int | None = None
+        self.torn_at = -1
         self.table = table
         self.row: Row | None = None
         self.num_bound: int | None = None

@@ -15,12 +15,23 @@ Knows requests by name and steps by their size; not what was raised, and not how
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from aserve.core.ids import RequestId
+from aserve.core.outputs import StepTokens
 
 CALM_STEPS: Final = 8
 """After so many steps that landed, a budget that was halved is doubled."""
+
+
+class Restart(NamedTuple):
+    """What bookkeeping that was made anew leaves to be told.
+
+    taken_in: what the commit that was interrupted had taken in. lost: requests that are no longer known, or to blame.
+    """
+
+    taken_in: StepTokens
+    lost: tuple[RequestId, ...]
 
 
 class Inquest:

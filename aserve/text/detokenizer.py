@@ -37,7 +37,7 @@ class Detokenizer:
 
     def feed(self, token_ids: Iterable[int]) -> str:
         """The text that these tokens complete; it never ends inside a character."""
-        encoded = self._unfinished + b"".join(map(self._token_bytes.__getitem__, token_ids))
+        encoded = self._unfinished + b"".join([self._token_bytes[token_id] for token_id in token_ids])
         text, num_decoded = utf_8_decode(encoded, "replace", False)
         self._unfinished = encoded[num_decoded:]
         return self._strip(text) if self._leading else text

@@ -156,8 +156,7 @@ async def test_an_unforeseen_error_of_a_route_is_a_whole_answer(engine, lines):
     app.router.routes.append(Route("/broken", broken))
     peer = Peer(app, "/broken", {})
     peer._scope["method"] = "GET"
-    with pytest.raises(Exception, match="internal error"):
-        await peer.start()
+    await peer.start()
     (fields,) = lines()
     assert (peer.status, fields["status"], fields["path"]) == (500, 500, "-")
     assert fields["fault"] in peer.text

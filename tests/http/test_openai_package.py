@@ -90,8 +90,11 @@ async def test_errors(make_client):
 
 
 async def test_a_failure_in_the_midst_of_a_stream():
-    fire = RuntimeError("the device is on fire")
-    runner = ScriptedRunner(model=FakeScript(b"endless"), land_errors=dict.fromkeys(range(5, 9), fire))
+    def poison(plan):
+        is_hit = any(piece.seq_id == 0 and piece.start > 10 for piece in plan.slices)
+        return RuntimeError("the device is on fire") if is_hit else None
+
+    runner = ScriptedRunner(model=FakeScript(b"endless"), poison=poison)
     async with clients(runner=runner) as make:
         stream = await make().chat.completions.create(model="scripted", messages=HI, stream=True)
         with pytest.raises(openai.APIError) as caught:

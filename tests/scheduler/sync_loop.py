@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from aserve.core.ids import RequestId
+from aserve.core.ids import BlockId, RequestId
 from aserve.core.layout import Window
 from aserve.core.outputs import DEADLINE, FinishReason, SeqDelta
 from aserve.core.params import SamplingParams
@@ -145,6 +145,8 @@ class SyncLoop:
         self._checked = checked
         self.now = 0.0
         self.num_failures = 0
+        self._unclean: set[BlockId] = set()
+        """Blocks of who made a step fail, which have to be scrubbed before the next step."""
 
     def add(self, wanted: Request) -> None:
         self.scheduler.add(wanted)
@@ -200,6 +202,8 @@ class SyncLoop:
         self.expire()
         plan = self.scheduler.plan(self.now)
         if plan is not None:
+            self._unclean -= set(plan.block_ops.scrubs if plan.block_ops else ())
+            assert not self._unclean, f"I6: not scrubbed: {self._unclean}"
             self.plans.append(plan)
             self.in_flight.append((plan, self._kv.run(plan)))
             self._poison_what_is_free()
@@ -220,6 +224,7 @@ class SyncLoop:
         return deltas
 
     def _take(self, deltas: Iterable[SeqDelta]) -> None:
+        """What readers would."""
         for delta in deltas:
             choice = self.answers[delta.request_id].choices[delta.index]
             assert choice.is_open, f"I19: {delta} after the end"
@@ -233,8 +238,14 @@ class SyncLoop:
         for _ in range(index):
             self.commit()
         plan, _ = self.in_flight[0]
+        written = {name: self._written(name) for name in self.answers}
         culprit = self.scheduler.revert(plan.step_id, out_of_memory=out_of_memory)
+        for fallen, _ in self.in_flight:
+            self._unclean.update(fallen.block_ops.scrubs if fallen.block_ops else ())
         if culprit is not None:
+            self._unclean |= {
+                block_id for block_id in written[culprit] if not self.scheduler._cache._pool.refs(block_id)
+            }
             assert self.answers[culprit].is_open, f"I19: {culprit} failed after its end"
             self.answers[culprit].drop()
         while self.in_flight:
@@ -243,6 +254,15 @@ class SyncLoop:
         self.num_failures += 1
         self.check()
         return culprit
+
+    def _written(self, name: str) -> set[BlockId]:
+        """Blocks that a request has computed something in, and not found in the prefix cache."""
+        return {
+            block_id
+            for sequence in self.scheduler._requests.get(RequestId(name), ())
+            for block_id in sequence.table.block_ids[-(-sequence.num_cached // self.block_size) * len(self.windows) :]
+            if block_id
+        }
 
     def step(self) -> bool:
         """As the engine loop: plan, then land the step before. False when there was nothing to do."""

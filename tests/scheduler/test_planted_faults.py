@@ -1,8 +1,10 @@
 """The checker is checked: each fault that we plant is caught, by `check()` and, where it can do harm, by the oracle."""
 
+import msgspec
 import pytest
 
 from aserve.core.ids import BlockHash
+from aserve.core.plan import BlockOps
 from aserve.kv_cache import paged_cache
 from aserve.kv_cache.block_pool import BlockPool
 from aserve.kv_cache.host_memory import HostMemory
@@ -12,14 +14,17 @@ from aserve.scheduler import residents, sequence
 from aserve.scheduler.admission import Admission
 from aserve.scheduler.planner import Planner
 from aserve.scheduler.residents import Residents
+from aserve.scheduler.states import State
+from aserve.scheduler.undo import Inquest
+from tests.scheduler.test_poison import run_trials
 from tests.scheduler.traces import run_trace
 
 NUM_TRACES = 200
 
 
-def first_complaint(*, checked: bool) -> str:
+def first_complaint(*, checked: bool, num_traces: int = NUM_TRACES) -> str:
     """The message of the first assertion that fails in the traces; "" if none does."""
-    for seed in range(NUM_TRACES):
+    for seed in range(num_traces):
         try:
             run_trace(seed, checked=checked)
         except AssertionError as error:
@@ -164,6 +169,120 @@ def mixed_up_swap(monkeypatch):
 def one_seed_for_all(monkeypatch):
     row_sampling = sequence.row_sampling
     monkeypatch.setattr(sequence, "row_sampling", lambda request, _index=0: row_sampling(request))
+
+
+@pytest.fixture
+def prompts_not_rewound(monkeypatch):
+    """After a failed step who decodes goes back to what has landed, and who computes a prompt does not."""
+    rewind = Residents.rewind
+    monkeypatch.setattr(
+        Residents,
+        "rewind",
+        lambda residents, plans, slices: rewind(residents, plans, [(s, p) for s, p in slices if not p.token_ids]),
+    )
+
+
+@pytest.fixture
+def answers_not_rewound(monkeypatch):
+    """The other way round."""
+    rewind = Residents.rewind
+    monkeypatch.setattr(
+        Residents,
+        "rewind",
+        lambda residents, plans, slices: rewind(residents, plans, [(s, p) for s, p in slices if p.token_ids]),
+    )
+
+
+@pytest.fixture
+def row_not_set_up_anew(monkeypatch):
+    """Who went through a failed step goes on with what the runner knows of it."""
+    rewind = Residents.rewind
+
+    def keep_rows(residents, plans, slices):
+        slices = list(slices)
+        known = [taken for taken, _ in slices if taken.num_bound is None]
+        rewind(residents, plans, slices)
+        for taken in known:
+            if taken.state is State.RUNNING:
+                taken.num_bound = None
+
+    monkeypatch.setattr(Residents, "rewind", keep_rows)
+
+
+@pytest.fixture
+def newcomer_kept(monkeypatch):
+    """Who took its row in a failed step stays, on blocks that were to be copied or found by what never landed."""
+    rewind = Residents.rewind
+
+    def keep(residents, plans, slices):
+        for newcomer in residents.running:
+            newcomer.settled_in = -1
+        rewind(residents, [msgspec.structs.replace(plan, block_ops=None) for plan in plans], slices)
+
+    monkeypatch.setattr(Residents, "rewind", keep)
+
+
+@pytest.fixture
+def failed_copies_trusted(monkeypatch):
+    """What a failed step was to bring to the host or from there is taken for what it should have been."""
+    rewind = Residents.rewind
+
+    def trust(residents, plans, slices):
+        scrubs_only = [
+            msgspec.structs.replace(plan, block_ops=BlockOps(plan.block_ops.scrubs)) if plan.block_ops else plan
+            for plan in plans
+        ]
+        rewind(residents, scrubs_only, slices)
+
+    monkeypatch.setattr(Residents, "rewind", trust)
+
+
+@pytest.fixture
+def lost_scrub(monkeypatch):
+    """A scrub that a failed step took along does not come again."""
+    rewind = Residents.rewind
+
+    def lose(residents, plans, slices):
+        rewind(residents, plans, slices)
+        residents.scrubs.clear()
+
+    monkeypatch.setattr(Residents, "rewind", lose)
+
+
+@pytest.fixture
+def first_suspect_blamed(monkeypatch):
+    monkeypatch.setattr(Inquest, "failed", lambda inquest: inquest._suspects.pop(0))
+
+
+@pytest.fixture
+def half_of_the_suspects_forgotten(monkeypatch):
+    """A trial that fails clears those who were tried."""
+    failed = Inquest.failed
+
+    def clear(inquest):
+        if len(inquest._suspects) == 1:
+            return failed(inquest)
+        inquest.landed()
+        return None
+
+    monkeypatch.setattr(Inquest, "failed", clear)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        *("prompts_not_rewound", "answers_not_rewound", "row_not_set_up_anew", "newcomer_kept", "lost_scrub"),
+        *("first_suspect_blamed", "half_of_the_suspects_forgotten"),
+    ],
+)
+def test_crowds_with_culprits_catch_a_fault_of_the_undo(fault, request):
+    request.getfixturevalue(fault)
+    with pytest.raises(AssertionError):
+        run_trials(range(16))
+
+
+def test_the_oracle_alone_catches_a_copy_that_was_never_made(failed_copies_trusted):
+    assert first_complaint(checked=False, num_traces=300).startswith("I21")
 
 
 @pytest.mark.parametrize(

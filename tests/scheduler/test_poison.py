@@ -80,6 +80,7 @@ class Trial:
         assert blamed <= self.culprits.keys()
         assert blamed == self.replays.keys()
         assert max(self.replays.values(), default=0) <= ceil(log2(NUM_REQUESTS)) + 2
+        assert loop.num_failures <= (ceil(log2(NUM_REQUESTS)) + 2) * len(blamed)
         for name in self.culprits.keys() - blamed:  # its answer ended before it came so far
             wanted = loop.answers[name].request
             longest = max(len(choice.token_ids) for choice in loop.answers[name].choices)

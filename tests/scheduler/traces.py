@@ -18,11 +18,16 @@ STEMS = tuple(tuple(random.Random(seed).choices(LETTERS, k=8)) for seed in range
 
 
 def run_trace(
-    seed: int, *, depth: int = 2, checked: bool = True, options: Mapping[str, object] | None = None
+    seed: int,
+    *,
+    depth: int = 2,
+    checked: bool = True,
+    options: Mapping[str, object] | None = None,
+    kind: type[SyncLoop] = SyncLoop,
 ) -> SyncLoop:
     """Drive a scheduler through the trace with that seed, drain it, and compare every answer with the oracle's.
 
-    options: of `SyncLoop`, besides those that the seed decides.
+    options: of `SyncLoop`, besides those that the seed decides. kind: a subclass of it.
     """
     rng = random.Random(seed)
     limits: dict[str, object] = {
@@ -39,7 +44,7 @@ def run_trace(
         "long_prefill_token_threshold": rng.choice((0, 0, 2)),
         "scheduler_delay_factor": rng.choice((0.0, 0.0, 0.5)),
     }
-    loop = SyncLoop(depth=depth, checked=checked, **limits | dict(options or {}))
+    loop = kind(depth=depth, checked=checked, **limits | dict(options or {}))
     for _ in range(NUM_MOVES):
         _move(loop, rng)
     loop.drain()

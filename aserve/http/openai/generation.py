@@ -14,10 +14,10 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from aserve.core.errors import AserveError
 from aserve.core.outputs import Completion, FinishReason, TextDelta
 from aserve.core.params import SamplingParams
 from aserve.core.plan import TokenScores
+from aserve.edges import is_fault
 from aserve.engine import AsyncEngine
 from aserve.http.endpoint import Exchange
 from aserve.http.json_response import JsonResponse
@@ -237,7 +237,9 @@ async def _open_all(engine: AsyncEngine, generation: Generation) -> AsyncGenerat
             async with engine.open(prompt, generation.params, **options) as mailbox:
                 async for delta in mailbox:
                     merged.put(msgspec.structs.replace(delta, index=place * n + delta.index))
-        except AserveError as error:
+        except BaseException as error:  # this prompt's edge: a group of tasks would not hear of a CancelledError
+            if not is_fault(error):
+                raise
             merged.fail(error)
 
     async with task_group() as group:
