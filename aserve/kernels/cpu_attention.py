@@ -117,8 +117,8 @@ def attend_all(reads: Sequence[Read], q_THD: Tensor, layer: Layer, scale: float,
 class DecodeRead:
     """One query each of N sequences, padded to the longest context. mask_N11C: None where nothing is hidden.
 
-    tails_X: positions, of N * C, that blocks hold behind the sequences' ends, where that is to be cleared: it is their
-    last owners', and a weight of 0 times NaN is NaN.
+    tails_X: positions, of N * C, that blocks hold behind the sequences' ends, where there are any. They are cleared:
+    what is there is the last owners', and a weight of 0 times NaN is NaN.
     """
 
     tokens: slice | Tensor
@@ -159,7 +159,6 @@ def _decodes(
             assert sliding_window is not None
             starts_N1 = torch.tensor([starts[s] for s in members]).unsqueeze(1)
             blocks_NM = _visible_blocks(table_SM[tokens], lens_N1, starts_N1, num_blocks, sliding_window, block_size)
-            tails_X = _tails(lens_N1 - starts_N1, num_blocks, block_size)
             keys_NC = starts_N1 + torch.arange(num_keys)
         else:
             blocks_NM, keys_NC = _first_blocks(table_SM[tokens], num_blocks), torch.arange(num_keys).unsqueeze(0)
@@ -168,6 +167,7 @@ def _decodes(
                 blocks_NM, tails_X = blocks_NM.masked_fill(is_behind_NM, 0), _tails(lens_N1, num_blocks, block_size)
         if slides or min(lens) != num_keys:
             mask_N11C = _mask(keys_NC, lens_N1 - 1, sliding_window, dtype)[:, None, None]
+            tails_X = _tails(lens_N1 - keys_NC[:, :1], num_blocks, block_size)
         yield DecodeRead(tokens, len(members), blocks_NM.flatten(), num_keys, mask_N11C, tails_X)
 
 

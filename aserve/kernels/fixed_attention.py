@@ -18,13 +18,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aserve.kernels.attention_tiles import Capability, prefill_tiles
+from aserve.kernels.attention_tiles import Capability, Tiles, prefill_tiles
 from aserve.kernels.ops import AttentionBatch
 from aserve.kernels.prefill_attention import _visit_tiles
 
 _LOG2_E: Final = math.log2(math.e)
 _ROWS: Final = 64
-_LARGE_HEAD: Final = 128
+_LARGE_HEAD: Final = 64
 """Dimensions of which the sums of a tile fill the registers of four warps."""
 _SPLIT: Final = 1024
 """Keys of a split: a multiple of every tile."""
@@ -139,9 +139,7 @@ def fixed_attention(
     _, num_heads, head_dim = q_THD.shape
     _, block_size, num_kv_heads, _ = k_cache_BPKD.shape
     assert all(x.is_contiguous() for x in (k_cache_BPKD, v_cache_BPKD))
-    group = num_heads // num_kv_heads
-    tiles = prefill_tiles(_ROWS, head_dim, group, q_THD.element_size(), capability)
-    block_d = max(16, triton.next_power_of_2(head_dim))
+    tiles = prefill_tiles(_ROWS, head_dim, num_heads // num_kv_heads, q_THD.element_size(), capability)
     out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
 
     def launch(num_programs: int, sequences: slice, out: Tensor, lse: Tensor | None) -> None:
@@ -161,18 +159,10 @@ def fixed_attention(
             sliding_window or 0,
             scale * _LOG2_E,
             (soft_cap or 0.0) * _LOG2_E,
-            NUM_HEADS=num_heads,
-            GROUP=group,
-            HEAD_DIM=head_dim,
             BLOCK_SIZE=block_size,
-            BLOCK_M=tiles.rows,
-            BLOCK_N=tiles.keys,
-            BLOCK_D=block_d,
-            SPLIT=_SPLIT,
             HAS_WINDOW=sliding_window is not None,
             HAS_SOFT_CAP=soft_cap is not None,
-            num_warps=8 if head_dim > _LARGE_HEAD else tiles.num_warps,
-            num_stages=tiles.num_stages,
+            **_sizes(num_heads, num_heads // num_kv_heads, head_dim, tiles),
         )
 
     num_decodes, num_seqs = batch.num_decodes, len(batch.seq_lens_S)
@@ -183,9 +173,28 @@ def fixed_attention(
         lse = torch.empty(shape, dtype=torch.float32, device=q_THD.device)
         launch(num_splits, slice(0, num_decodes), partial, lse)
         _merge_splits_kernel[(num_decodes * num_heads,)](
-            partial, lse, out_THD, num_splits, HEAD_DIM=head_dim, BLOCK_D=block_d, num_warps=4
+            partial, lse, out_THD, num_splits, HEAD_DIM=head_dim, BLOCK_D=_padded(head_dim), num_warps=4
         )
     if num_decodes < num_seqs:
-        num_tiles = triton.cdiv(batch.max_query_len, tiles.rows // group)
+        num_tiles = triton.cdiv(batch.max_query_len, tiles.rows * num_kv_heads // num_heads)
         launch(num_tiles, slice(num_decodes, num_seqs), out_THD, None)
     return out_THD
+
+
+def _sizes(num_heads: int, group: int, head_dim: int, tiles: Tiles) -> dict[str, int]:
+    """What the model alone decides."""
+    return {
+        "NUM_HEADS": num_heads,
+        "GROUP": group,
+        "HEAD_DIM": head_dim,
+        "BLOCK_M": tiles.rows,
+        "BLOCK_N": tiles.keys,
+        "BLOCK_D": _padded(head_dim),
+        "SPLIT": _SPLIT,
+        "num_warps": 8 if head_dim > _LARGE_HEAD else tiles.num_warps,
+        "num_stages": tiles.num_stages,
+    }
+
+
+def _padded(head_dim: int) -> int:
+    return max(16, triton.next_power_of_2(head_dim))
