@@ -163,8 +163,7 @@ def _decodes(
         else:
             blocks_NM, keys_NC = _first_blocks(table_SM[tokens], num_blocks), torch.arange(num_keys).unsqueeze(0)
             if min(lens) != num_keys:
-                is_behind_NM = torch.arange(num_blocks) > (lens_N1 - 1) // block_size
-                blocks_NM, tails_X = blocks_NM.masked_fill(is_behind_NM, 0), _tails(lens_N1, num_blocks, block_size)
+                blocks_NM = blocks_NM.masked_fill(torch.arange(num_blocks) > (lens_N1 - 1) // block_size, 0)
         if slides or min(lens) != num_keys:
             mask_N11C = _mask(keys_NC, lens_N1 - 1, sliding_window, dtype)[:, None, None]
             tails_X = _tails(lens_N1 - keys_NC[:, :1], num_blocks, block_size)
