@@ -111,7 +111,6 @@ MAY_READ_ENVIRONMENT = {"cli.py"}
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 LONG_ON_PURPOSE = {
-    "kernels/fixed_attention.py:fixed_attention": "one launch has as many arguments as the kernel",
     "kernels/decode_attention.py:_decode_kernel": "one pass over the blocks, whose state lives in registers",
     "kernels/prefill_attention.py:_prefill_kernel": "one pass over the blocks, whose state lives in registers",
 }
