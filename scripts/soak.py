@@ -1,7 +1,7 @@
 """A soak: for --minutes the demonstration model is asked by friends and foes, while steps fail now and then.
 
 A server in a process of its own, over a runner that makes one step in --fault-every fail; in this process clients that
-read whole streams, cut them, ask for whole answers, send what no server wants, and read nothing; SIGHUP once a minute.
+read whole streams, cut them, ask for whole answers, send what no server wants, and read nothing; SIGHUP every SIGHUP_S.
 Every SAMPLE_S seconds the server tells what it holds. Prints one JSON line: requests by kind and outcome, answers that
 differed from the first one to the same question, the slope of the resident memory after the first --settle-minutes,
 and what was left at the end. Exit status 1 if an answer differed, a good request got an error that a fault does not
@@ -19,6 +19,7 @@ import random
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -30,7 +31,9 @@ import httpx
 from report import emit
 
 SAMPLE_S: Final = 5.0
+SIGHUP_S: Final = 20.0
 NUM_CLIENTS: Final = 12
+KEY: Final = "sk-soak"
 QUESTIONS: Final = ("What is aserve?", "Tell me a story about a fox.", "What is 12 plus 7?", "What is paged attention?")
 BAD_BODIES: Final = (
     b"",
@@ -49,13 +52,13 @@ BAD_BODIES: Final = (
 # The server's process.
 
 
-def serve(fault_every: int) -> int:
+def serve(fault_every: int, keys_file: str) -> int:
     """Serve the demonstration model on a free port, telling on standard output where, and then what is held."""
     from aserve.build import loader, make_options
     from aserve.core.plan import StepPlan
     from aserve.core.ports import Flight, Runner
     from aserve.engine import AsyncEngine, EngineParts, Progress
-    from aserve.http import create_app
+    from aserve.http import Keyring, create_app
     from aserve.server import Server, ServerConfig
     from aserve.server.lifecycle import serve as run_until_signal
 
@@ -98,7 +101,10 @@ def serve(fault_every: int) -> int:
             print(url, flush=True)
             telling.append(asyncio.create_task(tell()))
 
-        code = await run_until_signal(Server(engine, create_app(engine), ServerConfig(port=0), on_ready=ready))
+        keyring = Keyring(path=keys_file, tenants=engine.tenants)
+        app = create_app(engine, keyring=keyring)
+        server = Server(engine, app, ServerConfig(port=0), on_ready=ready, on_hangup=keyring.reload)
+        code = await run_until_signal(server)
         for task in telling:
             task.cancel()
         return code
@@ -132,7 +138,9 @@ class Soak:
     def __init__(self, url: str, until_s: float) -> None:
         self._url = url
         self._until_s = until_s
-        self._http = httpx.AsyncClient(base_url=url, timeout=60.0, limits=httpx.Limits(max_connections=64))
+        headers = {"Authorization": f"Bearer {KEY}"}
+        limits = httpx.Limits(max_connections=64)
+        self._http = httpx.AsyncClient(base_url=url, timeout=60.0, limits=limits, headers=headers)
         self._answers: dict[str, str] = {}
         self.outcomes: Counter[str] = Counter()
 
@@ -219,6 +227,7 @@ class Soak:
         try:
             await loop.sock_connect(sock, (host, int(port)))
             head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+            head += f"Authorization: Bearer {KEY}\r\n"
             await loop.sock_sendall(sock, f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
             await asyncio.sleep(chance.uniform(0.0, 3.0))
         finally:
@@ -240,9 +249,11 @@ def slope_mib_per_hour(samples: list[dict[str, Any]]) -> float:
     return float(sum((a - mean_time) * (b - mean_size) for a, b in zip(times, sizes, strict=True)) / spread)
 
 
-async def soak(args: argparse.Namespace) -> dict[str, Any]:
-    """Start the server, let the clients at it, and see what is left."""
-    command = [sys.executable, __file__, "--serve", "--fault-every", str(args.fault_every)]
+async def soak(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Start the server, let the clients at it, and see what is left. folder: for the file of keys."""
+    keys_file = folder / "keys.yaml"
+    keys_file.write_text(f"- name: soak\n  key: {KEY}\n  weight: 2\n")
+    command = [sys.executable, __file__, "--serve", "--fault-every", str(args.fault_every), "--keys", str(keys_file)]
     server = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert server.stdout is not None
     url = (await server.stdout.readline()).decode().strip()
@@ -254,7 +265,7 @@ async def soak(args: argparse.Namespace) -> dict[str, Any]:
 
     async def hang_up() -> None:
         while True:
-            await asyncio.sleep(60.0)
+            await asyncio.sleep(SIGHUP_S)
             server.send_signal(signal.SIGHUP)
 
     listening = asyncio.create_task(listen(server.stdout))
@@ -300,10 +311,12 @@ def main() -> int:
     parser.add_argument("--max-mib-per-hour", type=float, default=8.0)
     parser.add_argument("--sighup", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--keys", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
-        return serve(args.fault_every)
-    result = asyncio.run(soak(args))
+        return serve(args.fault_every, args.keys)
+    with tempfile.TemporaryDirectory() as folder:
+        result = asyncio.run(soak(args, Path(folder)))
     emit("soak", vars(args), result)
     return 0 if is_sound(result, args.max_mib_per_hour) else 1
 
