@@ -5,7 +5,6 @@ weight for a few rows only, then spends most of its time on that. The operators 
 emits. They are private, hence `can_pack`, and the plain layer wherever that says no.
 """
 
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -14,7 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _MAX_PLAIN_ELEMENTS = 1 << 21
-_TRIED_ROWS = (2, 3, 8, 17, 64, 100, 200, 512)
+_TRIED_ROWS = (1, 2, 3, 17, 64, 200)
+_MAX_PLAIN_RUN = 384
+"""Inputs that MKL and oneDNN add up one after the other, in float32; more, each in its own way."""
 _MAX_RUN = 1024
 """Inputs that oneDNN adds up in one way, however many rows there are."""
 _TILE_ROWS = 16
@@ -32,41 +33,30 @@ def can_pack(weight_OI: Tensor) -> bool:
     return weight_OI.dtype == torch.float32
 
 
-def is_small(weight_OI: Tensor) -> bool:
-    """Whether the processor's cache has the weight, in float32; to call a packed product takes 10 us more."""
-    return weight_OI.dtype == torch.float32 and weight_OI.numel() <= _MAX_PLAIN_ELEMENTS
+def can_be_plain(weight_OI: Tensor) -> bool:
+    """Whether `plain_linear` gives the same bits, and the processor's cache has the weight, in float32.
 
-
-@cache
-def plain_is_best(num_outputs: int, num_inputs: int) -> bool:
-    """Whether `plain_linear` is the faster for several rows too, and gives one the same bits whatever their number.
-
-    MKL uses all vector units of Intel's processors alone. In which order it adds up depends on the sizes: it is tried.
+    To call a packed product takes 10 us more.
     """
-    return _is_intel() and _agrees_alone(plain_linear, *_trial(num_outputs, num_inputs))
+    num_outputs, num_inputs = weight_OI.shape
+    is_small = weight_OI.numel() <= _MAX_PLAIN_ELEMENTS and num_inputs <= _MAX_PLAIN_RUN
+    return weight_OI.dtype == torch.float32 and is_small and _plain_equals_packed(num_outputs, num_inputs)
 
 
 @cache
-def plain_equals_packed(num_outputs: int, num_inputs: int) -> bool:
-    """Whether a single row's plain product has the bits that it has among others in a packed one. It is tried."""
-    x_TI, weight_IO = _trial(num_outputs, num_inputs)
-    packed_OI = pack(weight_IO.t().contiguous())
-    return _agrees_alone(lambda x, _, bias: packed_linear(x, packed_OI, bias), x_TI, weight_IO)
-
-
-def _agrees_alone(product: Callable[[Tensor, Tensor, None], Tensor], x_TI: Tensor, weight_IO: Tensor) -> bool:
-    """Whether the first row, among any number of rows, has the bits of its plain product alone."""
-    expected_1O = plain_linear(x_TI[:1], weight_IO, None)
-    return all(torch.equal(product(x_TI[:n], weight_IO, None)[:1], expected_1O) for n in _TRIED_ROWS)
-
-
-def _trial(num_outputs: int, num_inputs: int) -> tuple[Tensor, Tensor]:
+def _plain_equals_packed(num_outputs: int, num_inputs: int) -> bool:
+    """Try it, since other processors may have other orders."""
     draw = torch.Generator().manual_seed(0)
     x_TI = torch.randn(max(_TRIED_ROWS), num_inputs, generator=draw)
-    return x_TI, torch.randn(num_inputs, num_outputs, generator=draw)
+    weight_OI = torch.randn(num_outputs, num_inputs, generator=draw)
+    packed_TO = packed_linear(x_TI, pack(weight_OI), None)
+    weight_IO = weight_OI.t().contiguous()
+    return all(torch.equal(plain_linear(x_TI[:n], weight_IO, None), packed_TO[:n]) for n in _TRIED_ROWS)
 
 
-def _is_intel() -> bool:
+@cache
+def plain_is_fast() -> bool:
+    """Whether torch's plain products take no longer for several rows: MKL uses all vector units of Intel's alone."""
     try:
         return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
     except OSError:

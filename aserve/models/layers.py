@@ -14,12 +14,11 @@ from torch import Tensor
 
 from aserve.kernels.ops import Ops
 from aserve.kernels.packed_linear import (
+    can_be_plain,
     can_pack,
-    is_small,
     pack,
     packed_linear,
-    plain_equals_packed,
-    plain_is_best,
+    plain_is_fast,
     plain_linear,
 )
 from aserve.models.spec import ModelSpec
@@ -133,11 +132,8 @@ class PackingMethod:
         """The fastest for the weight, of those that give a row the same bits with any number of others."""
         if not can_pack(weight_OI):
             return DenseLinear(weight_OI, bias_O)
-        if is_small(weight_OI):
-            if plain_is_best(*weight_OI.shape):
-                return SmallLinear(weight_OI, bias_O)
-            if plain_equals_packed(*weight_OI.shape):
-                return SmallLinear(weight_OI, bias_O, packs=True)
+        if can_be_plain(weight_OI):
+            return SmallLinear(weight_OI, bias_O, packs=not plain_is_fast())
         return PackedLinear(weight_OI, bias_O)
 
 
