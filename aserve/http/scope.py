@@ -4,7 +4,7 @@ from typing import Final
 
 from starlette.types import Scope
 
-METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"})
+METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE", "QUERY"})
 """Those that HTTP knows. Another is a 501; one of these that a path does not take is a 405."""
 
 

@@ -57,7 +57,7 @@ async def test_twenty_thousand_requests_from_the_document_find_no_5xx_and_leave_
         url = f"http://127.0.0.1:{run.port}"
         before = held()
         command = [sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json", "--checks", CHECKS]
-        command += ["--max-examples", "1600", "--phases", "examples,coverage,fuzzing", "--continue-on-failure"]
+        command += ["--max-examples", "3800", "--phases", "examples,coverage,fuzzing", "--continue-on-failure"]
         command += ["--no-color", "--seed", "1", "--generation-database", "none", "--suppress-health-check", "all"]
         report = tmp_path / "report.txt"
         with report.open("wb") as out:
