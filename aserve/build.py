@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from aserve.kernels.ops import Ops
     from aserve.models.checkpoint import Checkpoint
     from aserve.models.interface import CausalLM
-    from aserve.runner.graphs import GraphDevice
+    from aserve.runner.graph_device import GraphDevice
     from aserve.runner.runner import ModelRunner
 
 SAMPLING_FIELDS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -124,7 +124,7 @@ def load(options: Options, report: Report) -> EngineParts:
 def _load(options: Options, checkpoint: "Checkpoint", report: Report) -> EngineParts:
     from aserve.kernels.dispatch import select_ops
     from aserve.models.loader import read_dtype
-    from aserve.runner.graphs import graph_device
+    from aserve.runner.graph_device import graph_device
 
     device = choose_device(options.device)
     dtype = read_dtype(checkpoint, options.dtype)
@@ -180,10 +180,11 @@ def measure(
     elif device.type == "cpu":
         budget_bytes = cpu_kv_budget()
     else:
+        max_model_len = min(options.max_model_len or model.spec.context_len, model.spec.context_len)
         plan = largest_step(
             options.max_num_seqs or default_max_num_seqs(),
             options.max_num_batched_tokens or default_max_num_batched_tokens(device.type),
-            min(options.max_model_len or model.spec.context_len, model.spec.context_len),
+            max_model_len,
             options.block_size,
         )
         budget_bytes = cuda_kv_budget(
@@ -194,7 +195,7 @@ def measure(
             device=device,
             block_size=options.block_size,
             gpu_memory_utilization=options.gpu_memory_utilization,
-            captures=not options.enforce_eager,
+            captured_len=None if options.enforce_eager else max_model_len,
         )
     return Facts(
         device=device.type,

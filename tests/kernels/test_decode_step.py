@@ -11,7 +11,7 @@ from aserve.models.qwen3 import qwen3
 from aserve.models.rope import rope_table
 from aserve.models.spec import read_spec
 from aserve.models.weights import RandomWeights
-from aserve.runner.graphs import GraphDevice, graph_device
+from aserve.runner.graph_device import GraphDevice, graph_device
 from aserve.runner.kv_store import allocate_kv
 from aserve.runner.runner import ModelRunner
 from tests.checkpoints import SHAPE

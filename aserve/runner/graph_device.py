@@ -1,0 +1,101 @@
+"""What records launches and repeats them: CUDA's graphs, captured on a stream of their own and replayed on the step's.
+
+A capture records what its stream is given, whoever gives it. While the step stream itself was captured, earlier steps
+landed, in another thread, and their pinned buffers were freed; torch's host allocator then recorded, on each stream
+that a buffer was copied on, the event that says when it may be used again. Such an event belongs to the capture: asked
+whether it has passed it raises (cudaErrorCapturedEvent), and the next step that needs a pinned buffer asks. On a stream
+that is used for nothing but captures no buffer was ever copied, so no event is recorded on it.
+
+    step stream     |==== step 2, in flight ====|                     |== replay ==|
+    capture stream           |-- recorded, not run --|
+    waiter                                    step 2 lands, its buffers are freed: an event on the step stream
+
+Sources: torch 2.13, ATen/core/CachingHostAllocator.h (free, process_events), ATen/cuda/CUDAGraph.cpp.
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, Protocol
+
+import torch
+
+from aserve.runner.cuda import Cuda, Graph, TorchCuda
+
+_FAILED: Final[list[Graph]] = []
+"""Graphs whose capture failed, for as long as the process lives. See `CudaGraphDevice._abandon`."""
+
+_log = logging.getLogger(__name__)
+
+
+class GraphDevice(Protocol):
+    """What can record launches and repeat them."""
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Record what `work` launches, without running it. The result launches it again, on the same memory.
+
+        Raises RuntimeError where `work` does what a graph cannot, such as waiting for the device, or has no memory:
+        the first error, and as if nothing had been recorded.
+        """
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Device memory that the graphs hold together."""
+        ...
+
+
+class CudaGraphDevice:
+    """CUDA's graphs. Only for one thread; others may go on using the device.
+
+    Graphs share their memory, since they run one after the other: the pool grows where a capture needs more than is
+    free in it, and never shrinks. So the largest is to be captured first.
+    """
+
+    def __init__(self, cuda: Cuda) -> None:
+        self._cuda = cuda
+        self._stream = cuda.stream()
+        self._pool = cuda.graph_pool()
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """As the Protocol says. Replays go to the stream that is current then.
+
+        Not by torch.cuda.graph, which waits for the device and gives all cached memory back.
+        """
+        graph = self._cuda.graph()
+        with self._cuda.on(self._stream):
+            try:
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                work()
+                graph.capture_end()
+            except BaseException:
+                self._abandon(graph)
+                raise
+        return graph.replay
+
+    def _abandon(self, graph: Graph) -> None:
+        """End a capture that failed, in CUDA and in torch's allocators.
+
+        `capture_end` does it where only `work` raised. Where CUDA has refused something, it takes the stream out of the
+        capture and raises before it tells the allocators. The device allocator would then free nothing when memory runs
+        short, and fail an assertion where it is told to (`empty_cache`): it is told by `forget_capture`. The host
+        allocator, from torch 2.10 on, keeps a reference to the graph, and would ask it at each later capture of this
+        process: the graph is kept too, a few bytes.
+        """
+        try:
+            graph.capture_end()
+        except RuntimeError as error:  # the second error; the first one is being raised
+            _log.debug("ending a failed capture: %s", error)
+            with suppress(RuntimeError):  # the allocators know already, or were never told that it began
+                self._cuda.forget_capture(self._pool)
+                _FAILED.append(graph)
+
+    @property
+    def num_bytes(self) -> int:
+        """As the Protocol says."""
+        return self._cuda.pool_bytes(self._pool)
+
+
+def graph_device(device: torch.device) -> GraphDevice | None:
+    """What records the steps of a device; None for a CPU, which has no launches to save."""
+    return CudaGraphDevice(TorchCuda(device)) if device.type == "cuda" else None
