@@ -47,8 +47,11 @@ class Graph(Protocol):
 class Cuda(Protocol):
     """One GPU. Streams are torch.cuda.Stream, or have its methods."""
 
-    def stream(self) -> Any:
-        """A new stream."""
+    def stream(self, *, apart: bool = False) -> Any:
+        """A stream. There are 32 of a kind in a process, which are handed out in turn, and then again.
+
+        apart: of a kind that nothing else here asks for, so that it is no other engine's stream either.
+        """
         ...
 
     def current_stream(self) -> Any:
@@ -105,9 +108,9 @@ class TorchCuda:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def stream(self) -> Any:
-        """As the Protocol says."""
-        return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+    def stream(self, *, apart: bool = False) -> Any:
+        """As the Protocol says: torch pools streams by priority (c10/cuda/CUDAStream.cpp)."""
+        return torch.cuda.Stream(self._device, priority=-1 if apart else 0)  # type: ignore[no-untyped-call]
 
     def current_stream(self) -> Any:
         """As the Protocol says."""

@@ -54,7 +54,7 @@ class CudaGraphDevice:
 
     def __init__(self, cuda: Cuda) -> None:
         self._cuda = cuda
-        self._stream = cuda.stream()
+        self._stream = cuda.stream(apart=True)
         self._pool = cuda.graph_pool()
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:

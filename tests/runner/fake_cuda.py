@@ -32,6 +32,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from tests.runner.fake_allocators import FakeDeviceAllocator, FakeHostAllocator
 
 Work = Callable[[], None]
+STREAMS_OF_A_KIND = 32
+"""c10/cuda/CUDAStream.cpp hands them out in turn; kinds are priorities."""
 aten = torch.ops.aten
 
 
@@ -181,6 +183,7 @@ class FakeCuda:
         self.num_replays = 0
         self.on_captured: Callable[[], None] = lambda: None
         self.default_stream = FakeStream(self)
+        self._streams = [deque(FakeStream(self) for _ in range(STREAMS_OF_A_KIND)) for _ in range(2)]
         self.device = FakeDeviceAllocator(device_bytes)
         self.host = FakeHostAllocator(
             lambda: FakeEvent(self), lambda: self.current_stream().capture is not None, pinned_bytes
@@ -188,8 +191,10 @@ class FakeCuda:
 
     # The seam.
 
-    def stream(self) -> FakeStream:
-        return FakeStream(self)
+    def stream(self, *, apart: bool = False) -> FakeStream:
+        streams = self._streams[apart]
+        streams.rotate(-1)
+        return streams[0]
 
     def current_stream(self) -> FakeStream:
         return self.state.streams[-1] if self.state.streams else self.default_stream

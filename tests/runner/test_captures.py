@@ -160,6 +160,17 @@ def test_a_step_may_land_while_a_graph_is_captured() -> None:
         play(OnTheStepStream, RACE)
 
 
+def test_no_number_of_engines_has_one_capture_on_the_stream_of_another() -> None:
+    """torch hands 32 streams out in turn: the 33rd is the first, on which buffers were copied."""
+
+    def after_31_others(gpu: FakeCuda) -> GraphDevice:
+        others = {gpu.stream() for _ in range(31)}
+        assert len(others) == 31
+        return CudaGraphDevice(gpu)
+
+    play(after_31_others, RACE)
+
+
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(ACTIONS)
 def test_steps_land_and_graphs_are_captured_in_any_order(actions: list[tuple[str, ...]]) -> None:
