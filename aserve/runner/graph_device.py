@@ -96,6 +96,38 @@ class CudaGraphDevice:
         return self._cuda.pool_bytes(self._pool)
 
 
+class Captures:
+    """Captures the steps of a runner until one fails; from then on none."""
+
+    def __init__(self, graph_device: GraphDevice) -> None:
+        self._graph_device = graph_device
+        self._num_graphs = 0
+        self.are_on = True
+
+    def capture(self, key: object, work: Callable[[], None]) -> Callable[[], None] | None:
+        """Capture what `work` launches; None, and a line in the log, where it fails, and after that.
+
+        It is run once before, which compiles its kernels, so it must leave no trace. key: for the log.
+        """
+        if not self.are_on:
+            return None
+        try:
+            work()
+            replay = self._graph_device.capture(work)
+        except RuntimeError as error:  # of CUDA: memory, or a model that waits for the device
+            self.are_on = False
+            _log.warning(
+                "CUDA graphs are off, but for the %d that there are: steps run kernel by kernel, since capturing %s "
+                "failed: %s",
+                self._num_graphs,
+                key,
+                str(error),  # an error holds on to the tensors of the step
+            )
+            return None
+        self._num_graphs += 1
+        return replay
+
+
 def graph_device(device: torch.device) -> GraphDevice | None:
     """What records the steps of a device; None for a CPU, which has no launches to save."""
     return CudaGraphDevice(TorchCuda(device)) if device.type == "cuda" else None

@@ -60,8 +60,8 @@ def capture_order(max_num_seqs: int, max_model_len: int) -> list[GraphKey]:
     return list(dict.fromkeys([*largest, *(GraphKey(*other) for other in others)]))[:MAX_GRAPHS]
 
 
-def num_graphs(max_num_seqs: int, max_model_len: int) -> int:
-    """How many there may be in the end."""
+def num_decode_graphs(max_num_seqs: int, max_model_len: int) -> int:
+    """How many there may be in the end, of decoding steps."""
     return min(MAX_GRAPHS, len(buckets(max_num_seqs)) * len(context_bounds(max_model_len)) * len(KINDS))
 
 

@@ -10,14 +10,15 @@ buffers that stay where they are, and the step itself moves them on, by one posi
 Batch sizes are rounded up to buckets. A padding row is a row of the tables that no sequence ever gets: it has no
 context, writes to the null block, and its token is not part of the result. Start-up captures the largest graphs, which
 stand in for all others, and as many more as a second allows; the rest follow while there is nothing to do, or when a
-kind of step has come up often. Steps of any other kind go the eager way, which computes the same; after a capture that
-failed so do those that no graph stands in for. Letters: kernels/ops.py and rows.py; B rows of a bucket.
+kind of step has come up often. Small steps with prompts have graphs of their own (mixed_graphs.py). All others go the
+eager way, which computes the same; so do, after a capture that failed, those that no graph stands in for.
+Letters: kernels/ops.py and rows.py; B rows of a bucket.
 """
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -29,7 +30,7 @@ from aserve.core.plan import RowInit, StepPlan
 from aserve.kernels.ops import SamplingBatch
 from aserve.runner.batch import BatchBuilder, Places, StepBatch
 from aserve.runner.device import StepDevice
-from aserve.runner.graph_device import GraphDevice
+from aserve.runner.graph_device import Captures, GraphDevice
 from aserve.runner.graph_keys import (
     DRAWN,
     FILTERED,
@@ -42,6 +43,7 @@ from aserve.runner.graph_keys import (
     capture_order,
     context_bound,
 )
+from aserve.runner.mixed_graphs import MixedGraphs
 from aserve.runner.rows import RowTable
 from aserve.runner.step import EagerStep, StepOutput
 
@@ -53,8 +55,6 @@ REPLACE_CLOSE_AFTER: Final = 64
 """The same for a graph of at most twice the size, which costs a step less."""
 START_UP_S: Final = 1.0
 """Of start-up for graphs beyond the largest of each kind; on a large GPU some forty of them."""
-
-_log = logging.getLogger(__name__)
 
 
 class DecodeInputs(NamedTuple):
@@ -89,7 +89,8 @@ class DecodeGraphs:
         *,
         max_model_len: int,
     ) -> None:
-        self._graph_device = graph_device
+        self._captures = Captures(graph_device)
+        self._mixed = MixedGraphs(self._captures, device, rows, builder, step, max_model_len=max_model_len)
         self._device = device
         self._rows = rows
         self._builder = builder
@@ -119,7 +120,6 @@ class DecodeGraphs:
         self._graphs: dict[GraphKey, Callable[[], None]] = {}
         self._stand_ins: dict[GraphKey, GraphKey | None] = {}
         self._num_without: Counter[GraphKey] = Counter()
-        self._can_capture = True
         self._eager_before: dict[Row, float] = {}
         self._members: list[Row] | None = None
         """Rows of the last decoding step, if their sampling is still the same."""
@@ -131,7 +131,7 @@ class DecodeGraphs:
         """Launch the plan's graph; None where it has none, and nothing was done. Must see every plan."""
         self._note(plan.inits)
         if not decodes_alone(plan, self._eager_before):
-            return None
+            return None if is_controlled(plan, self._eager_before) else self._mixed.execute(plan)
         rows = [piece.row for piece in plan.slices]
         positions = [piece.start for piece in plan.slices]
         if rows != self._members:
@@ -195,14 +195,15 @@ class DecodeGraphs:
             pass
 
     def capture_largest(self) -> None:
-        """Capture the largest graph of each kind, in which the memory of all others has room."""
+        """Capture the largest graphs of each kind, in which the memory of all others has room."""
+        self._mixed.capture_largest()
         for _ in KINDS:
             self.capture_next()
 
     def capture_next(self) -> bool:
         """Capture the next graph that is missing, which takes some 20 ms; whether there may be more."""
         key = next((key for key in self._unasked if key not in self._graphs), None)
-        return key is not None and self._try_to_capture(key)
+        return self._mixed.capture_next() if key is None else self._try_to_capture(key)
 
     def _choose(self, key: GraphKey) -> GraphKey | None:
         """The graph for a kind of step: its own, captured now if it is time to, or the cheapest that stands in."""
@@ -225,29 +226,16 @@ class DecodeGraphs:
         return self._stand_ins[key]
 
     def _try_to_capture(self, key: GraphKey) -> bool:
-        """Capture a graph; after a failure none any more."""
-        if not self._can_capture or len(self._graphs) == MAX_GRAPHS:
+        """Capture a graph, on padding alone; whether there is one now."""
+        if not self._captures.are_on or len(self._graphs) == MAX_GRAPHS:
             return False
-        try:
-            self._graphs[key] = self._capture(key)
-            self._stand_ins.clear()
-        except RuntimeError as error:  # of CUDA: memory, or a model that waits for the device
-            self._can_capture = False
-            _log.warning(
-                "CUDA graphs are off, but for the %d that there are: steps run kernel by kernel, since capturing %s "
-                "failed: %s",
-                len(self._graphs),
-                key,
-                str(error),  # an error holds on to the tensors of the step
-            )
-        return self._can_capture
-
-    def _capture(self, key: GraphKey) -> Callable[[], None]:
-        """Capture a step, which is first run once on padding alone: that compiles its kernels and leaves no trace."""
         self._load([], [], key.bucket)
         self._loaded = None
-        self._run(key)
-        return self._graph_device.capture(lambda: self._run(key))
+        replay = self._captures.capture(key, partial(self._run, key))
+        if replay is not None:
+            self._graphs[key] = replay
+            self._stand_ins.clear()
+        return replay is not None
 
     def _run(self, key: GraphKey) -> None:
         """The step that is captured: every tensor that it reads or leaves behind is where it will be at a replay."""
@@ -297,11 +285,13 @@ def decodes_alone(plan: StepPlan, eager_before: dict[Row, float]) -> bool:
     return (
         bool(plan.slices)
         and not plan.inits
-        and all(
-            not piece.token_ids
-            and piece.samples
-            and not piece.target_ids
-            and piece.start + 1 >= eager_before.get(piece.row, 0)
-            for piece in plan.slices
-        )
+        and all(not piece.token_ids and piece.samples for piece in plan.slices)
+        and not is_controlled(plan, eager_before)
+    )
+
+
+def is_controlled(plan: StepPlan, eager_before: dict[Row, float]) -> bool:
+    """Whether something about a plan goes beyond temperatures and filters: scores, or rows that need the eager way."""
+    return any(
+        piece.target_ids or piece.start + piece.num_tokens < eager_before.get(piece.row, 0) for piece in plan.slices
     )

@@ -16,8 +16,9 @@ from aserve.core.plan import RowControls, RowInit, RowSampling, SeqSlice, StepPl
 from aserve.kernels.ops import Ops
 from aserve.models.interface import CausalLM
 from aserve.runner.graph_device import graph_device
-from aserve.runner.graph_keys import num_graphs
+from aserve.runner.graph_keys import num_decode_graphs
 from aserve.runner.kv_store import allocate_kv
+from aserve.runner.mixed_graphs import MAX_MIXED_GRAPHS
 from aserve.runner.runner import ModelRunner
 
 CPU_BUDGET_BYTES: Final = 4 * GiB
@@ -46,7 +47,7 @@ def cuda_kv_budget(
 ) -> int:
     """Bytes that the largest step leaves on the GPU. plan: that step; it is run once, on the null block alone.
 
-    captured_len: the longest context of decoding steps that become graphs, which keep memory of their own; None where
+    captured_len: the longest context of steps that become graphs, which keep memory of their own; None where
     none do. The largest graphs are captured too.
     """
     torch.cuda.reset_peak_memory_stats(device)
@@ -83,12 +84,13 @@ def cuda_kv_budget(
 
 
 def graph_budget(pool_bytes: int, max_num_seqs: int, max_model_len: int) -> int:
-    """Bytes that graphs of decoding steps may come to, above what is measured: most are captured while serving.
+    """Bytes that graphs of steps may come to, above what is measured: most are captured while serving.
 
     pool_bytes: of the pool that all share, after the largest, in which the others find room (`capture_order`). An
     eighth is added for what does not fit as it lies, and each graph has its nodes.
     """
-    return pool_bytes + pool_bytes // 8 + num_graphs(max_num_seqs, max_model_len) * BYTES_PER_GRAPH
+    num_graphs = num_decode_graphs(max_num_seqs, max_model_len) + MAX_MIXED_GRAPHS
+    return pool_bytes + pool_bytes // 8 + num_graphs * BYTES_PER_GRAPH
 
 
 def kv_budget(

@@ -171,7 +171,11 @@ class ModelRunner:
                 if plan.block_ops is not None:
                     mover.move(plan.block_ops)
                 output = None if graphs is None else graphs.execute(plan)
-                batch = None if output is not None else builder.build(plan)
+                batch = None
+                if output is None:
+                    batch = builder.build(plan)
+                else:
+                    builder.forget()
                 if batch is not None:
                     output = step.execute(batch)
                 landing = None if output is None else Landing(plan, batch, output, self._device)

@@ -128,16 +128,16 @@ def decoded(runner: ModelRunner) -> list[tuple[int, ...]]:
 
 
 def test_after_start_up_no_decoding_step_is_eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The largest graph of each kind of sampling stands in for whatever comes."""
+    """The largest graph of each kind of sampling stands in for whatever comes; and there is one for prompts."""
     monkeypatch.setattr(graphs_module, "START_UP_S", 0.0)
     monkeypatch.setattr(runner_module, "IDLE_S", 3600.0)
     tape = TapeGraphs()
     eager, warm = recordable_runner(None), recordable_runner(tape)
     warm.warm_up()
-    assert tape.num_captures == 3
+    assert tape.num_captures == 4
     before = tape.num_replays
     assert decoded(warm) == decoded(eager)
-    assert (tape.num_captures, tape.num_replays - before) == (3, 8)
+    assert (tape.num_captures, tape.num_replays - before) == (4, 8)
     warm.close()
     eager.close()
 
@@ -148,7 +148,7 @@ def test_start_up_captures_for_a_second_and_no_longer() -> None:
     times_s = (0.3 * tick for tick in range(100))
     runner._with_graphs(lambda graphs: graphs.capture_at_start_up(times_s.__next__))
     runner.close()
-    assert tape.num_captures == 3 + 3  # at 0.3, 0.6 and 0.9 s
+    assert tape.num_captures == 4 + 3  # at 0.3, 0.6 and 0.9 s
 
 
 def test_what_is_missing_is_captured_while_nothing_is_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +158,8 @@ def test_what_is_missing_is_captured_while_nothing_is_to_do(monkeypatch: pytest.
     runner = recordable_runner(tape)
     runner.warm_up()
     runner.run(four_prompts())
-    until(lambda: tape.num_captures == len(list(capture_order(12, CONTEXT_LEN))))
+    num_mixed = 3 * 1 * 2  # sequences that decode, tokens, kinds of sampling
+    until(lambda: tape.num_captures == len(capture_order(12, CONTEXT_LEN)) + num_mixed)
     runner.close()
 
 

@@ -7,6 +7,7 @@ from aserve.core.config import GiB
 from aserve.kernels.cpu import CpuOps
 from aserve.runner.graph_keys import MAX_GRAPHS
 from aserve.runner.kv_store import allocate_kv
+from aserve.runner.mixed_graphs import MAX_MIXED_GRAPHS
 from aserve.runner.profile import BYTES_PER_GRAPH, MARGIN_BYTES, cpu_kv_budget, graph_budget, kv_budget, largest_step
 from aserve.runner.runner import ModelRunner
 from tests.runner.toy import ToyLM
@@ -36,11 +37,9 @@ def test_graphs_that_are_captured_later_have_their_share():
 
 
 def test_each_graph_has_a_share_beyond_the_pool_that_all_have_together():
-    pool_bytes = 800 * 2**20
-    budgets = [
-        graph_budget(pool_bytes, num_seqs, max_model_len) for num_seqs, max_model_len in [(1, 2048), (256, 8192)]
-    ]
-    assert budgets == [900 * 2**20 + num_graphs * BYTES_PER_GRAPH for num_graphs in (3, MAX_GRAPHS)]
+    one, many = (graph_budget(800 * 2**20, *sizes) - 900 * 2**20 for sizes in [(1, 2048), (256, 8192)])
+    assert one == (3 + MAX_MIXED_GRAPHS) * BYTES_PER_GRAPH
+    assert many == (MAX_GRAPHS + MAX_MIXED_GRAPHS) * BYTES_PER_GRAPH
 
 
 def test_a_budget_is_never_negative():
