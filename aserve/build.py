@@ -355,7 +355,8 @@ def _plan_lines(info: ModelInfo, config: EngineConfig, facts: Facts, weights: st
     kv_bytes = config.num_blocks * config.block_size * facts.kv_bytes_per_token
     sampling = ", ".join(f"{name} {value}" for name, value in info.default_sampling.items())
     tenants = "preempted sequences and evicted prefixes" if has_host_tier(config) else "preempted sequences"
-    swap_space = (f"swap space: {config.num_host_blocks} blocks for {tenants}",) if config.num_host_blocks else ()
+    kind = "page-locked blocks" if facts.device == "cuda" else "blocks"
+    swap_space = (f"swap space: {config.num_host_blocks} {kind} for {tenants}",) if config.num_host_blocks else ()
     return (
         f"model: {info.names[0]}, {weights}",
         f"KV cache: {config.num_blocks - 1} blocks x {config.block_size} = {config.num_kv_tokens} tokens, "

@@ -79,7 +79,7 @@ class CudaGraphDevice:
         `capture_end` does it where only `work` raised. Where CUDA has refused something, it takes the stream out of the
         capture and raises before it tells the allocators. The device allocator would then free nothing when memory runs
         short, and fail an assertion where it is told to (`empty_cache`): it is told by `forget_capture`. The host
-        allocator, from torch 2.10 on, keeps a reference to the graph, and would ask it at each later capture of this
+        allocator of torch 2.13 keeps a reference to the graph, which it would follow at each later capture of this
         process: the graph is kept too, a few bytes.
         """
         try:

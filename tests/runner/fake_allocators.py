@@ -1,9 +1,9 @@
 """torch's two caching allocators as a model: what is reused when, what is kept, and what a capture changes.
 
 After torch 2.13.0: ATen/core/CachingHostAllocator.h (allocate, free, process_events, empty_cache),
-ATen/cuda/CachingHostAllocator.cpp (query_event), c10/cuda/CUDACachingAllocator.cpp (malloc and its retries, segment and
-split sizes, captures_underway, emptyCache). torch 2.11 differs in nothing that is modelled here. Not modelled: the
-options of PYTORCH_CUDA_ALLOC_CONF, expandable segments, several devices, statistics.
+ATen/cuda/CachingHostAllocator.cpp (query_event), c10/cuda/CUDACachingAllocator.cpp (malloc and its retries, best fit and
+splits, captures_underway, emptyCache) and c10/core/AllocatorConfig.h (sizes). Not modelled: private pools of pinned
+memory, which only an allocation within a capture takes; options, expandable segments, several devices, statistics.
 """
 
 from collections.abc import Callable, Iterator
