@@ -90,7 +90,7 @@ class Span(NamedTuple):
 
 
 def launches_us(spans: Iterable[Span]) -> list[tuple[float, float]]:
-    """From the first begin to the last end of each launch, in order of begins.
+    """From the first begin to the last end of each launch.
 
     The kernels of a graph bear the correlation id of the one call that launched it (CUPTI's activity records).
     """
@@ -98,15 +98,15 @@ def launches_us(spans: Iterable[Span]) -> list[tuple[float, float]]:
     for launch, begin_us, end_us in spans:
         before = whole.get(launch, (begin_us, end_us))
         whole[launch] = min(before[0], begin_us), max(before[1], end_us)
-    return sorted(whole.values())
+    return list(whole.values())
 
 
-def busy_figures(spans: Iterable[Span], num_steps: int) -> dict[str, float]:
-    """busy_share and gap_us of what ran; nothing where nothing did.
+def busy_figures(spans_us: Iterable[tuple[float, float]], num_steps: int) -> dict[str, float]:
+    """busy_share and gap_us of launches that ran from begin to end, in microseconds; nothing of none.
 
-    gap_us: of the waits between launches the num_steps - 1 longest are those between steps, 0 where there are fewer.
+    gap_us: of the waits between launches the num_steps longest are those between steps.
     """
-    spans_us = launches_us(spans)
+    spans_us = sorted(spans_us)
     if not spans_us:
         return {}
     covered = spans_us[0][0]
@@ -116,8 +116,7 @@ def busy_figures(spans: Iterable[Span], num_steps: int) -> dict[str, float]:
             gaps_us.append(begin - covered)
         covered = max(covered, end)
     total_us = covered - spans_us[0][0]
-    num_gaps = max(1, num_steps - 1)
-    longest = sorted([0.0] * num_gaps + gaps_us)[-num_gaps:]
+    longest = sorted(gaps_us)[-num_steps:] or [0.0]
     return {"busy_share": 1 - sum(gaps_us) / total_us, "gap_us": statistics.median(longest)}
 
 
@@ -127,7 +126,7 @@ async def profile_steps(runner: Runner, plans: list[StepPlan]) -> dict[str, floa
 
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
         await time_steps(runner, plans)
-    return busy_figures(device_spans(profiled.events()), len(plans))
+    return busy_figures(launches_us(device_spans(profiled.events())), len(plans))
 
 
 def device_spans(events: Iterable[Any]) -> Iterator[Span]:

@@ -1,7 +1,7 @@
 """torch's two caching allocators as a model: what is reused when, what is kept, and what a capture changes.
 
 After torch 2.13.0: ATen/core/CachingHostAllocator.h (allocate, free, process_events, empty_cache),
-ATen/cuda/CachingHostAllocator.cpp (query_event), c10/cuda/CUDACachingAllocator.cpp (malloc and its retries, best fit and
+ATen/cuda/CachingHostAllocator.cpp (query_event), c10/cuda/CUDACachingAllocator.cpp (malloc and its retries, best fit,
 splits, captures_underway, emptyCache) and c10/core/AllocatorConfig.h (sizes). Not modelled: private pools of pinned
 memory, which only an allocation within a capture takes; options, expandable segments, several devices, statistics.
 """
