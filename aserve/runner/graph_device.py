@@ -55,7 +55,7 @@ class CudaGraphDevice:
     def __init__(self, cuda: Cuda) -> None:
         self._cuda = cuda
         self._stream = cuda.stream(apart=True)
-        self._pool = cuda.graph_pool()
+        self._pools = [cuda.graph_pool()]
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         """As the Protocol says. Replays go to the stream that is current then.
@@ -65,7 +65,7 @@ class CudaGraphDevice:
         graph = self._cuda.graph()
         with self._cuda.on(self._stream):
             try:
-                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                graph.capture_begin(pool=self._pools[-1], capture_error_mode="thread_local")
                 work()
                 graph.capture_end()
             except BaseException:
@@ -80,20 +80,21 @@ class CudaGraphDevice:
         capture and raises before it tells the allocators. The device allocator would then free nothing when memory runs
         short, and fail an assertion where it is told to (`empty_cache`): it is told by `forget_capture`. The host
         allocator of torch 2.13 keeps a reference to the graph, which it would follow at each later capture of this
-        process: the graph is kept too, a few bytes.
+        process: the graph is kept too, a few bytes. A pool without graphs is not to be captured into any more.
         """
         try:
             graph.capture_end()
         except RuntimeError as error:  # the second error; the first one is being raised
             _log.debug("ending a failed capture: %s", error)
             with suppress(RuntimeError):  # the allocators know already, or were never told that it began
-                self._cuda.forget_capture(self._pool)
+                self._cuda.forget_capture(self._pools[-1])
                 _FAILED.append(graph)
+        self._pools.append(self._cuda.graph_pool())
 
     @property
     def num_bytes(self) -> int:
         """As the Protocol says."""
-        return self._cuda.pool_bytes(self._pool)
+        return sum(map(self._cuda.pool_bytes, self._pools))
 
 
 class Captures:

@@ -172,6 +172,8 @@ class FakeDeviceAllocator:
 
     def begin_allocate_to_pool(self, pool: Any, filter_: Filter) -> None:
         assert all(pool != other for other, _ in self.captures_underway), "already recording to mempool_id"
+        if pool in self._pools and self._pools[pool].num_users == 0:
+            raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED")  # its graphs are gone, and it is to be freed
         self._pools.setdefault(pool, _Pool()).num_users += 1
         self.captures_underway.append((pool, filter_))
 
