@@ -7,10 +7,8 @@ BUCKET_STEP: Final = 8
 SHORTEST_CONTEXT: Final = 2048
 CONTEXT_FACTOR: Final = 4
 """Graphs are for contexts of at most 2048 positions, 8192, and so on: how attention is split depends on it."""
-
-
 MAX_GRAPHS: Final = 128
-"""Each takes memory for its nodes, in the pool or not."""
+"""Of decoding steps. Each takes memory for its nodes, beside what all share."""
 
 
 class Kind(NamedTuple):

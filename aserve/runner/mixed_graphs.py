@@ -43,6 +43,7 @@ FREE_TOKENS: Final = 256
 MOST_PADDED: Final = 1.25
 """Beyond, tokens with padding for each one without; more would take longer than launches do."""
 MAX_MIXED_GRAPHS: Final = 64
+"""Each takes memory for its nodes, beside what all share."""
 
 NOBODY: Final = SeqId(-1)
 NO_CHANGES: Final = RowChanges(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int32))

@@ -100,7 +100,8 @@ class ModelRunner:
         self._num_submitted = 0
         """Steps so far; written by whoever launches."""
         self._submitted = threading.Event()
-        self._is_warm = False
+        self._fills_in = False
+        """Whether graphs may be missing, that are to be captured while nothing is to do."""
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="aserve-runner")
 
     def launch(self, plan: StepPlan) -> StepFlight:
@@ -122,8 +123,10 @@ class ModelRunner:
             self._max_model_len, self._block_size, compiles=compiles, can_swap=self._num_host_blocks > 0
         ):
             self.run(plan)
-        self._worker.submit(self._with_graphs, DecodeGraphs.capture_at_start_up).result()
-        self._is_warm = True
+        if self._stages is not None and self._stages[3] is not None:
+            self._worker.submit(self._with_graphs, DecodeGraphs.capture_at_start_up).result()
+            self._fills_in = True
+            self._capture_while_idle(self._num_submitted)
 
     def capture_largest(self) -> None:
         """Capture the largest graphs only, whose memory all others share. Blocking."""
@@ -195,8 +198,8 @@ class ModelRunner:
         self._device.when_landed(land)
 
     def _capture_while_idle(self, number: int) -> None:
-        """After start-up: have missing graphs captured, one by one, until a step follows that of this number."""
-        if self._is_warm and number == self._num_submitted:
+        """Have missing graphs captured, one by one, until a step follows that of this number."""
+        if self._fills_in and number == self._num_submitted:
             with suppress(RuntimeError):  # the runner is being closed: its thread takes no more
                 self._worker.submit(self._capture_next, number)
 
@@ -206,9 +209,10 @@ class ModelRunner:
         if number != self._num_submitted or self._submitted.wait(IDLE_S):
             return
         try:
-            if self._with_graphs(DecodeGraphs.capture_next):
-                self._capture_while_idle(number)
+            self._fills_in = bool(self._with_graphs(DecodeGraphs.capture_next))
+            self._capture_while_idle(number)
         except BaseException:  # the edge of a thread
+            self._fills_in = False
             _log.exception("capturing a graph while nothing was to do failed")
 
     def _with_graphs(self, act: Callable[[DecodeGraphs], object]) -> object:

@@ -157,9 +157,19 @@ def test_what_is_missing_is_captured_while_nothing_is_to_do(monkeypatch: pytest.
     tape = TapeGraphs()
     runner = recordable_runner(tape)
     runner.warm_up()
+    until(lambda: tape.num_captures > 4)  # nothing has been asked yet
     runner.run(four_prompts())
     num_mixed = 3 * 1 * 2  # sequences that decode, tokens, kinds of sampling
     until(lambda: tape.num_captures == len(capture_order(12, CONTEXT_LEN)) + num_mixed)
+    until(lambda: not runner._fills_in)
+    runner.close()
+
+
+def test_without_graphs_nothing_is_done_between_steps() -> None:
+    """Where one step runs at a time, each is followed by none for a moment."""
+    runner = recordable_runner(None)
+    runner.warm_up()
+    assert not runner._fills_in
     runner.close()
 
 
