@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from aserve.kernels.ops import Ops
     from aserve.models.checkpoint import Checkpoint
     from aserve.models.interface import CausalLM
-    from aserve.runner.graphs import GraphDevice
+    from aserve.runner.graph_device import GraphDevice
     from aserve.runner.runner import ModelRunner
 
 SAMPLING_FIELDS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -124,7 +124,7 @@ def load(options: Options, report: Report) -> EngineParts:
 def _load(options: Options, checkpoint: "Checkpoint", report: Report) -> EngineParts:
     from aserve.kernels.dispatch import select_ops
     from aserve.models.loader import read_dtype
-    from aserve.runner.graphs import graph_device
+    from aserve.runner.graph_device import graph_device
 
     device = choose_device(options.device)
     dtype = read_dtype(checkpoint, options.dtype)
@@ -181,10 +181,11 @@ def measure(
         budget_bytes = cpu_kv_budget()
     else:
         num_tokens = options.max_num_batched_tokens or default_max_num_batched_tokens(device.type)
+        max_model_len = min(options.max_model_len or model.spec.context_len, model.spec.context_len)
         plan = largest_step(
             options.max_num_seqs or default_max_num_seqs(),
             stretched(num_tokens, num_tokens),
-            min(options.max_model_len or model.spec.context_len, model.spec.context_len),
+            max_model_len,
             options.block_size,
         )
         budget_bytes = cuda_kv_budget(
@@ -195,7 +196,7 @@ def measure(
             device=device,
             block_size=options.block_size,
             gpu_memory_utilization=options.gpu_memory_utilization,
-            captures=not options.enforce_eager,
+            captured_len=None if options.enforce_eager else max_model_len,
         )
     return Facts(
         device=device.type,
@@ -356,7 +357,8 @@ def _plan_lines(info: ModelInfo, config: EngineConfig, facts: Facts, weights: st
     kv_bytes = config.num_blocks * config.block_size * facts.kv_bytes_per_token
     sampling = ", ".join(f"{name} {value}" for name, value in info.default_sampling.items())
     tenants = "preempted sequences and evicted prefixes" if has_host_tier(config) else "preempted sequences"
-    swap_space = (f"swap space: {config.num_host_blocks} blocks for {tenants}",) if config.num_host_blocks else ()
+    kind = "page-locked blocks" if facts.device == "cuda" else "blocks"
+    swap_space = (f"swap space: {config.num_host_blocks} {kind} for {tenants}",) if config.num_host_blocks else ()
     return (
         f"model: {info.names[0]}, {weights}",
         f"KV cache: {config.num_blocks - 1} blocks x {config.block_size} = {config.num_kv_tokens} tokens, "

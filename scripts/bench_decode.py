@@ -3,7 +3,9 @@
 Rows are prefilled with random tokens to --context, then decode --steps tokens each. One JSON line a batch size.
 `roofline_share`: the time in which memory of --bandwidth (bytes per second) delivers the weights of the linear layers
 and the KV cache of the batch, both in 16 bits, divided by the measured time. On CUDA some more steps run under torch's
-profiler: `busy_share` of their time a kernel ran, and the longest wait for one took `gap_us` (the median of the steps).
+profiler: `busy_share` of their time the device had something to do, and between two steps it waited for `gap_us` (the
+median). A graph is one thing to do, from its first kernel to its last: what passes between its kernels is the graph's
+own doing, and is lost to nothing that the host could do sooner.
 
     python scripts/bench_decode.py --model scripts/shapes/qwen3-8b --load-format dummy --bandwidth 4.8e12
 """
@@ -14,7 +16,9 @@ import json
 import random
 import statistics
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from report import emit
 
@@ -77,14 +81,34 @@ async def time_steps(runner: Runner, plans: list[StepPlan]) -> list[float]:
     return times
 
 
-def busy_figures(spans_us: list[tuple[float, float]], num_steps: int) -> dict[str, float]:
-    """busy_share and gap_us of the kernels that ran from begin to end, in microseconds; nothing of no kernel.
+class Span(NamedTuple):
+    """Something that ran on the device, in microseconds. launch: the call of the host that it comes from."""
 
-    gap_us: of the waits between kernels the num_steps longest are those between steps.
+    launch: int
+    begin_us: float
+    end_us: float
+
+
+def launches_us(spans: Iterable[Span]) -> list[tuple[float, float]]:
+    """From the first begin to the last end of each launch.
+
+    The kernels of a graph bear the correlation id of the one call that launched it (CUPTI's activity records).
     """
+    whole: dict[int, tuple[float, float]] = {}
+    for launch, begin_us, end_us in spans:
+        before = whole.get(launch, (begin_us, end_us))
+        whole[launch] = min(before[0], begin_us), max(before[1], end_us)
+    return list(whole.values())
+
+
+def busy_figures(spans_us: Iterable[tuple[float, float]], num_steps: int) -> dict[str, float]:
+    """busy_share and gap_us of launches that ran from begin to end, in microseconds; nothing of none.
+
+    gap_us: of the waits between launches the num_steps longest are those between steps.
+    """
+    spans_us = sorted(spans_us)
     if not spans_us:
         return {}
-    spans_us = sorted(spans_us)
     covered = spans_us[0][0]
     gaps_us = []
     for begin, end in spans_us:
@@ -102,12 +126,14 @@ async def profile_steps(runner: Runner, plans: list[StepPlan]) -> dict[str, floa
 
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
         await time_steps(runner, plans)
-    spans_us = [
-        (event.time_range.start, event.time_range.end)
-        for event in profiled.events()
-        if event.device_type.name == "CUDA"
-    ]
-    return busy_figures(spans_us, len(plans))
+    return busy_figures(launches_us(device_spans(profiled.events())), len(plans))
+
+
+def device_spans(events: Iterable[Any]) -> Iterator[Span]:
+    """What ran on the device, of the events of torch's profiler; an annotation only covers what is told by itself."""
+    for event in events:
+        if event.device_type.name == "CUDA" and not event.is_user_annotation:
+            yield Span(event.id, event.time_range.start, event.time_range.end)
 
 
 def linear_bytes(spec: ModelSpec) -> int:

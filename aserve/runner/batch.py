@@ -42,7 +42,7 @@ class StepBatch:
     prompt_targets: PromptTargets | None = None
 
 
-class _Uploads(NamedTuple, Generic[A]):
+class Uploads(NamedTuple, Generic[A]):
     """All that travels to the device in a step, on the host (A = Array) and there (A = Tensor)."""
 
     token_ids_T: A
@@ -76,6 +76,20 @@ class Places(NamedTuple):
     block_offsets_T: Tensor
 
 
+class StepShape(NamedTuple):
+    """What the host says of a step, in numbers that kernels are launched by.
+
+    num_fed: tokens that come from the device, of those decoding. max_query_len, max_seq_len: upper bounds.
+    """
+
+    num_fed: int
+    num_decodes: int
+    max_query_len: int
+    max_seq_len: int
+    all_greedy: bool
+    any_filter: bool
+
+
 class BatchBuilder:
     """Builds StepBatches, in launch order, and keeps the rows up to date as it goes.
 
@@ -100,10 +114,20 @@ class BatchBuilder:
             return None
         changes = self._rows.stage(plan)
         order, num_fed, num_decodes = _order(plan.slices)
-        host = self._lay_out(plan.slices, order, num_fed, changes)
+        host = self.lay_out(plan.slices, order, num_fed, changes)
         controls = self._controls.batch(host.sampled_rows_N, host.banned_NC)
-        on_device = _Uploads[Tensor](*self._device.upload(host))
+        on_device = Uploads[Tensor](*self._device.upload(host))
         self._rows.apply(on_device.cleared_I, on_device.entries_U, on_device.blocks_U)
+        return replace(
+            self.batch_of(on_device, _shape(host, num_fed, num_decodes)),
+            controls=controls,
+            sampled_targets=self._sampled_targets(plan.slices),
+            prompt_targets=self._prompt_targets(plan.slices, order, host.query_starts_S1),
+        )
+
+    def batch_of(self, on_device: Uploads[Tensor], shape: StepShape) -> StepBatch:
+        """The batch of arrays that were uploaded; the tokens that are fed are written to them."""
+        num_fed = shape.num_fed
         if num_fed:
             on_device.token_ids_T[:num_fed] = self._rows.last_token_R.index_select(0, on_device.rows_S[:num_fed])
         return StepBatch(
@@ -117,17 +141,29 @@ class BatchBuilder:
                     on_device.spans_T,
                     on_device.block_offsets_T,
                 ),
-                num_decodes=num_decodes,
-                max_query_len=int(np.diff(host.query_starts_S1).max()),
-                max_seq_len=int(host.seq_lens_S.max()),
+                num_decodes=shape.num_decodes,
+                max_query_len=shape.max_query_len,
+                max_seq_len=shape.max_seq_len,
             ),
             sampled_tokens_N=on_device.sampled_tokens_N,
             sampled_rows_N=on_device.sampled_rows_N,
-            sampling=_sampling(on_device, host),
-            controls=controls,
-            sampled_targets=self._sampled_targets(plan.slices),
-            prompt_targets=self._prompt_targets(plan.slices, order, host.query_starts_S1),
+            sampling=SamplingBatch(
+                temperature_S=on_device.temperature_N,
+                top_k_S=on_device.top_k_N,
+                top_p_S=on_device.top_p_N,
+                min_p_S=on_device.min_p_N,
+                seeds_S=on_device.seeds_N,
+                positions_S=on_device.sampled_positions_N,
+                banned_SC=on_device.banned_NC if on_device.banned_NC.numel() else None,
+                all_greedy=shape.all_greedy,
+                any_filter=shape.any_filter,
+            ),
         )
+
+    def take_in(self, plan: StepPlan) -> None:
+        """What a plan changes of the rows, where its batch is built elsewhere."""
+        self._controls.set_up(plan.inits)
+        self.apply_changes(plan)
 
     def apply_changes(self, plan: StepPlan) -> None:
         """Only the plan's row changes."""
@@ -161,10 +197,10 @@ class BatchBuilder:
             targets_G=targets_G,
         )
 
-    def _lay_out(
+    def lay_out(
         self, slices: Sequence[SeqSlice], order: list[int], num_fed: int, changes: RowChanges
-    ) -> _Uploads[Array]:
-        """Every array of the step, on the host."""
+    ) -> Uploads[Array]:
+        """Every array of the step, on the host. order: of the slices in the batch, those that are fed first."""
         rows_S = np.array([slices[i].row for i in order], np.int64)
         starts_S = np.array([slices[i].start for i in order], np.int64)
         lens_S = np.array([slices[i].num_tokens for i in order], np.int64)
@@ -183,7 +219,7 @@ class BatchBuilder:
         sampled_rows_N = rows_S[sampled_S]
         sampled_positions_N = (starts_S + lens_S)[sampled_S]
         samplings: RowSamplings = self._rows.samplings(sampled_rows_N, sampled_positions_N)
-        return _Uploads[Array](
+        return Uploads[Array](
             np.array(token_ids, np.int64),
             positions_T,
             np.repeat(rows_S * self.max_spans, lens_S) + spans_T,
@@ -242,16 +278,13 @@ def _order(slices: Sequence[SeqSlice]) -> tuple[list[int], int, int]:
     return fed + single + longer, len(fed), len(fed) + len(single)
 
 
-def _sampling(on_device: _Uploads[Tensor], host: _Uploads[Array]) -> SamplingBatch:
+def _shape(host: Uploads[Array], num_fed: int, num_decodes: int) -> StepShape:
     filtered = (host.top_k_N > 0) | (host.top_p_N < 1) | (host.min_p_N > 0)
-    return SamplingBatch(
-        temperature_S=on_device.temperature_N,
-        top_k_S=on_device.top_k_N,
-        top_p_S=on_device.top_p_N,
-        min_p_S=on_device.min_p_N,
-        seeds_S=on_device.seeds_N,
-        positions_S=on_device.sampled_positions_N,
-        banned_SC=on_device.banned_NC if host.banned_NC.size else None,
+    return StepShape(
+        num_fed=num_fed,
+        num_decodes=num_decodes,
+        max_query_len=int(np.diff(host.query_starts_S1).max()),
+        max_seq_len=int(host.seq_lens_S.max()),
         all_greedy=not host.temperature_N.any(),
         any_filter=bool(filtered.any()),
     )

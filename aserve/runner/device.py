@@ -18,6 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aserve.runner.cuda import Cuda, TorchCuda
+
 Array = NDArray[Any]
 TORCH_DTYPES: Final = {
     np.dtype(np.int64): torch.int64,
@@ -93,26 +95,30 @@ class CudaDevice:
 
     compiles: Final = True
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, cuda: Cuda | None = None) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._stream.wait_stream(torch.cuda.current_stream(device))  # weights and caches were made there
+        self._cuda = cuda or TorchCuda(device)
+        self._stream = self._cuda.stream()
+        self._stream.wait_stream(self._cuda.current_stream())  # weights and caches were made there
         self._waiter = ThreadPoolExecutor(1, thread_name_prefix="aserve-waiter")
 
     def stepping(self) -> AbstractContextManager[Any]:
         """Kernels of this thread go to the own stream."""
-        return torch.cuda.stream(self._stream)
+        return self._cuda.on(self._stream)
 
     def upload(self, arrays: Sequence[Array]) -> list[Tensor]:
         """One copy of one pinned buffer. torch's host allocator does not reuse it before that copy is done."""
-        return unpack(pack(arrays, pin_memory=True).to(self._device, non_blocking=True), arrays)
+        packed = self._cuda.pinned((packed_bytes(arrays),), torch.uint8)
+        pack(arrays, packed)
+        on_device = torch.empty(packed.shape, dtype=packed.dtype, device=self._device)
+        return unpack(on_device.copy_(packed, non_blocking=True), arrays)
 
     def download(self, tensors: Sequence[Tensor]) -> Callable[[], list[list[Any]]]:
         """Copy into pinned memory behind the step's kernels, and an event behind the copies."""
-        on_host = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
+        on_host = [self._cuda.pinned(tensor.shape, tensor.dtype) for tensor in tensors]
         for copy, tensor in zip(on_host, tensors, strict=True):
             copy.copy_(tensor, non_blocking=True)
-        copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        copied = self._cuda.event(blocking=True)
         copied.record(self._stream)
 
         def wait() -> list[list[Any]]:
@@ -131,18 +137,21 @@ class CudaDevice:
         self._stream.synchronize()
 
     def release(self) -> None:
-        """Memory that torch caches goes back to the GPU."""
-        torch.cuda.empty_cache()
+        """Memory that torch caches goes back to the GPU, and pinned memory to the system."""
+        self._cuda.release_cached()
 
 
-def pack(arrays: Sequence[Array], *, pin_memory: bool) -> Tensor:
-    """The arrays' bytes one after the other, aligned, in one uint8 tensor."""
-    *starts, num_bytes = _offsets(arrays)
-    packed = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pin_memory)
-    packed_bytes = packed.numpy()
+def packed_bytes(arrays: Sequence[Array]) -> int:
+    """Bytes that `pack` needs."""
+    return _offsets(arrays)[-1]
+
+
+def pack(arrays: Sequence[Array], packed: Tensor) -> None:
+    """Write the arrays' bytes into a uint8 tensor, one after the other, aligned."""
+    *starts, _ = _offsets(arrays)
+    memory = packed.numpy()
     for array, start in zip(arrays, starts, strict=True):
-        packed_bytes[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return packed
+        memory[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def unpack(packed: Tensor, arrays: Sequence[Array]) -> list[Tensor]:

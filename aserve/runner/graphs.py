@@ -8,17 +8,18 @@ buffers that stay where they are, and the step itself moves them on, by one posi
     graph     last tokens -> slots, block tables -> forward pass, KV write -> sample -> last tokens, positions + 1
 
 Batch sizes are rounded up to buckets. A padding row is a row of the tables that no sequence ever gets: it has no
-context, writes to the null block, and its token is not part of the result. Graphs are captured lazily, one at a time
-and between steps, when a kind of step has come up a few times; until then the graph of a larger batch stands in, and
-where there is none, as for steps of any other kind, the eager way, which computes the same.
+context, writes to the null block, and its token is not part of the result. Start-up captures the largest graphs, which
+stand in for all others, and as many more as a second allows; the rest follow while there is nothing to do, or when a
+kind of step has come up often. Small steps with prompts have graphs of their own (mixed_graphs.py). All others go the
+eager way, which computes the same; so do, after a capture that failed, those that no graph stands in for.
 Letters: kernels/ops.py and rows.py; B rows of a bucket.
 """
 
-import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import chain
-from typing import Final, NamedTuple, Protocol
+from functools import partial
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -29,68 +30,31 @@ from aserve.core.plan import RowInit, StepPlan
 from aserve.kernels.ops import SamplingBatch
 from aserve.runner.batch import BatchBuilder, Places, StepBatch
 from aserve.runner.device import StepDevice
+from aserve.runner.graph_device import Captures, GraphDevice
+from aserve.runner.graph_keys import (
+    DRAWN,
+    FILTERED,
+    GREEDY,
+    KINDS,
+    MAX_GRAPHS,
+    GraphKey,
+    Kind,
+    buckets,
+    capture_order,
+    context_bound,
+)
+from aserve.runner.mixed_graphs import MixedGraphs
 from aserve.runner.rows import RowTable
 from aserve.runner.step import EagerStep, StepOutput
 
 CAPTURE_AFTER: Final = 2
 """Eager steps of a kind before its graph is captured: a batch that only grows through a size is not worth one."""
-REPLACE_AFTER: Final = 64
-"""The same where the graph of a batch up to twice the size stands in: a capture takes as long as some ten steps."""
-BUCKET_STEP: Final = 8
-SHORTEST_CONTEXT: Final = 2048
-CONTEXT_FACTOR: Final = 4
-"""Graphs are for contexts of at most 2048 positions, 8192, and so on: how attention is split depends on it."""
-
-_log = logging.getLogger(__name__)
-
-
-class GraphDevice(Protocol):
-    """What can record launches and repeat them."""
-
-    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Record what `work` launches, without running it. The result launches it again, on the same memory.
-
-        Raises RuntimeError where `work` does what a graph cannot, such as waiting for the device.
-        """
-        ...
-
-
-class CudaGraphDevice:
-    """CUDA's graphs, captured on the current stream. Only for one thread; others may go on using the device."""
-
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """As the Protocol says. Graphs share their memory, since they run one after the other.
-
-        Not by torch.cuda.graph, which waits for the device and gives all cached memory back.
-        """
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-        try:
-            work()
-        finally:
-            graph.capture_end()
-        return graph.replay
-
-
-def graph_device(device: torch.device) -> GraphDevice | None:
-    """What records the steps of a device; None for a CPU, which has no launches to save."""
-    return CudaGraphDevice() if device.type == "cuda" else None
-
-
-class GraphKey(NamedTuple):
-    """What is fixed in a graph: sizes, and which kernels sample (see SamplingBatch)."""
-
-    bucket: int
-    max_seq_len: int
-    all_greedy: bool
-    any_filter: bool
-
-    def covers(self, other: "GraphKey") -> bool:
-        """Whether the graph computes the steps of the other one too, with more padding."""
-        return self[2:] == other[2:] and self.bucket >= other.bucket and self.max_seq_len >= other.max_seq_len
+REPLACE_AFTER: Final = 16
+"""Steps that another graph stands in for, before: a capture takes as long as some ten of them."""
+REPLACE_CLOSE_AFTER: Final = 64
+"""The same for a graph of at most twice the size, which costs a step less."""
+START_UP_S: Final = 1.0
+"""Of start-up for graphs beyond the largest of each kind; on a large GPU some forty of them."""
 
 
 class DecodeInputs(NamedTuple):
@@ -125,7 +89,8 @@ class DecodeGraphs:
         *,
         max_model_len: int,
     ) -> None:
-        self._graph_device = graph_device
+        self._captures = Captures(graph_device)
+        self._mixed = MixedGraphs(self._captures, device, rows, builder, step, max_model_len=max_model_len)
         self._device = device
         self._rows = rows
         self._builder = builder
@@ -133,6 +98,7 @@ class DecodeGraphs:
         num_rows, torch_device = len(rows.last_token_R), rows.last_token_R.device
         self._padding_row = num_rows - 1
         self._buckets = buckets(num_rows - 1)
+        self._unasked = capture_order(num_rows - 1, max_model_len)
         self._max_model_len = max_model_len
 
         def zeros(dtype: torch.dtype) -> Tensor:
@@ -152,12 +118,12 @@ class DecodeGraphs:
         self._count_B = torch.arange(num_rows + 1, device=torch_device)
         self._query_starts_B1 = self._count_B.int()
         self._graphs: dict[GraphKey, Callable[[], None]] = {}
+        self._stand_ins: dict[GraphKey, GraphKey | None] = {}
         self._num_without: Counter[GraphKey] = Counter()
-        self._can_capture = True
         self._eager_before: dict[Row, float] = {}
         self._members: list[Row] | None = None
         """Rows of the last decoding step, if their sampling is still the same."""
-        self._how = (True, False)
+        self._kind = GREEDY
         self._loaded: tuple[int, list[int]] | None = None
         """What the inputs hold for them: padding up to a bucket, and these positions."""
 
@@ -165,13 +131,13 @@ class DecodeGraphs:
         """Launch the plan's graph; None where it has none, and nothing was done. Must see every plan."""
         self._note(plan.inits)
         if not decodes_alone(plan, self._eager_before):
-            return None
+            return None if is_controlled(plan, self._eager_before) else self._mixed.execute(plan)
         rows = [piece.row for piece in plan.slices]
         positions = [piece.start for piece in plan.slices]
         if rows != self._members:
-            self._members, self._how, self._loaded = rows, self._how_sampled(rows), None
+            self._members, self._kind, self._loaded = rows, self._how_sampled(rows), None
         bucket = next(bucket for bucket in self._buckets if bucket >= len(rows))
-        key = self._choose(GraphKey(bucket, context_bound(max(positions) + 1, self._max_model_len), *self._how))
+        key = self._choose(GraphKey(bucket, context_bound(max(positions) + 1, self._max_model_len), self._kind))
         if key is None:
             return None
         if (key.bucket, positions) != self._loaded:
@@ -195,11 +161,12 @@ class DecodeGraphs:
             elif sampling.banned_ids:
                 self._eager_before[init.row] = sampling.banned_before
 
-    def _how_sampled(self, rows: list[Row]) -> tuple[bool, bool]:
-        """all_greedy and any_filter."""
+    def _how_sampled(self, rows: list[Row]) -> Kind:
         sampling = self._rows.samplings(np.array(rows, np.int64), np.zeros(len(rows), np.int64))
+        if not sampling.temperature_N.any():
+            return GREEDY
         filtered_N = (sampling.top_k_N > 0) | (sampling.top_p_N < 1) | (sampling.min_p_N > 0)
-        return not sampling.temperature_N.any(), bool(filtered_N.any())
+        return FILTERED if filtered_N.any() else DRAWN
 
     def _load(self, rows: list[Row], positions: list[int], bucket: int) -> None:
         """Write the inputs of these rows, and of padding up to the bucket."""
@@ -220,34 +187,55 @@ class DecodeGraphs:
         for buffer_B, uploaded_B in zip(self._inputs, self._device.upload(padded), strict=True):
             buffer_B[:bucket].copy_(uploaded_B)
 
+    def capture_at_start_up(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Capture the largest graph of each kind, and more until `START_UP_S` are over. clock: in seconds."""
+        end_s = clock() + START_UP_S
+        self.capture_largest()
+        while clock() < end_s and self.capture_next():
+            pass
+
+    def capture_largest(self) -> None:
+        """Capture the largest graphs of each kind, in which the memory of all others has room."""
+        self._mixed.capture_largest()
+        for _ in KINDS:
+            self.capture_next()
+
+    def capture_next(self) -> bool:
+        """Capture the next graph that is missing, which takes some 20 ms; whether there may be more."""
+        key = next((key for key in self._unasked if key not in self._graphs), None)
+        return self._mixed.capture_next() if key is None else self._try_to_capture(key)
+
     def _choose(self, key: GraphKey) -> GraphKey | None:
-        """The graph for a kind of step: its own, captured now if it is time to, or the next larger one."""
+        """The graph for a kind of step: its own, captured now if it is time to, or the cheapest that stands in."""
         if key in self._graphs:
             return key
-        stand_in = min((other for other in self._graphs if other.covers(key)), default=None)
-        close = stand_in is not None and stand_in.bucket <= 2 * key.bucket
+        stand_in = self._stand_in(key)
+        patience = CAPTURE_AFTER
+        if stand_in is not None:
+            patience = REPLACE_CLOSE_AFTER if stand_in.bucket <= 2 * key.bucket else REPLACE_AFTER
         self._num_without[key] += 1
-        if self._num_without[key] > (REPLACE_AFTER if close else CAPTURE_AFTER) and self._try_to_capture(key):
+        if self._num_without[key] > patience and self._try_to_capture(key):
             return key
         return stand_in
 
-    def _try_to_capture(self, key: GraphKey) -> bool:
-        """Capture a graph; after a failure none any more."""
-        if not self._can_capture:
-            return False
-        try:
-            self._graphs[key] = self._capture(key)
-        except RuntimeError as error:  # of CUDA: memory, or a model that waits for the device
-            self._can_capture = False
-            _log.warning("no more CUDA graphs, other steps run kernel by kernel: capturing %s failed: %s", key, error)
-        return self._can_capture
+    def _stand_in(self, key: GraphKey) -> GraphKey | None:
+        """The cheapest graph that computes this kind of step too."""
+        if key not in self._stand_ins:
+            larger = (other for other in self._graphs if other.covers(key))
+            self._stand_ins[key] = min(larger, key=lambda other: other.cost, default=None)
+        return self._stand_ins[key]
 
-    def _capture(self, key: GraphKey) -> Callable[[], None]:
-        """Capture a step, which is first run once on padding alone: that compiles its kernels and leaves no trace."""
+    def _try_to_capture(self, key: GraphKey) -> bool:
+        """Capture a graph, on padding alone; whether there is one now."""
+        if not self._captures.are_on or len(self._graphs) == MAX_GRAPHS:
+            return False
         self._load([], [], key.bucket)
         self._loaded = None
-        self._run(key)
-        return self._graph_device.capture(lambda: self._run(key))
+        replay = self._captures.capture(key, partial(self._run, key))
+        if replay is not None:
+            self._graphs[key] = replay
+            self._stand_ins.clear()
+        return replay is not None
 
     def _run(self, key: GraphKey) -> None:
         """The step that is captured: every tensor that it reads or leaves behind is where it will be at a replay."""
@@ -269,8 +257,8 @@ class DecodeGraphs:
                 seeds_S=inputs.seeds_B,
                 positions_S=inputs.positions_B + 1,
                 banned_SC=None,
-                all_greedy=key.all_greedy,
-                any_filter=key.any_filter,
+                all_greedy=key.kind.all_greedy,
+                any_filter=key.kind.any_filter,
             ),
         )
         self._ids_B[:bucket].copy_(self._step.execute(batch).ids_N)
@@ -297,25 +285,13 @@ def decodes_alone(plan: StepPlan, eager_before: dict[Row, float]) -> bool:
     return (
         bool(plan.slices)
         and not plan.inits
-        and all(
-            not piece.token_ids
-            and piece.samples
-            and not piece.target_ids
-            and piece.start + 1 >= eager_before.get(piece.row, 0)
-            for piece in plan.slices
-        )
+        and all(not piece.token_ids and piece.samples for piece in plan.slices)
+        and not is_controlled(plan, eager_before)
     )
 
 
-def buckets(max_num_seqs: int) -> tuple[int, ...]:
-    """Batch sizes that are captured: 1, 2, 4, 8, 16, 24, 32 and on by 8, and the largest."""
-    sizes = chain((1, 2, 4), range(BUCKET_STEP, max_num_seqs, BUCKET_STEP))
-    return (*(size for size in sizes if size < max_num_seqs), max_num_seqs)
-
-
-def context_bound(seq_len: int, max_model_len: int) -> int:
-    """The longest context of the graphs that serve this one."""
-    bound = SHORTEST_CONTEXT
-    while bound < seq_len:
-        bound *= CONTEXT_FACTOR
-    return min(bound, max_model_len)
+def is_controlled(plan: StepPlan, eager_before: dict[Row, float]) -> bool:
+    """Whether something about a plan goes beyond temperatures and filters: scores, or rows that need the eager way."""
+    return any(
+        piece.target_ids or piece.start + piece.num_tokens < eager_before.get(piece.row, 0) for piece in plan.slices
+    )

@@ -9,6 +9,7 @@ in the same two planes, in different blocks.
 """
 
 import math
+import mmap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -78,13 +79,13 @@ def allocate_kv(
 def allocate_swap(kv: KVStore, num_host_blocks: int) -> Tensor:
     """Room in host memory for so many blocks, [num_host_blocks, Y, X]: a block's planes are side by side.
 
-    Pinned where the cache is on a GPU, so that it can be copied without the host's help.
+    In pages of its own, so that they can be locked (`Cuda.page_lock`); they are taken as they are written.
     """
     num_planes, _, num_numbers = kv.planes_YBX.shape
     shape, dtype = (num_host_blocks, num_planes, num_numbers), kv.planes_YBX.dtype
-    if kv.planes_YBX.is_cuda:
-        return torch.empty(shape, dtype=dtype, pin_memory=True)
-    return zeros(shape, dtype, torch.device("cpu"))
+    num_bytes = math.prod(shape) * dtype.itemsize
+    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=torch.uint8).view(dtype).view(shape)
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

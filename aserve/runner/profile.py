@@ -15,16 +15,15 @@ from aserve.core.params import MAX_LOGPROBS
 from aserve.core.plan import RowControls, RowInit, RowSampling, SeqSlice, StepPlan
 from aserve.kernels.ops import Ops
 from aserve.models.interface import CausalLM
-from aserve.models.spec import ModelSpec
-from aserve.runner.graphs import buckets
+from aserve.runner.graph_device import graph_device
+from aserve.runner.graph_keys import num_decode_graphs
 from aserve.runner.kv_store import allocate_kv
+from aserve.runner.mixed_graphs import MAX_MIXED_GRAPHS
 from aserve.runner.runner import ModelRunner
 
 CPU_BUDGET_BYTES: Final = 4 * GiB
 MARGIN_BYTES: Final = GiB // 4
 """Left free for what torch's allocator does not count: kernels' code, cuBLAS workspaces, fragmentation."""
-LOGITS_COPIES: Final = 4
-"""In a captured step: the logits, and probabilities, thresholds and scratch of as many numbers."""
 BYTES_PER_GRAPH: Final = 4 * 2**20
 """Of the nodes of a graph: some hundred kernels, and the driver's memory for each."""
 
@@ -44,22 +43,35 @@ def cuda_kv_budget(
     device: torch.device,
     block_size: int,
     gpu_memory_utilization: float,
-    captures: bool,
+    captured_len: int | None,
 ) -> int:
     """Bytes that the largest step leaves on the GPU. plan: that step; it is run once, on the null block alone.
 
-    captures: whether decoding steps become graphs, which keep memory of their own.
+    captured_len: the longest context of steps that become graphs, which keep memory of their own; None where
+    none do. The largest graphs are captured too.
     """
     torch.cuda.reset_peak_memory_stats(device)
     allocated_bytes = torch.cuda.memory_allocated(device)
     kv = allocate_kv(model.spec, num_blocks=1, block_size=block_size, dtype=dtype, device=device)
-    runner = ModelRunner(model, ops, kv, max_num_seqs=len(plan.slices), max_model_len=plan.slices[0].num_tokens)
+    graphs = None if captured_len is None else graph_device(device)
+    runner = ModelRunner(
+        model,
+        ops,
+        kv,
+        max_num_seqs=len(plan.slices),
+        max_model_len=captured_len or plan.slices[0].num_tokens,
+        graph_device=graphs,
+    )
     del kv  # it is the runner's, and goes with it
+    graph_bytes = 0
     try:
         runner.run(plan)
+        peak_bytes = torch.cuda.max_memory_allocated(device)
+        if graphs is not None and captured_len is not None:
+            runner.capture_largest()
+            graph_bytes = graph_budget(graphs.num_bytes, len(plan.slices), captured_len)
     finally:
         runner.close()
-    peak_bytes = torch.cuda.max_memory_allocated(device)
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     return kv_budget(
         total_bytes=total_bytes,
@@ -67,18 +79,18 @@ def cuda_kv_budget(
         peak_bytes=peak_bytes,
         step_bytes=peak_bytes - allocated_bytes,
         utilization=gpu_memory_utilization,
-        graph_bytes=graph_budget(model.spec, len(plan.slices)) if captures else 0,
+        graph_bytes=graph_bytes,
     )
 
 
-def graph_budget(spec: ModelSpec, max_num_seqs: int) -> int:
-    """Bytes that graphs of decoding steps may come to, above what is measured: they are captured while serving.
+def graph_budget(pool_bytes: int, max_num_seqs: int, max_model_len: int) -> int:
+    """Bytes that graphs of steps may come to, above what is measured: most are captured while serving.
 
-    All are captured into one pool, as large as the largest of them: a step of max_num_seqs rows, in which the float32
-    logits and what sampling makes of them outweigh the rest. And each graph has its nodes.
+    pool_bytes: of the pool that all share, after the largest, in which the others find room (`capture_order`). An
+    eighth is added for what does not fit as it lies, and each graph has its nodes.
     """
-    logits_bytes = 4 * max_num_seqs * spec.vocab_size
-    return LOGITS_COPIES * logits_bytes + len(buckets(max_num_seqs)) * BYTES_PER_GRAPH
+    num_graphs = num_decode_graphs(max_num_seqs, max_model_len) + MAX_MIXED_GRAPHS
+    return pool_bytes + pool_bytes // 8 + num_graphs * BYTES_PER_GRAPH
 
 
 def kv_budget(

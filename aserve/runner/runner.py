@@ -5,7 +5,11 @@ built, executed and landed; how is the business of batch.py, step.py and device.
 """
 
 import gc
+import logging
+import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Final
 
 import torch
@@ -18,9 +22,10 @@ from aserve.models.interface import CausalLM
 from aserve.runner.batch import BatchBuilder
 from aserve.runner.controls import ControlTable
 from aserve.runner.costs import MemoryCosts, measure_costs
-from aserve.runner.device import step_device
+from aserve.runner.device import StepDevice, step_device
 from aserve.runner.flight import Landed, StepFlight, result_of
-from aserve.runner.graphs import DecodeGraphs, GraphDevice
+from aserve.runner.graph_device import GraphDevice
+from aserve.runner.graphs import DecodeGraphs
 from aserve.runner.kv_store import KVStore
 from aserve.runner.landing import Landing
 from aserve.runner.rows import RowTable
@@ -32,6 +37,11 @@ from aserve.runner.warm_up import sign_of_life, warm_up_plans
 
 OUT_OF_MEMORY: Final = ("DefaultCPUAllocator", "out of memory")
 """What torch's errors say that have no class of their own."""
+IDLE_S: Final = 0.05
+"""Nothing was launched for so long: time to capture a graph, for which a step that comes now waits some 20 ms."""
+
+
+_log = logging.getLogger(__name__)
 
 
 class SkippedStepError(RuntimeError):
@@ -45,6 +55,7 @@ class ModelRunner:
     max_num_seqs, max_model_len: how many rows there are, and how long each may grow.
     num_host_blocks: room for blocks that are swapped out.
     graph_device: captures decoding steps; None runs every step kernel by kernel.
+    device: how steps reach it; None for that of the cache's tensors.
     """
 
     def __init__(
@@ -57,17 +68,20 @@ class ModelRunner:
         max_model_len: int,
         num_host_blocks: int = 0,
         graph_device: GraphDevice | None = None,
+        device: StepDevice | None = None,
     ) -> None:
-        device = kv.planes_YBX.device
+        torch_device = kv.planes_YBX.device
         self._block_size = kv.block_size
         self._kv: KVStore | None = kv
         self._max_model_len = max_model_len
         self._num_host_blocks = num_host_blocks
         # The row after those of sequences pads captured batches, and is that of a sign of life.
-        self._rows = rows = RowTable(max_num_seqs + 1, -(-max_model_len // self._block_size) * kv.num_groups, device)
-        self._device = step_device(device)
+        self._rows = rows = RowTable(
+            max_num_seqs + 1, -(-max_model_len // self._block_size) * kv.num_groups, torch_device
+        )
+        self._device = device or step_device(torch_device)
         self._threads = StepThreads(model.spec, measure_flops_per_thread())
-        controls = ControlTable(max_num_seqs, model.spec.vocab_size, device, self._device)
+        controls = ControlTable(max_num_seqs, model.spec.vocab_size, torch_device, self._device)
         builder = BatchBuilder(rows, controls, self._device, self._block_size, kv.num_groups)
         step = EagerStep(model, ops, kv.layers, rows)
         graphs = None
@@ -83,6 +97,11 @@ class ModelRunner:
         self._sign_of_life = sign_of_life(Row(max_num_seqs), kv.num_groups)
         self._halted = False
         """Set by a step that fails, for those behind it: they stand on rows that it may not have set up."""
+        self._num_submitted = 0
+        """Steps so far; written by whoever launches."""
+        self._submitted = threading.Event()
+        self._fills_in = False
+        """Whether graphs may be missing, that are to be captured while nothing is to do."""
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="aserve-runner")
 
     def launch(self, plan: StepPlan) -> StepFlight:
@@ -104,6 +123,14 @@ class ModelRunner:
             self._max_model_len, self._block_size, compiles=compiles, can_swap=self._num_host_blocks > 0
         ):
             self.run(plan)
+        if self._stages is not None and self._stages[3] is not None:
+            self._worker.submit(self._with_graphs, DecodeGraphs.capture_at_start_up).result()
+            self._fills_in = True
+            self._capture_while_idle(self._num_submitted)
+
+    def capture_largest(self) -> None:
+        """Capture the largest graphs only, whose memory all others share. Blocking."""
+        self._worker.submit(self._with_graphs, DecodeGraphs.capture_largest).result()
 
     def measure_costs(self) -> MemoryCosts:
         """What moving blocks and computing tokens anew cost. Blocking, after `warm_up`; needs room to swap to."""
@@ -116,20 +143,24 @@ class ModelRunner:
 
     def close(self) -> None:
         """Wait for launched steps, then give back threads, weights and KV memory. Idempotent."""
+        self._num_submitted += 1  # nobody is idle any more
+        self._submitted.set()
         self._worker.shutdown(wait=True)
         self._device.drain()  # before tensors go: torch hands their memory to whoever asks next, steps or no steps
         if self._stages is not None:
-            self._stages[0].drain()
+            self._stages[0].close()
         self._stages = self._kv = None
         gc.collect()  # modules point at each other; their memory should not wait for the collector's turn
         self._device.release()
 
     def _submit(self, plan: StepPlan, *, recovers: bool = False) -> Landed:
         landed: Landed = Future()
-        self._worker.submit(self._run, plan, landed, recovers=recovers)
+        self._num_submitted += 1
+        self._worker.submit(self._run, plan, landed, self._num_submitted, recovers=recovers)
+        self._submitted.set()
         return landed
 
-    def _run(self, plan: StepPlan, landed: Landed, *, recovers: bool) -> None:
+    def _run(self, plan: StepPlan, landed: Landed, number: int, *, recovers: bool) -> None:
         """One step, in the worker thread. Every way out resolves `landed`, or its reader would wait for ever."""
         try:
             assert self._stages is not None, "the runner is closed"
@@ -143,7 +174,11 @@ class ModelRunner:
                 if plan.block_ops is not None:
                     mover.move(plan.block_ops)
                 output = None if graphs is None else graphs.execute(plan)
-                batch = None if output is not None else builder.build(plan)
+                batch = None
+                if output is None:
+                    batch = builder.build(plan)
+                else:
+                    builder.forget()
                 if batch is not None:
                     output = step.execute(batch)
                 landing = None if output is None else Landing(plan, batch, output, self._device)
@@ -158,8 +193,35 @@ class ModelRunner:
                 self._failed(landed, error)
             else:
                 landed.set_result(result)
+                self._capture_while_idle(number)
 
         self._device.when_landed(land)
+
+    def _capture_while_idle(self, number: int) -> None:
+        """Have missing graphs captured, one by one, until a step follows that of this number."""
+        if self._fills_in and number == self._num_submitted:
+            with suppress(RuntimeError):  # the runner is being closed: its thread takes no more
+                self._worker.submit(self._capture_next, number)
+
+    def _capture_next(self, number: int) -> None:
+        """In the worker thread, which a step that comes wakes up at once."""
+        self._submitted.clear()
+        if number != self._num_submitted or self._submitted.wait(IDLE_S):
+            return
+        try:
+            self._fills_in = bool(self._with_graphs(DecodeGraphs.capture_next))
+            self._capture_while_idle(number)
+        except BaseException:  # the edge of a thread
+            self._fills_in = False
+            _log.exception("capturing a graph while nothing was to do failed")
+
+    def _with_graphs(self, act: Callable[[DecodeGraphs], object]) -> object:
+        """What the graphs do besides steps, in the runner's thread and where steps run; None without graphs."""
+        graphs = None if self._stages is None else self._stages[3]
+        if graphs is None:
+            return None
+        with torch.inference_mode(), self._device.stepping():
+            return act(graphs)
 
     def _failed(self, landed: Landed, error: BaseException) -> None:
         self._halted = True

@@ -33,6 +33,10 @@ class SteadyBuilder:
             self._last = None
         return batch
 
+    def forget(self) -> None:
+        """A step was run that this has not built: the last batch is not to be moved on."""
+        self._last = None
+
     def _moved_on(self, plan: StepPlan) -> StepBatch | None:
         last = self._last
         if last is None or plan.inits or [(piece.row, piece.start) for piece in plan.slices] != self._next:

@@ -11,15 +11,17 @@ Host memory is touched by the copy stream alone, so a block may go out in one st
 Shape letters: kernels/ops.py, and  H blocks in host memory   G blocks in a staging buffer.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from aserve.core.config import GiB
+from aserve.core.errors import ConfigError
 from aserve.core.plan import BlockOps
 from aserve.kernels.ops import Ops
+from aserve.runner.cuda import Cuda, Event, TorchCuda
 from aserve.runner.device import StepDevice
 from aserve.runner.kv_store import KVStore, allocate_swap
 
@@ -41,8 +43,8 @@ class HostPool(Protocol):
         """Host block to device block."""
         ...
 
-    def drain(self) -> None:
-        """Wait until no block is on its way. Idempotent."""
+    def close(self) -> None:
+        """Wait until no block is on its way, and give back what memory there is beyond tensors. Idempotent."""
         ...
 
 
@@ -54,8 +56,9 @@ class BlockMover:
         self._kv = kv
         self._planes_YBX = kv.planes_YBX
         self._device = device
-        pool = CudaHostPool if kv.planes_YBX.is_cuda else CpuHostPool
-        self._host: HostPool | None = pool(ops, kv, device, num_host_blocks) if num_host_blocks else None
+        self._host: HostPool | None = None
+        if num_host_blocks:
+            self._host = host_pool(ops, kv, device, num_host_blocks)
 
     def move(self, block_ops: BlockOps) -> None:
         """Start all moves, in order of their kinds; what the step computes afterwards finds them done.
@@ -74,10 +77,10 @@ class BlockMover:
             assert self._host is not None, "there is no host memory to swap from"
             self._host.swap_in(block_ops.swap_ins)
 
-    def drain(self) -> None:
-        """Wait until no block is on its way. Idempotent."""
+    def close(self) -> None:
+        """Wait until no block is on its way, and let go of the host's memory. Idempotent."""
         if self._host is not None:
-            self._host.drain()
+            self._host.close()
 
 
 class CpuHostPool:
@@ -101,43 +104,55 @@ class CpuHostPool:
         hosts_N, blocks_N = _upload(self._device, pairs)
         self._ops.scatter_blocks(self._blocks_HYX.index_select(0, hosts_N), self._planes_YBX, blocks_N)
 
-    def drain(self) -> None:
-        """Nothing is on its way."""
+    def close(self) -> None:
+        """Nothing is on its way, and all that there is are tensors."""
 
 
 class CudaHostPool:
-    """Pinned host memory beside a cache on a GPU. Nothing here waits on the host but `drain`."""
+    """Page-locked host memory beside a cache on a GPU. Nothing here waits on the host but `close`.
 
-    def __init__(self, ops: Ops, kv: KVStore, device: StepDevice, num_host_blocks: int) -> None:
+    The memory is ordinary, and its pages are locked (cudaHostRegister). torch's allocator of pinned memory would round
+    40 GiB up to 64, and keep them when the engine is closed. Raises `ConfigError` where the system locks no so much.
+    """
+
+    def __init__(self, ops: Ops, kv: KVStore, device: StepDevice, num_host_blocks: int, cuda: Cuda) -> None:
         self._ops = ops
         self._planes_YBX = kv.planes_YBX
         self._device = device
+        self._cuda = cuda
         self._blocks_HYX = allocate_swap(kv, num_host_blocks)
-        self._stream = torch.cuda.Stream(kv.planes_YBX.device)  # type: ignore[no-untyped-call]
+        self._stream = cuda.stream()
         block_shape = self._blocks_HYX.shape[1:]
         group = max(1, STAGING_BYTES // self._blocks_HYX[0].nbytes)
-        self._buffers = [_Staging(kv.planes_YBX.new_empty((group, *block_shape))) for _ in range(2)]
+        self._buffers = [_Staging(kv.planes_YBX.new_empty((group, *block_shape)), cuda.event()) for _ in range(2)]
         self._group = group
+        try:
+            self._unlock: Callable[[], None] | None = cuda.page_lock(self._blocks_HYX)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"swap_space: {self._blocks_HYX.nbytes / GiB:.2f} GiB of host memory cannot be page-locked ({error}); "
+                "lower it, or raise the limit on locked memory (ulimit -l) or that of the container"
+            ) from error
 
     def swap_out(self, pairs: Pairs) -> None:
         """The step goes on as soon as the blocks are gathered."""
-        compute = torch.cuda.current_stream(self._planes_YBX.device)
+        compute = self._cuda.current_stream()
         for staging, group in self._groups(pairs):
             blocks_N, _ = _upload(self._device, group)
             compute.wait_event(staging.is_free)
             self._ops.gather_blocks(self._planes_YBX, blocks_N, staging.packed_GYX[: len(group)])
             self._stream.wait_event(compute.record_event())
-            with torch.cuda.stream(self._stream):
+            with self._cuda.on(self._stream):
                 for packed_YX, (_, host) in zip(staging.packed_GYX, group, strict=False):
                     self._blocks_HYX[host].copy_(packed_YX, non_blocking=True)
                 staging.is_free.record(self._stream)
 
     def swap_in(self, pairs: Pairs) -> None:
         """The copies may run beside the step before; this one waits for them."""
-        compute = torch.cuda.current_stream(self._planes_YBX.device)
+        compute = self._cuda.current_stream()
         for staging, group in self._groups(pairs):
             _, blocks_N = _upload(self._device, group)
-            with torch.cuda.stream(self._stream):
+            with self._cuda.on(self._stream):
                 self._stream.wait_event(staging.is_free)
                 for packed_YX, (host, _) in zip(staging.packed_GYX, group, strict=False):
                     packed_YX.copy_(self._blocks_HYX[host], non_blocking=True)
@@ -145,9 +160,12 @@ class CudaHostPool:
             self._ops.scatter_blocks(staging.packed_GYX[: len(group)], self._planes_YBX, blocks_N)
             staging.is_free.record(compute)
 
-    def drain(self) -> None:
+    def close(self) -> None:
         """Waits for the copy stream; the device waits for its own."""
         self._stream.synchronize()
+        if self._unlock is not None:
+            self._unlock()
+            self._unlock = None
 
     def _groups(self, pairs: Pairs) -> Iterator[tuple["_Staging", Pairs]]:
         """As many pairs as a buffer holds, and the buffer that was used longest ago."""
@@ -156,12 +174,18 @@ class CudaHostPool:
             yield self._buffers[0], pairs[start : start + self._group]
 
 
-class _Staging:
+class _Staging(NamedTuple):
     """A buffer on the device, and the event after which nobody uses it."""
 
-    def __init__(self, packed_GYX: Tensor) -> None:
-        self.packed_GYX = packed_GYX
-        self.is_free = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    packed_GYX: Tensor
+    is_free: Event
+
+
+def host_pool(ops: Ops, kv: KVStore, device: StepDevice, num_host_blocks: int) -> HostPool:
+    """Room for so many blocks beside a cache, on its own kind of device."""
+    if kv.planes_YBX.is_cuda:
+        return CudaHostPool(ops, kv, device, num_host_blocks, TorchCuda(kv.planes_YBX.device))
+    return CpuHostPool(ops, kv, device, num_host_blocks)
 
 
 def _upload(device: StepDevice, pairs: Pairs) -> list[Tensor]:

@@ -15,8 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from aserve.core.layout import KVLayout
 from aserve.kernels.ops import AttentionBatch, KVLayer, SamplingBatch
 from aserve.kernels.reference import ReferenceOps
+from aserve.models.interface import CausalLM
 from aserve.models.spec import ModelSpec
-from aserve.runner.graphs import GraphDevice
+from aserve.runner.device import StepDevice
+from aserve.runner.graph_device import GraphDevice
 from aserve.runner.kv_store import allocate_kv
 from aserve.runner.runner import ModelRunner
 
@@ -36,7 +38,7 @@ class RecordableOps(ReferenceOps):
         noise_SV = torch.sin((batch.seeds_S * 31 + batch.positions_S * 17)[:, None] * 0.37 + ids_V * 1.7)
         logits_SV = logits_SV + 4 * batch.temperature_S[:, None] * noise_SV
         if batch.any_filter:
-            filters_S = batch.top_k_S * 5 + batch.top_p_S * 3 + batch.min_p_S * 11 - 3
+            filters_S = (batch.top_k_S * 5 + batch.top_p_S * 3 + batch.min_p_S * 11 - 3) * (batch.temperature_S > 0)
             logits_SV = logits_SV + torch.cos(ids_V * 0.9 + 1) * filters_S[:, None]
         return logits_SV.argmax(-1)
 
@@ -93,6 +95,8 @@ class RecordableLM:
 class TapeGraphs:
     """A `GraphDevice` that records torch's functions. The recording run is real: it must be of padding only."""
 
+    num_bytes = 0
+
     def __init__(self) -> None:
         self.num_captures = 0
         self.num_replays = 0
@@ -134,7 +138,13 @@ def _tensors(out: Any) -> list[Tensor]:
 
 
 def recordable_runner(
-    graph_device: GraphDevice | None, *, layout: KVLayout | None = None, num_blocks: int = 64, max_num_seqs: int = 12
+    graph_device: GraphDevice | None,
+    *,
+    layout: KVLayout | None = None,
+    num_blocks: int = 64,
+    max_num_seqs: int = 12,
+    device: StepDevice | None = None,
+    model: CausalLM | None = None,
 ) -> ModelRunner:
     kv = allocate_kv(
         RecordableLM.spec,
@@ -145,10 +155,11 @@ def recordable_runner(
         layout=layout,
     )
     return ModelRunner(
-        RecordableLM(),
+        model or RecordableLM(),
         RecordableOps(),
         kv,
         max_num_seqs=max_num_seqs,
         max_model_len=CONTEXT_LEN,
         graph_device=graph_device,
+        device=device,
     )

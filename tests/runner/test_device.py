@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from aserve.runner.device import CpuDevice, CudaDevice, StepDevice, pack, step_device, unpack
+from aserve.runner.device import CpuDevice, CudaDevice, StepDevice, pack, packed_bytes, step_device, unpack
 
 pytestmark = pytest.mark.torch
 
@@ -27,7 +27,8 @@ def check_round_trip(tensors: list[torch.Tensor]) -> None:
 
 
 def test_packed_arrays_unpack_to_themselves():
-    packed = pack(ARRAYS, pin_memory=False)
+    packed = torch.empty(packed_bytes(ARRAYS), dtype=torch.uint8)
+    pack(ARRAYS, packed)
     tensors = unpack(packed, ARRAYS)
     check_round_trip(tensors)
     assert all((tensor.data_ptr() - packed.data_ptr()) % 16 == 0 for tensor in tensors if tensor.numel())

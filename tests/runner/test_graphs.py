@@ -10,11 +10,17 @@ import torch
 from aserve.core.ids import Row
 from aserve.core.plan import RowControls, RowSampling, StepPlan
 from aserve.core.request import Request
-from aserve.runner.graphs import CAPTURE_AFTER, CudaGraphDevice, buckets, context_bound, decodes_alone, graph_device
+from aserve.runner import graphs as graphs_module
+from aserve.runner import runner as runner_module
+from aserve.runner.cuda import TorchCuda
+from aserve.runner.graph_device import CudaGraphDevice, graph_device
+from aserve.runner.graph_keys import buckets, capture_order, context_bound
+from aserve.runner.graphs import CAPTURE_AFTER, REPLACE_AFTER, decodes_alone
+from aserve.runner.runner import ModelRunner
 from aserve.scheduler.scheduler import Scheduler
 from tests.runner.recordable import CONTEXT_LEN, LAYOUTS, TapeGraphs, recordable_runner
 from tests.runner.test_streams import plans, runner_on
-from tests.runner.toy import answer, chunk, fed, init, request
+from tests.runner.toy import GREEDY, answer, chunk, fed, init, request, until
 
 pytestmark = pytest.mark.torch
 
@@ -47,8 +53,13 @@ def random_requests(rng: random.Random, count: int) -> list[Request]:
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("limits", [{}, {"num_blocks": 40}, {"max_num_batched_tokens": 5}], ids=str)
-@pytest.mark.parametrize("seed", range(3))
-async def test_random_traffic_is_answered_as_without_graphs(layout: str, limits: dict[str, int], seed: int) -> None:
+@pytest.mark.parametrize(("seed", "warm"), [(0, False), (1, True), (2, True)])
+async def test_random_traffic_is_answered_as_without_graphs(
+    layout: str, limits: dict[str, int], seed: int, warm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """warm: the largest graphs stand in from the first step on, and others are captured between requests."""
+    monkeypatch.setattr(graphs_module, "START_UP_S", 0.0)
+    monkeypatch.setattr(runner_module, "IDLE_S", 0.0)
     requests = random_requests(random.Random(seed), 30)
     tape = TapeGraphs()
 
@@ -59,6 +70,8 @@ async def test_random_traffic_is_answered_as_without_graphs(layout: str, limits:
             options |= {"windows": kv_layout.windows, "num_blocks": 2 * options["num_blocks"]}
         scheduler = Scheduler(max_model_len=CONTEXT_LEN, watermark=0.0, **options)
         runner = recordable_runner(graphs, layout=kv_layout, num_blocks=options["num_blocks"])
+        if warm:
+            runner.warm_up()
         return await answer(runner, scheduler, requests, depth=2)
 
     assert await answers(tape) == await answers(None)
@@ -82,10 +95,8 @@ def test_a_graph_is_captured_after_a_few_eager_steps_and_replayed_from_then_on()
 def test_until_it_has_its_own_a_batch_borrows_the_graph_of_a_larger_one() -> None:
     def tokens(graphs: TapeGraphs | None) -> list[tuple[int, ...]]:
         runner = recordable_runner(graphs)
-        blocks = [range(1 + 4 * row, 5 + 4 * row) for row in range(4)]
-        chunks = tuple(chunk(row, 0, [row + 1] * 3, *blocks[row]) for row in range(4))
-        results = [runner.run(StepPlan(0, chunks, tuple(init(row) for row in range(4)))).token_ids]
-        for k in range(13):
+        results = [runner.run(four_prompts()).token_ids]
+        for k in range(8 + REPLACE_AFTER + 2):
             rows = range(4) if k < 4 else range(3) if k < 8 else range(1)
             results.append(runner.run(StepPlan(1, tuple(fed(row, 3 + k) for row in rows))).token_ids)
         runner.close()
@@ -93,8 +104,73 @@ def test_until_it_has_its_own_a_batch_borrows_the_graph_of_a_larger_one() -> Non
 
     tape = TapeGraphs()
     assert tokens(tape) == tokens(None)
-    # 2 eager steps of four rows, one capture; three rows borrow it. One row borrows it twice and gets its own.
-    assert (tape.num_captures, tape.num_replays) == (2, 11)
+    # 2 eager steps of four rows, one capture; three rows borrow it. One row borrows it for a while and gets its own.
+    assert (tape.num_captures, tape.num_replays) == (2, 2 + 4 + REPLACE_AFTER + 2)
+
+
+def four_prompts() -> StepPlan:
+    """Greedy, drawn, filtered and greedy; with room for 29 tokens more."""
+    samplings = (GREEDY, DRAWN, msgspec.structs.replace(DRAWN, top_k=7), GREEDY)
+    blocks = [range(1 + 8 * row, 9 + 8 * row) for row in range(4)]
+    chunks = tuple(chunk(row, 0, [row + 1] * 3, *blocks[row]) for row in range(4))
+    return StepPlan(0, chunks, tuple(init(row, sampling=sampling) for row, sampling in enumerate(samplings)))
+
+
+def decoded(runner: ModelRunner) -> list[tuple[int, ...]]:
+    """Tokens of four rows, then of each alone, so that all kinds of sampling have their turn."""
+    results = [runner.run(four_prompts()).token_ids]
+    positions = [3] * 4
+    for rows in [*[(0, 1, 2, 3)] * 3, (0,), (1,), (2,), (0,), (3, 1)]:
+        results.append(runner.run(StepPlan(1, tuple(fed(row, positions[row]) for row in rows))).token_ids)
+        for row in rows:
+            positions[row] += 1
+    return results
+
+
+def test_after_start_up_no_decoding_step_is_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest graph of each kind of sampling stands in for whatever comes; and there is one for prompts."""
+    monkeypatch.setattr(graphs_module, "START_UP_S", 0.0)
+    monkeypatch.setattr(runner_module, "IDLE_S", 3600.0)
+    tape = TapeGraphs()
+    eager, warm = recordable_runner(None), recordable_runner(tape)
+    warm.warm_up()
+    assert tape.num_captures == 4
+    before = tape.num_replays
+    assert decoded(warm) == decoded(eager)
+    assert (tape.num_captures, tape.num_replays - before) == (4, 8)
+    warm.close()
+    eager.close()
+
+
+def test_start_up_captures_for_a_second_and_no_longer() -> None:
+    tape = TapeGraphs()
+    runner = recordable_runner(tape)
+    times_s = (0.3 * tick for tick in range(100))
+    runner._with_graphs(lambda graphs: graphs.capture_at_start_up(times_s.__next__))
+    runner.close()
+    assert tape.num_captures == 4 + 3  # at 0.3, 0.6 and 0.9 s
+
+
+def test_what_is_missing_is_captured_while_nothing_is_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs_module, "START_UP_S", 0.0)
+    monkeypatch.setattr(runner_module, "IDLE_S", 0.001)
+    tape = TapeGraphs()
+    runner = recordable_runner(tape)
+    runner.warm_up()
+    until(lambda: tape.num_captures > 4)  # nothing has been asked yet
+    runner.run(four_prompts())
+    num_mixed = 3 * 1 * 2  # sequences that decode, tokens, kinds of sampling
+    until(lambda: tape.num_captures == len(capture_order(12, CONTEXT_LEN)) + num_mixed)
+    until(lambda: not runner._fills_in)
+    runner.close()
+
+
+def test_without_graphs_nothing_is_done_between_steps() -> None:
+    """Where one step runs at a time, each is followed by none for a moment."""
+    runner = recordable_runner(None)
+    runner.warm_up()
+    assert not runner._fills_in
+    runner.close()
 
 
 def test_a_row_that_a_new_sequence_takes_is_sampled_its_way() -> None:
@@ -195,7 +271,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 def test_on_cuda_a_capture_repeats_on_the_same_memory() -> None:
     x = torch.zeros(3, device="cuda")
     with torch.cuda.stream(torch.cuda.Stream()):
-        replay = CudaGraphDevice().capture(lambda: x.add_(1))
+        replay = CudaGraphDevice(TorchCuda(torch.device("cuda"))).capture(lambda: x.add_(1))
         replay()
         replay()
     torch.cuda.synchronize()

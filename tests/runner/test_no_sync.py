@@ -24,6 +24,7 @@ from aserve.models.layers import DenseMethod
 from aserve.models.registry import NATIVE
 from aserve.models.rope import rope_table
 from aserve.models.spec import read_spec
+from aserve.runner import mixed_graphs
 from aserve.runner.batch import BatchBuilder
 from aserve.runner.controls import ControlTable
 from aserve.runner.device import TORCH_DTYPES, Array
@@ -300,3 +301,19 @@ def test_what_would_wait_is_noticed(waits):
     x = torch.empty(3, device=META)
     with pytest.raises((AssertionError, RuntimeError, NotImplementedError)), no_waiting():
         waits(x)
+
+
+def test_a_captured_step_with_prompts_is_loaded_and_replayed_without_waiting(monkeypatch):
+    monkeypatch.setattr(mixed_graphs, "CAPTURE_AFTER", 0)
+    model = native("Qwen3ForCausalLM", head_dim=16)
+    rows = RowTable(num_rows=5, max_blocks_per_seq=8, device=META)
+    kv = allocate_kv(model.spec, num_blocks=1, block_size=BLOCK_SIZE, dtype=torch.bfloat16, device=META)
+    controls = ControlTable(num_rows=5, vocab_size=model.spec.vocab_size, torch_device=META, device=MetaDevice())
+    builder, step = BatchBuilder(rows, controls, MetaDevice(), BLOCK_SIZE), EagerStep(model, MetaOps(), kv.layers, rows)
+    meta_graphs = MetaGraphs()
+    graphs = DecodeGraphs(meta_graphs, MetaDevice(), rows, builder, step, max_model_len=64)
+    with torch.inference_mode(), no_waiting():
+        outputs = [graphs.execute(plan) for plan in (PREFILL, MIXED, CHUNK_ALONE, CONTROLLED)]
+    assert meta_graphs.num_replays == 2
+    shapes = [None if output is None else tuple(output.ids_N.shape) for output in outputs]
+    assert shapes == [(2,), None, (0,), None]  # of MIXED a row bans tokens

@@ -1,13 +1,14 @@
 """The memory plan: its arithmetic, and the step that is measured."""
 
-import msgspec
 import pytest
 import torch
 
 from aserve.core.config import GiB
 from aserve.kernels.cpu import CpuOps
+from aserve.runner.graph_keys import MAX_GRAPHS
 from aserve.runner.kv_store import allocate_kv
-from aserve.runner.profile import MARGIN_BYTES, cpu_kv_budget, graph_budget, kv_budget, largest_step
+from aserve.runner.mixed_graphs import MAX_MIXED_GRAPHS
+from aserve.runner.profile import BYTES_PER_GRAPH, MARGIN_BYTES, cpu_kv_budget, graph_budget, kv_budget, largest_step
 from aserve.runner.runner import ModelRunner
 from tests.runner.toy import ToyLM
 
@@ -33,8 +34,12 @@ def test_graphs_that_are_captured_later_have_their_share():
     for free_bytes in (30 * GiB, 80 * GiB):
         without = kv_budget(**sizes, free_bytes=free_bytes)
         assert kv_budget(**sizes, free_bytes=free_bytes, graph_bytes=GiB) == without - GiB
-    qwen = msgspec.structs.replace(ToyLM.spec, vocab_size=151_936)
-    assert 0.6 * GiB < graph_budget(qwen, 256) < GiB
+
+
+def test_each_graph_has_a_share_beyond_the_pool_that_all_have_together():
+    one, many = (graph_budget(800 * 2**20, *sizes) - 900 * 2**20 for sizes in [(1, 2048), (256, 8192)])
+    assert one == (3 + MAX_MIXED_GRAPHS) * BYTES_PER_GRAPH
+    assert many == (MAX_GRAPHS + MAX_MIXED_GRAPHS) * BYTES_PER_GRAPH
 
 
 def test_a_budget_is_never_negative():

@@ -18,7 +18,7 @@ from aserve.models.spec import read_spec
 from aserve.models.weights import RandomWeights
 from aserve.runner.device import step_device
 from aserve.runner.flight import StepFlight
-from aserve.runner.graphs import graph_device
+from aserve.runner.graph_device import graph_device
 from aserve.runner.kv_store import allocate_kv
 from aserve.runner.profile import cuda_kv_budget, largest_step
 from aserve.runner.runner import ModelRunner
@@ -144,7 +144,7 @@ def test_the_largest_step_is_measured_and_closing_gives_all_memory_back():
         device=device,
         block_size=BLOCK_SIZE,
         gpu_memory_utilization=0.5,
-        captures=True,
+        captured_len=MAX_MODEL_LEN,
     )
     assert 2**30 < budget < torch.cuda.get_device_properties(device).total_memory / 2
     kv = allocate_kv(model.spec, num_blocks=2**18, block_size=BLOCK_SIZE, dtype=torch.float32, device=device)

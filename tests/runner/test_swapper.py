@@ -3,11 +3,14 @@
 import pytest
 import torch
 
+from aserve.core.errors import ConfigError
 from aserve.core.plan import BlockOps, StepPlan
+from aserve.kernels.cpu import CpuOps
 from aserve.runner import swapper
-from aserve.runner.device import step_device
+from aserve.runner.device import CudaDevice, step_device
 from aserve.runner.kv_store import allocate_kv
-from aserve.runner.swapper import BlockMover
+from aserve.runner.swapper import BlockMover, CudaHostPool
+from tests.runner.fake_cuda import FakeCuda
 from tests.runner.toy import ToyLM, chunk, continuation, fed, init, toy_runner
 
 pytestmark = pytest.mark.torch
@@ -67,6 +70,60 @@ def test_without_host_memory_a_swap_is_our_bug():
     runner.close()
 
 
+def host_pool(gpu: FakeCuda, num_host_blocks: int) -> tuple[CudaHostPool, CudaDevice, torch.Tensor]:
+    """What CUDA takes, on a model of it, beside 41 blocks of numbers."""
+    cpu = torch.device("cpu")
+    kv = allocate_kv(ToyLM.spec, num_blocks=41, block_size=4, dtype=torch.float32, device=cpu)
+    kv.planes_YBX.copy_(torch.arange(kv.planes_YBX.numel()).view(kv.planes_YBX.shape))
+    device = CudaDevice(cpu, gpu)
+    return CudaHostPool(CpuOps(), kv, device, num_host_blocks, gpu), device, kv.planes_YBX
+
+
+def test_blocks_go_out_and_come_back_while_streams_run_in_any_order(monkeypatch):
+    """Their places are overwritten by the next work of the step, and staging buffers are used again and again."""
+    monkeypatch.setattr(swapper, "STAGING_BYTES", 3 * 2 * 4 * 4)  # three blocks of two planes
+    gpu = FakeCuda()
+    pool, device, planes_YBX = host_pool(gpu, 20)
+    before = planes_YBX.clone()
+    with torch.inference_mode(), device.stepping():
+        for round_ in range(5):
+            pool.swap_out([(block, block - 1) for block in range(1, 21)])
+            planes_YBX.zero_()
+            for _ in range(7 * round_):
+                gpu.advance(pool._stream)
+            pool.swap_in([(block - 1, block + 20) for block in range(1, 21)])
+            planes_YBX[:, 1:21].copy_(planes_YBX[:, 21:41])
+    device.drain()
+    pool.close()
+    assert torch.equal(planes_YBX[:, 21:41], before[:, 1:21])
+
+
+def test_swap_space_takes_what_was_asked_for_and_gives_it_back():
+    """torch's allocator of pinned memory would round it up to a power of two, and keep it."""
+    gpu = FakeCuda()
+    pool, device, planes_YBX = host_pool(gpu, 40)
+    num_bytes = 40 * planes_YBX[:, 0].nbytes
+    assert list(gpu.locked.values()) == [num_bytes]
+    pool.close()
+    pool.close()
+    assert gpu.locked == {}
+    device.drain()
+
+    pinned = gpu.pinned((num_bytes,), torch.uint8)
+    del pinned
+    gpu.device.empty_cache()
+    assert gpu.host.reserved_bytes > 1.5 * num_bytes
+    gpu.release_cached()
+    assert gpu.host.reserved_bytes == 0
+
+
+def test_pages_that_the_system_does_not_lock_are_one_clear_error():
+    with pytest.raises(
+        ConfigError, match=r"^swap_space: 0.00 GiB of host memory cannot be page-locked .*out of memory"
+    ):
+        host_pool(FakeCuda(lockable_bytes=1000), 40)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_cuda_blocks_go_out_and_come_back_in_more_groups_than_there_are_buffers(monkeypatch):
@@ -89,6 +146,6 @@ def test_on_cuda_blocks_go_out_and_come_back_in_more_groups_than_there_are_buffe
             mover.move(BlockOps(swap_ins=tuple(back)))
             kv.planes_YBX[:, 1:21].copy_(kv.planes_YBX[:, 21:41])
     device.drain()
-    mover.drain()
+    mover.close()
     assert torch.equal(kv.planes_YBX[:, 21:41], before[:, 1:21])
     device.release()

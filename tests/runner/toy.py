@@ -4,9 +4,10 @@ Keys hold tokens and values hold positions, so a slot that is wrong, stale or ov
 out. `continuation` says which tokens are right, from the tokens alone.
 """
 
+import time
 import zlib
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 import torch
@@ -131,6 +132,14 @@ def chunk(row: int, start: int, tokens: Sequence[int], *blocks: int, samples: bo
 def fed(row: int, start: int, *blocks: int) -> SeqSlice:
     """The token that the row sampled last."""
     return SeqSlice(SeqId(100 + row), Row(row), start, 1, (), tuple(map(BlockId, blocks)), True)
+
+
+def until(happened: Callable[[], bool]) -> None:
+    """Wait for another thread."""
+    end_s = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < end_s, "it never happened"
+        time.sleep(0.001)
 
 
 def request(name: str, prompt: Sequence[int], **params: object) -> Request:

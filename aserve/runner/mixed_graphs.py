@@ -1,0 +1,217 @@
+"""Steps with prompts as graphs: a few prompts or chunks of them, of some hundred tokens, beside sequences that decode.
+
+On a large GPU such a step takes less time than its launches, unless they are one. Each count is rounded up to a bucket
+by slices of nobody's, in the row that pads, on the null block: decoding ones behind those that decode, and prompts at
+the end, the last of which takes what tokens are left. So a padded step is a step like any other, of its key's shape:
+
+    tokens  | decode ... | padding, decoding |  chunk of A  |  chunk of B  | padding, prompts ... |
+            0            d                   D                             D + t              D + T
+
+All inputs travel at each step, in one copy, to where the graph reads them. A step that has no graph goes the eager way,
+until its kind has come up a few times. Letters: kernels/ops.py and rows.py.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
+from typing import Final, NamedTuple
+
+import msgspec
+import numpy as np
+from torch import Tensor
+
+from aserve.core.ids import Row, SeqId
+from aserve.core.plan import SeqSlice, StepPlan
+from aserve.runner.batch import BatchBuilder, StepShape, Uploads
+from aserve.runner.device import Array, StepDevice
+from aserve.runner.graph_device import Captures
+from aserve.runner.graph_keys import FILTERED, GREEDY, Kind, context_bound, context_bounds
+from aserve.runner.rows import RowChanges, RowTable
+from aserve.runner.step import EagerStep, StepOutput
+
+CAPTURE_AFTER: Final = 4
+"""Eager steps of a kind before its graph is captured, which takes as long as some five of them."""
+DECODE_BUCKETS: Final = (0, 8, 32, 128)
+"""And as many as there are rows."""
+NUM_PROMPTS: Final = 8
+"""In every step, at least one of them padding. Of those that pad all but the last have one token."""
+TOKEN_BUCKETS: Final = (64, 128, 256, 512)
+"""Tokens of prompts in a step, padding included; beyond, the device is busy for longer than launches take."""
+FREE_TOKENS: Final = 256
+"""So many a large GPU computes in about the time in which it reads the weights: up to there padding costs nothing."""
+MOST_PADDED: Final = 1.25
+"""Beyond, tokens with padding for each one without; more would take longer than launches do."""
+MAX_MIXED_GRAPHS: Final = 64
+"""Each takes memory for its nodes, beside what all share."""
+
+NOBODY: Final = SeqId(-1)
+NO_CHANGES: Final = RowChanges(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int32))
+
+
+class MixedKey(NamedTuple):
+    """What is fixed in a graph. num_decodes, num_tokens: padding included; tokens are those of prompts."""
+
+    num_decodes: int
+    num_tokens: int
+    max_seq_len: int
+    kind: Kind
+
+
+class _Captured(NamedTuple):
+    """inputs: where the graph reads. ids_N: where it leaves the tokens of all slices, in their order."""
+
+    inputs: Uploads[Tensor]
+    ids_N: Tensor
+    replay: Callable[[], None]
+
+
+class MixedGraphs:
+    """Runs the steps with prompts that are captured. Used as `DecodeGraphs` is, which asks it for what is not its own.
+
+    rows: the last one is for padding. builder, step: of the eager way, whose code is what is captured.
+    """
+
+    def __init__(
+        self,
+        captures: Captures,
+        device: StepDevice,
+        rows: RowTable,
+        builder: BatchBuilder,
+        step: EagerStep,
+        *,
+        max_model_len: int,
+    ) -> None:
+        self._captures = captures
+        self._device = device
+        self._rows = rows
+        self._builder = builder
+        self._step = step
+        self._padding_row = Row(len(rows.last_token_R) - 1)
+        self._max_model_len = max_model_len
+        self._sizes = padded_sizes(self._padding_row, max_model_len)
+        self._graphs: dict[MixedKey, _Captured] = {}
+        self._num_without: Counter[MixedKey] = Counter()
+        bound = context_bounds(max_model_len)[0]
+        self._unasked = [MixedKey(*size, bound, kind) for size in self._sizes for kind in (FILTERED, GREEDY)]
+
+    def execute(self, plan: StepPlan) -> StepOutput | None:
+        """Launch the plan's graph; None where it has none, and nothing was done. plan: nothing of it is controlled."""
+        key = self._key(plan)
+        if key is None or not self._has(key):
+            return None
+        self._builder.take_in(plan)
+        captured = self._graphs[key]
+        self._load(captured.inputs, self._pad(key, plan.slices))
+        captured.replay()
+        ids_N = captured.ids_N[: len(plan.slices)]
+        sampled = [n for n, piece in enumerate(plan.slices) if piece.samples]
+        if len(sampled) < len(plan.slices):
+            [sampled_N] = self._device.upload([np.array(sampled, np.int64)])
+            ids_N = ids_N.index_select(0, sampled_N)
+        return StepOutput(ids_N, None, None)
+
+    def capture_largest(self) -> None:
+        """Capture the graph that takes the most memory."""
+        for size in self._sizes[:1]:
+            self._capture(MixedKey(*size, self._max_model_len, FILTERED))
+
+    def capture_next(self) -> bool:
+        """Capture the next of those for short contexts that is missing; whether there may be more."""
+        key = next((key for key in self._unasked if key not in self._graphs), None)
+        return key is not None and self._capture(key)
+
+    def _key(self, plan: StepPlan) -> MixedKey | None:
+        """The kind of a step; None for one that is too large, would be padded too much, or has no prompt."""
+        size = choose_size(self._sizes, plan.slices)
+        if size is None:
+            return None
+        seq_len = max(piece.start + piece.num_tokens for piece in plan.slices)
+        # The padding prompts are contexts too.
+        return MixedKey(*size, context_bound(max(seq_len, size[1]), self._max_model_len), self._kind(plan))
+
+    def _kind(self, plan: StepPlan) -> Kind:
+        """One of two: what filters takes the likeliest token too, where a row wants it."""
+        new = {init.row: init.sampling.temperature for init in plan.inits}
+        known = np.array([piece.row for piece in plan.slices if piece.row not in new], np.int64)
+        temperature_N = self._rows.samplings(known, np.zeros_like(known)).temperature_N
+        return FILTERED if temperature_N.any() or any(new.values()) else GREEDY
+
+    def _has(self, key: MixedKey) -> bool:
+        """Whether there is a graph, which is captured now if it is time to."""
+        if key in self._graphs:
+            return True
+        self._num_without[key] += 1
+        return self._num_without[key] > CAPTURE_AFTER and self._capture(key)
+
+    def _pad(self, key: MixedKey, slices: Sequence[SeqSlice]) -> list[SeqSlice]:
+        """The slices, and behind them padding up to the key."""
+        lens = [len(piece.token_ids) for piece in slices if piece.token_ids]
+        decode = SeqSlice(NOBODY, self._padding_row, 0, 1)
+        num_padding = NUM_PROMPTS - len(lens)
+        rest = key.num_tokens - sum(lens) - (num_padding - 1)
+        return [
+            *slices,
+            *[decode] * (key.num_decodes - (len(slices) - len(lens))),
+            *(SeqSlice(NOBODY, self._padding_row, 0, size, (0,) * size) for size in [1] * (num_padding - 1) + [rest]),
+        ]
+
+    def _arrays(self, slices: Sequence[SeqSlice]) -> Uploads[Array]:
+        """Of padded slices. All of them sample: what a chunk samples before it is whole, its sequence never reads."""
+        fed = [i for i, piece in enumerate(slices) if not piece.token_ids]
+        prompts = [i for i, piece in enumerate(slices) if piece.token_ids]
+        sampling = [msgspec.structs.replace(piece, samples=True) for piece in slices]
+        return self._builder.lay_out(sampling, fed + prompts, len(fed), NO_CHANGES)
+
+    def _load(self, inputs: Uploads[Tensor], slices: Sequence[SeqSlice]) -> None:
+        for kept, uploaded in zip(inputs, self._device.upload(self._arrays(slices)), strict=True):
+            kept.copy_(uploaded)
+
+    def _capture(self, key: MixedKey) -> bool:
+        """Capture a graph, if it can be; whether there is one."""
+        if key in self._graphs or len(self._graphs) == MAX_MIXED_GRAPHS:
+            return key in self._graphs
+        padding = self._pad(key, ())
+        inputs = Uploads[Tensor](*(uploaded.clone() for uploaded in self._device.upload(self._arrays(padding))))
+        ids_N = inputs.sampled_rows_N.clone()
+        replay = self._captures.capture(key, partial(self._run, key, inputs, ids_N))
+        if replay is not None:
+            self._graphs[key] = _Captured(inputs, ids_N, replay)
+        return replay is not None
+
+    def _run(self, key: MixedKey, inputs: Uploads[Tensor], ids_N: Tensor) -> None:
+        """The step that is captured."""
+        shape = StepShape(
+            num_fed=key.num_decodes,
+            num_decodes=key.num_decodes,
+            max_query_len=key.num_tokens,
+            max_seq_len=key.max_seq_len,
+            all_greedy=key.kind.all_greedy,
+            any_filter=key.kind.any_filter,
+        )
+        ids_N.copy_(self._step.execute(self._builder.batch_of(inputs, shape)).ids_N)
+
+
+def padded_sizes(max_num_seqs: int, max_model_len: int) -> list[tuple[int, int]]:
+    """Sequences that decode and tokens of prompts, both with padding, of all graphs; the largest first."""
+    decodes = (*(size for size in DECODE_BUCKETS if size < max_num_seqs), max_num_seqs)
+    tokens = [size for size in TOKEN_BUCKETS if size <= max_model_len]  # of one padding prompt, nearly
+    return sorted(product(decodes, tokens), key=lambda size: (sum(size), size), reverse=True)
+
+
+def choose_size(sizes: Sequence[tuple[int, int]], slices: Sequence[SeqSlice]) -> tuple[int, int] | None:
+    """The smallest of the sizes that holds the slices; None where none does, or only by too much padding."""
+    lens = [len(piece.token_ids) for piece in slices if piece.token_ids]
+    if not 0 < len(lens) < NUM_PROMPTS:
+        return None
+    num_decodes, num_tokens = len(slices) - len(lens), sum(lens)
+    limit = max(FREE_TOKENS, MOST_PADDED * (num_decodes + num_tokens))
+    return min(
+        (
+            (decodes, tokens)
+            for decodes, tokens in sizes
+            if decodes >= num_decodes and tokens >= num_tokens + NUM_PROMPTS - len(lens) and decodes + tokens <= limit
+        ),
+        key=sum,
+        default=None,
+    )

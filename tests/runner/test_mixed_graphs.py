@@ -1,0 +1,163 @@
+"""Steps with prompts as graphs give what eager ones give: padded with tokens, prompts and decoding rows of nobody's."""
+
+import random
+
+import pytest
+import torch
+
+from aserve.core.plan import RowControls, RowSampling, StepPlan
+from aserve.runner import mixed_graphs
+from aserve.runner.device import CudaDevice
+from aserve.runner.graph_device import CudaGraphDevice
+from aserve.runner.runner import ModelRunner
+from aserve.scheduler.scheduler import Scheduler
+from tests.runner.fake_cuda import FakeCuda
+from tests.runner.recordable import CONTEXT_LEN, LAYOUTS, TapeGraphs, recordable_runner
+from tests.runner.test_streams import plans, runner_on
+from tests.runner.toy import answer, chunk, fed, init, request
+
+pytestmark = pytest.mark.torch
+
+FILTERED = RowSampling(temperature=0.9, top_k=7, top_p=0.9, min_p=0.0, seed=5)
+TWO_PROMPTS = StepPlan(0, (chunk(0, 0, [1, 2, 3], 1, 2, 3), chunk(1, 0, [4], 4, 5)), (init(0), init(1)))
+MIXED = StepPlan(
+    1,
+    (fed(0, 3), chunk(2, 0, [5, 6, 7, 8, 9], 6, 7), chunk(3, 0, [5] * 6, 8, 9, samples=False), fed(1, 1)),
+    (init(2, sampling=FILTERED), init(3)),
+)
+REST = StepPlan(2, (chunk(3, 6, [5, 5]), fed(0, 4), fed(2, 5), fed(1, 2)))
+
+
+@pytest.fixture(autouse=True)
+def at_first_sight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mixed_graphs, "CAPTURE_AFTER", 0)
+
+
+def results_of(runner: ModelRunner, *plans: StepPlan) -> list[tuple[int, ...]]:
+    try:
+        return [runner.run(plan).token_ids for plan in plans]
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("limits", [{}, {"num_blocks": 40}, {"max_num_batched_tokens": 5}], ids=str)
+@pytest.mark.parametrize("seed", range(2))
+async def test_random_traffic_is_answered_as_without_graphs(layout: str, limits: dict[str, int], seed: int) -> None:
+    """Prompts are cut, sequences are preempted and come back, rows change hands; nobody is controlled."""
+    rng, tape = random.Random(seed), TapeGraphs()
+    ways = [{}, {"temperature": 0.8, "seed": 3}, {"temperature": 1.1, "seed": 4, "top_k": 7, "top_p": 0.9}]
+    requests = [
+        request(
+            f"request {i}",
+            [rng.randrange(80) for _ in range(rng.randrange(1, 20))],
+            max_tokens=rng.randrange(1, 20),
+            **rng.choice(ways),
+        )
+        for i in range(30)
+    ]
+
+    async def answers(graphs: TapeGraphs | None) -> dict[str, list[int]]:
+        kv_layout = LAYOUTS[layout]
+        options = {"block_size": 4, "num_blocks": 64, "max_num_seqs": 12, "max_num_batched_tokens": 32, **limits}
+        if kv_layout is not None:
+            options |= {"windows": kv_layout.windows, "num_blocks": 2 * options["num_blocks"]}
+        scheduler = Scheduler(max_model_len=CONTEXT_LEN, watermark=0.0, **options)
+        runner = recordable_runner(graphs, layout=kv_layout, num_blocks=options["num_blocks"])
+        return await answer(runner, scheduler, requests, depth=2)
+
+    assert await answers(tape) == await answers(None)
+    assert tape.num_replays > 20
+
+
+def test_every_kind_of_step_with_prompts_is_a_graph() -> None:
+    tape = TapeGraphs()
+    expected = results_of(recordable_runner(None), TWO_PROMPTS, MIXED, REST)
+    assert results_of(recordable_runner(tape), TWO_PROMPTS, MIXED, REST) == expected
+    assert (tape.num_captures, tape.num_replays) == (2, 3)  # the last two are of one size
+
+
+def test_on_a_model_of_a_gpu_they_say_the_same_while_steps_are_in_flight() -> None:
+    gpu = FakeCuda()
+    expected = results_of(recordable_runner(None), TWO_PROMPTS, MIXED, REST)
+    runner = recordable_runner(CudaGraphDevice(gpu), device=CudaDevice(torch.device("cpu"), gpu))
+    flights = [runner.launch(plan) for plan in (TWO_PROMPTS, MIXED, REST)]
+    assert [flight._landed.result(60).token_ids for flight in flights] == expected
+    runner.close()
+    assert gpu.num_replays == 3
+
+
+def test_a_chunk_that_is_not_whole_yields_nothing_and_changes_nobody() -> None:
+    plans = [
+        TWO_PROMPTS,
+        StepPlan(1, (chunk(2, 0, [5, 6, 7], 6, 7, samples=False),), (init(2),)),
+        StepPlan(2, (fed(0, 3),)),
+    ]
+    tape = TapeGraphs()
+    assert results_of(recordable_runner(tape), *plans) == results_of(recordable_runner(None), *plans)
+    assert tape.num_replays == 2
+
+
+def test_a_row_that_a_graph_set_up_anew_is_not_taken_for_the_one_before() -> None:
+    """The batch that an eager step left behind knows the row's sampling, which is another sequence's by now."""
+    plans = [
+        TWO_PROMPTS,
+        StepPlan(1, (fed(0, 3), fed(1, 1))),
+        StepPlan(2, (chunk(1, 0, [7, 8], 10, 11),), (init(1, sampling=FILTERED),)),
+        StepPlan(3, (fed(0, 4), fed(1, 2))),
+    ]
+    assert results_of(recordable_runner(TapeGraphs()), *plans) == results_of(recordable_runner(None), *plans)
+
+
+SCORED = RowSampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, num_logprobs=1)
+PENALIZED = RowSampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, controls=RowControls(1.0))
+EAGER = {
+    "scores": StepPlan(0, (chunk(0, 0, [1, 2], 1),), (init(0, sampling=SCORED),)),
+    "penalties": StepPlan(0, (chunk(0, 0, [1, 2], 1),), (init(0, sampling=PENALIZED),)),
+    "tokens": StepPlan(0, (chunk(0, 0, [1] * 58, *range(1, 16)),), (init(0),)),
+    "prompts": StepPlan(0, tuple(chunk(row, 0, [1], row + 1) for row in range(8)), tuple(map(init, range(8)))),
+    "no slice": StepPlan(0, (), (init(0, 1),)),
+}
+
+
+@pytest.mark.parametrize(
+    ("num_decoding", "num_tokens", "num_padded"),
+    [
+        (0, 1, 64),
+        (0, 57, 64),
+        (0, 58, 128),
+        (3, 220, 264),
+        (32, 32, 96),
+        (33, 57, 192),
+        (60, 260, None),
+        (130, 60, None),
+    ],
+)
+def test_padding_costs_nothing_or_little(num_decoding: int, num_tokens: int, num_padded: int | None) -> None:
+    """A prompt beside rows that decode: up to 256 tokens in all it is rounded up, beyond by a quarter at most."""
+    slices = [*(fed(row, 3) for row in range(num_decoding)), chunk(199, 0, [1] * num_tokens)]
+    size = mixed_graphs.choose_size(mixed_graphs.padded_sizes(256, 4096), slices)
+    assert (None if size is None else sum(size)) == num_padded
+
+
+@pytest.mark.parametrize("why", EAGER)
+def test_what_is_controlled_or_too_large_goes_the_eager_way(why: str) -> None:
+    tape = TapeGraphs()
+    results_of(recordable_runner(tape), EAGER[why])
+    assert (tape.num_captures, tape.num_replays) == (0, 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+def test_on_cuda_captured_prompts_say_what_eager_ones_do_and_never_wait() -> None:
+    eager, captured = runner_on("cuda"), runner_on("cuda", graphs=True)
+    expected = [eager.run(plan).token_ids for plan in plans()]
+    assert [captured.run(plan).token_ids for plan in plans()] == expected
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        assert [captured.run(plan).token_ids for plan in plans()] == expected
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        for runner in (eager, captured):
+            runner.close()
