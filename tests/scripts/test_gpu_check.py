@@ -250,13 +250,16 @@ def test_every_test_file_with_something_for_a_gpu_is_run():
 
 @pytest.mark.slow
 @pytest.mark.torch
-def test_kernels_are_tested_without_any_plugin_of_pytest():
-    """The options of plugins in pyproject.toml would stop a strict pytest that lacks them."""
-    [stage] = [stage for stage in gpu_check.on_a_cpu("1")[0] if stage.name == "test_norm"]
+@pytest.mark.parametrize("options", [(), gpu_check.ASYNC], ids=["kernels", "others"])
+def test_kernels_need_no_plugin_of_pytest_and_other_tests_asyncio_s_alone(options):
+    """The options of plugins in pyproject.toml would stop a strict pytest that lacks them, and so would their marks."""
+    commands = [stage.command for stage in gpu_check.on_a_gpu("1")[0] if "pytest" in stage.command]
+    wanted = [command for command in commands if (gpu_check.ASYNC[1] in command) == bool(options)]
+    paths = {word for command in wanted for word in command if word.endswith(".py")}
     done = subprocess.run(
-        [*stage.command, "--collect-only"],
+        [sys.executable, "-m", "pytest", "-q", *options, "--collect-only", *paths],
         cwd=ROOT,
-        env={**os.environ, **stage.environ},
+        env={**os.environ, **gpu_check.PLAIN_PYTEST},
         capture_output=True,
         text=True,
         check=False,
