@@ -12,7 +12,6 @@ import logging
 from collections import deque
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from functools import partial
 from math import inf
 from typing import Final, Protocol
 
@@ -189,7 +188,7 @@ class Stepper:
 
         Raises `DeviceLostError`.
         """
-        aside(_log, "counting", partial(self._metrics.step_failed, error))
+        aside(_log, "counting", None, self._metrics.step_failed, error)
         await self._drop_flying()
         try:
             await self._landed(self._runner.recover())

@@ -29,7 +29,9 @@ class Planner:
         self._max_chunk = max_chunk
         self._settling: set[SeqId] = set()
         self.num_tokens = 0
-        """Planned since the start."""
+        """Of the plan made last."""
+        self.leaves_waiting = False
+        """Whether somebody waits whom that plan did not admit."""
         self.at: Sequence | None = None
         """For whom the plan in progress is taking blocks; after one that raised, at whom that was."""
 
@@ -47,6 +49,7 @@ class Planner:
         """
         residents = self._residents
         num_preemptions = residents.num_preemptions
+        self.num_tokens, self.leaves_waiting = 0, False
         if self._settling or self._pace.delays:
             self._settling.clear()
             self._pace.next_step(now)
@@ -75,7 +78,8 @@ class Planner:
             slices.append(SeqSlice(sequence.id, sequence.row, start, 1, (), new_blocks, True))  # type: ignore[arg-type]
             sequence.num_computed = start + 1
             budget -= 1
-        if (residents.waiting or residents.swapped) and num_preemptions == residents.num_preemptions:
+        if residents.waiting or residents.swapped:
+            budget = budget if num_preemptions == residents.num_preemptions else 0
             self._newcomers(now, budget, draft, in_flight[0].step_id if in_flight else None, only)
         if not slices and (in_flight or only is not None or not self._unblock(now, draft)):
             self.at = None
@@ -143,6 +147,7 @@ class Planner:
         Nobody is admitted while somebody is swapped out, unless it is on trial.
         """
         residents = self._residents
+        self.leaves_waiting = True
         while budget and residents.swapped and only is None:
             self.at = residents.swapped.first
             returned = residents.bring_back(oldest_flying)
@@ -163,6 +168,7 @@ class Planner:
             self._admission.count(newcomer, now)
             budget -= self._first_chunk(newcomer, budget, draft)
             self._pace.admitted()
+        self.leaves_waiting = bool(residents.waiting)
 
     def _first_chunk(self, sequence: Sequence, budget: int, draft: "_Draft") -> int:
         """As `_known`, for who has just come and has room for a position at least, at nobody's cost."""

@@ -216,6 +216,11 @@ class Scheduler:
             Group(request, members)
         self._deadlines.add(request, self._requests)
 
+    @property
+    def next_deadline_s(self) -> float:
+        """Before that `expire` finds nobody, on the clock of `Request.deadline_s`; infinity if no request has one."""
+        return self._deadlines.next_s
+
     def expire(self, now: float) -> Expired | None:
         """End the requests whose deadline has come by `now`; None if there is none. To be called before `plan`."""
         due = self._deadlines.due(now, self._requests)
@@ -235,7 +240,9 @@ class Scheduler:
         plan = self._plan_trial(now) if self._aftermath.is_on else None
         if plan is None:
             plan = self._planner.plan(now, self._next_step_id, self._in_flight)
-        self._admission.throughput.planned(now, self._planner.num_tokens, is_full=len(self._residents.waiting) > 0)
+        planner, throughput = self._planner, self._admission.throughput
+        if planner.leaves_waiting or throughput.is_measuring:
+            throughput.planned(now, planner.num_tokens, is_full=planner.leaves_waiting)
         if plan is None:
             assert self._in_flight or not self._sequences, "I13: requests wait and nothing runs"
             return None
