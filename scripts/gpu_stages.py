@@ -21,6 +21,9 @@ from load.process import process_tree
 
 GRACE_S: Final = 20.0
 """From SIGTERM to SIGKILL; a benchmark gives its server 15."""
+KILLED_S: Final = 10.0
+"""From SIGKILL on, in which memory comes back; one that a driver holds up is not waited for any longer."""
+POLL_S: Final = 0.01
 END_LINES: Final = 15
 PR_SET_CHILD_SUBREAPER: Final = 36
 
@@ -115,9 +118,9 @@ def ending_all() -> Iterator[None]:
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        for pid in pids:
-            with suppress(ChildProcessError):  # one of a stage's own, which has been waited for
-                os.waitpid(pid, 0)
+        deadline_s = time.monotonic() + KILLED_S
+        while any(map(_runs, pids)) and time.monotonic() < deadline_s:
+            time.sleep(POLL_S)
         prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
@@ -167,10 +170,19 @@ def _record(stage: Stage, ending: str, seconds: float, output: Sequence[str]) ->
     return {"stage": stage.name, "ending": ending, **times, "results": results, "end": end}
 
 
+def _runs(pid: int) -> bool:
+    """Whether a child has yet to end. One of a stage's own, which has been waited for, does not."""
+    try:
+        return os.waitpid(pid, os.WNOHANG) == (0, 0)
+    except ChildProcessError:
+        return False
+
+
 def _end(popen: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):  # it ended by itself
         os.killpg(popen.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             popen.wait(GRACE_S)
         os.killpg(popen.pid, signal.SIGKILL)
-    popen.wait()
+    with suppress(subprocess.TimeoutExpired):
+        popen.wait(KILLED_S)
