@@ -248,6 +248,22 @@ def test_every_test_file_with_something_for_a_gpu_is_run():
     assert any("tests/test_parity.py" in command and "pytest_asyncio" in command for command in commands)
 
 
+@pytest.mark.torch
+def test_what_only_a_gpu_runs_is_asked_for_in_words_that_the_script_knows(monkeypatch):
+    """No dry run comes by these command lines."""
+    import bench_goals
+
+    parts = set()
+    for [stage] in gpu_check.on_a_gpu("1")[1:]:
+        if "scripts/bench_goals.py" in stage.command:
+            monkeypatch.setattr(sys, "argv", list(stage.command[1:]))
+            args = bench_goals.parse_arguments()
+            assert args.device == "cuda"
+            assert (ROOT / args.model / "config.json").exists()
+            parts |= {*args.parts}
+    assert parts == {*bench_goals.IN_PROCESS, *bench_goals.OVER_HTTP}
+
+
 @pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.parametrize("options", [(), gpu_check.ASYNC], ids=["kernels", "others"])
