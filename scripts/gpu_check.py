@@ -170,6 +170,8 @@ def main() -> None:
         print(f"{record['stage']} {record['ending']}, {record['seconds']} s", flush=True)
         gpu_report.write(folder, dry_run=args.dry_run)
 
+    if args.dry_run:
+        os.environ["OMP_NUM_THREADS"] = "1"  # on a busy machine two wait for each other longer than either computes
     with tempfile.TemporaryDirectory() as site:
         os.environ["PYTHONPATH"] = os.pathsep.join([site, os.environ.get("PYTHONPATH", "")])
         groups = [*first(device, args.wheels, site), *remaining(rest, args.start, done)]
