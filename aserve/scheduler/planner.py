@@ -7,26 +7,41 @@ from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Several
 
 from aserve.core.ids import BlockId, RequestId, SeqId
+from aserve.core.layout import STRETCH
 from aserve.core.plan import RowInit, SeqSlice, StepPlan
 from aserve.scheduler.admission import Admission, Pace
 from aserve.scheduler.preemption import choose_victims
 from aserve.scheduler.residents import Residents, is_flying
 from aserve.scheduler.sequence import Sequence
 from aserve.scheduler.states import State
+from aserve.scheduler.step_cost import Allowance, StreamPace
 from aserve.scheduler.undo import StepBudget
 
 
 class Planner:
-    """budget: of a step, in tokens. max_chunk: known tokens of one sequence that a step computes at most."""
+    """budget: of a step, in tokens. max_chunk: known tokens of one sequence that a step computes at most.
+
+    may_stretch: whether a chunk may be somewhat longer if it is then its prompt's last; see `STRETCH`.
+    """
 
     def __init__(
-        self, residents: Residents, admission: Admission, pace: Pace, *, budget: StepBudget, max_chunk: int
+        self,
+        residents: Residents,
+        admission: Admission,
+        pace: Pace,
+        streams: StreamPace,
+        *,
+        budget: StepBudget,
+        max_chunk: int,
+        may_stretch: bool,
     ) -> None:
         self._residents = residents
         self._admission = admission
         self._pace = pace
         self._budget = budget
+        self._streams = streams
         self._max_chunk = max_chunk
+        self._may_stretch = may_stretch
         self._settling: set[SeqId] = set()
         self.num_tokens = 0
         """Of the plan made last."""
@@ -66,7 +81,7 @@ class Planner:
                 break
             if start < sequence.num_prefill:
                 self.at = sequence
-                budget -= self._next_chunk(sequence, budget, draft)
+                budget -= min(budget, self._next_chunk(sequence, budget, draft))
                 continue
             new_blocks: tuple[BlockId, ...] | None = no_blocks
             if start >= sequence.table.capacity:
@@ -98,15 +113,32 @@ class Planner:
 
     def _next_chunk(self, sequence: Sequence, budget: int, draft: "_Draft") -> int:
         """As `_known`, for who runs; only with windows can blocks be missing. 0 if it had to make room itself."""
-        end = self._chunk_end(sequence, budget)
+        num_tokens = self._chunk_len(sequence, budget, draft)
+        if not num_tokens:
+            return 0
+        end = sequence.num_computed + num_tokens
         new_blocks: tuple[BlockId, ...] | None = ()
         if end > sequence.table.capacity:
             new_blocks = self._residents.make_room(sequence, end, draft.step_id - 1)
         return 0 if new_blocks is None else self._known(sequence, end, new_blocks, draft)
 
-    def _chunk_end(self, sequence: Sequence, budget: int) -> int:
-        """Where the next chunk of a sequence's known tokens ends."""
-        return min(sequence.num_computed + min(budget, self._max_chunk), sequence.num_prefill)
+    def _chunk_len(self, sequence: Sequence, budget: int, draft: "_Draft") -> int:
+        """How many of a sequence's known tokens are next: 0 if no more may be computed beside those who decode."""
+        num_left = sequence.num_prefill - sequence.num_computed
+        most = min(budget, self._max_chunk)
+        if self._may_stretch and num_left <= most + most // STRETCH:
+            most = num_left
+        most = min(most, num_left)
+        allowance = self._allowance(draft)
+        return most if allowance is None else allowance.take(sequence.num_computed, most)
+
+    def _allowance(self, draft: "_Draft") -> Allowance | None:
+        """Of the step, for prompts; worked out when the first of them is about to be planned."""
+        if not draft.knows_allowance:
+            draft.knows_allowance = True
+            running = self._residents.running
+            draft.allowance = self._streams.allowance(s for s in running if s.num_prefill <= s.num_computed)
+        return draft.allowance
 
     def _known(self, sequence: Sequence, end: int, new_blocks: tuple[BlockId, ...], draft: "_Draft") -> int:
         """Append a sequence's known tokens up to `end`, and its RowInit if it needs one; returns their number."""
@@ -155,37 +187,42 @@ class Planner:
                 return
             for sequence in returned:
                 if budget:
-                    budget -= self._first_chunk(sequence, budget, draft)
+                    budget -= min(budget, self._first_chunk(sequence, budget, draft))
         residents.settle()
         while budget and (newcomer := residents.next_up(only)) is not None:
             if is_flying(newcomer, oldest_flying):
                 break
             if draft.slices and not self._pace.allows(now, newcomer.request.arrival_s):
                 break
+            if (allowance := self._allowance(draft)) is not None and allowance.is_spent:
+                break
             self.at = newcomer
             if not residents.admit(newcomer, self._settling):
                 break
             self._admission.count(newcomer, now)
-            budget -= self._first_chunk(newcomer, budget, draft)
+            budget -= min(budget, self._first_chunk(newcomer, budget, draft))
             self._pace.admitted()
         self.leaves_waiting = bool(residents.waiting)
 
     def _first_chunk(self, sequence: Sequence, budget: int, draft: "_Draft") -> int:
         """As `_known`, for who has just come and has room for a position at least, at nobody's cost."""
         sequence.settled_in = draft.step_id
-        end = self._residents.extend(sequence, self._chunk_end(sequence, budget))
+        num_tokens = max(1, self._chunk_len(sequence, budget, draft))
+        end = self._residents.extend(sequence, sequence.num_computed + num_tokens)
         return self._known(sequence, end, (), draft)
 
 
 class _Draft:
     """What a plan will be made of."""
 
-    __slots__ = ("inits", "slices", "step_id")
+    __slots__ = ("allowance", "inits", "knows_allowance", "slices", "step_id")
 
     def __init__(self, step_id: int) -> None:
         self.step_id = step_id
         self.slices: list[SeqSlice] = []
         self.inits: list[RowInit] = []
+        self.allowance: Allowance | None = None
+        self.knows_allowance = False
 
 
 def _only_running(running: Several[Sequence], only: Collection[RequestId]) -> Iterator[Sequence]:
