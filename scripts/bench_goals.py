@@ -32,7 +32,7 @@ from load.arrivals import Arrival, poisson
 from load.drive import Target, closed_loop, open_loop, run
 from load.figures import Figures, of_round
 from load.prefix import prefix_figures, sharing
-from load.process import Server, free_port
+from load.process import Server, exit_on_sigterm, free_port
 from load.prompts import Prompts
 from report import emit
 
@@ -229,6 +229,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_arguments()
+    exit_on_sigterm()
     bench = Bench(args)
     went_well = run_parts(bench.parts_in_process(), args.parts)
     gc.collect()

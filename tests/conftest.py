@@ -1,10 +1,32 @@
-"""Hypothesis profiles. The usual one repeats the same examples in every run; `thorough` looks for new ones.
+"""Hypothesis profiles, and what lets tests run without pytest's plugins.
+
+The usual profile repeats the same examples in every run; `thorough` looks for new ones.
 
 pytest tests/scheduler --hypothesis-profile thorough
 """
 
-from hypothesis import settings
+from contextlib import suppress
 
-settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=100, stateful_step_count=40)
-settings.register_profile("thorough", deadline=None, max_examples=5_000, stateful_step_count=60)
-settings.load_profile("fixed")
+import pytest
+
+with suppress(ModuleNotFoundError):  # tests of kernels need none of it, and run where there is nothing but torch
+    from hypothesis import settings
+
+    settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=100, stateful_step_count=40)
+    settings.register_profile("thorough", deadline=None, max_examples=5_000, stateful_step_count=60)
+    settings.load_profile("fixed")
+
+PLUGIN_OPTIONS = {
+    "pytest_asyncio": ("asyncio_mode", "asyncio_default_fixture_loop_scope"),
+    "pytest_timeout": ("timeout",),
+}
+"""By module, those that pyproject.toml sets."""
+
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """What a plugin that is not loaded would have declared: `--strict-config` refuses an option that nobody knows."""
+    loaded = {getattr(plugin, "__name__", "").partition(".")[0] for plugin in pluginmanager.get_plugins()}
+    for module, names in PLUGIN_OPTIONS.items():
+        if module not in loaded:
+            for name in names:
+                parser.addini(name, f"of {module}, which is not loaded")

@@ -5,7 +5,6 @@ A heap that is looked at before each plan, and no timer for any request.
 
 from collections.abc import Iterable, Mapping
 from heapq import heapify, heappop, heappush
-from itertools import count
 from math import inf
 from typing import Final
 
@@ -36,7 +35,7 @@ class Deadlines:
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Request]] = []
-        self._order = count()
+        self._num_added = 0
 
     @property
     def next_s(self) -> float:
@@ -47,7 +46,8 @@ class Deadlines:
         """Remember when a request has to end, if ever."""
         if request.deadline_s is None:
             return
-        heappush(self._heap, (request.deadline_s, next(self._order), request))
+        heappush(self._heap, (request.deadline_s, self._num_added, request))
+        self._num_added += 1
         if len(self._heap) > MIN_SWEEP + 2 * len(members):
             self._heap = [entry for entry in self._heap if entry[2].id in members]
             heapify(self._heap)

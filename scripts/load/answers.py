@@ -90,6 +90,8 @@ def parse(answer: Answer, due_s: float, *, stream: bool) -> Sample:
         if event.choices and (event.choices[0].text or event.choices[0].finish_reason is None or not stream):
             event_s.append(now)
             read_s.add(now)
+    if not event_s and usage and usage.completion_tokens:  # all in the event that ends it, and without text
+        event_s, read_s = [answer.reads[-1][0]], {answer.reads[-1][0]}
     if not event_s:
         raise AnswerError("no tokens")
     num_in, num_out = (usage.prompt_tokens, usage.completion_tokens) if usage else (0, len(event_s))

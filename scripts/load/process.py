@@ -73,14 +73,7 @@ class Server:
 
     def processes(self) -> list[int]:
         """Its process id and those of its descendants."""
-        children: dict[int, list[int]] = {}
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and (parent := _parent(entry)) is not None:
-                children.setdefault(parent, []).append(int(entry.name))
-        tree = [self._popen.pid]
-        for pid in tree:  # grows while it is walked
-            tree += children.get(pid, [])
-        return tree
+        return process_tree(self._popen.pid)
 
     def stop(self) -> None:
         """SIGTERM to the server, and after a while SIGKILL to its whole group. Idempotent."""
@@ -146,6 +139,18 @@ def run_program(command: Sequence[str], log: Path, environ: Mapping[str, str], t
     if popen.returncode != 0:
         raise ServerError(f"it ended with {popen.returncode}: {log_end(log)}")
     return printed
+
+
+def process_tree(root: int) -> list[int]:
+    """A process id and those of its descendants."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (parent := _parent(entry)) is not None:
+            children.setdefault(parent, []).append(int(entry.name))
+    tree = [root]
+    for pid in tree:  # grows while it is walked
+        tree += children.get(pid, [])
+    return tree
 
 
 def exit_on_sigterm() -> None:

@@ -1,5 +1,6 @@
 """The sweep over transformers' decoders: that it tells right, refused and wrong apart, and what it says of all."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -17,14 +18,14 @@ pytestmark = pytest.mark.torch
         ("phi3", RIGHT, ""),
         ("phimoe", RIGHT, ""),
         ("gemma2", RIGHT, ""),
-        ("moshi", REFUSED, "neither its mask nor its call has the window"),
+        ("moshi", REFUSED, "neither its mask nor its call has the window|not handed forward's keyword"),  # in 5.17
         ("bloom", REFUSED, "transformers does not attend by interface in it"),
     ],
 )
 def test_a_type_and_what_comes_of_it(tmp_path: Path, model_type, outcome, reason):
     verdict = sweep_architectures.judge(model_type, tmp_path)
     assert verdict.outcome == outcome, verdict
-    assert reason in verdict.reason
+    assert re.search(reason, verdict.reason)
 
 
 @pytest.mark.slow

@@ -93,7 +93,7 @@ MOE = {"num_local_experts": 4, "num_experts_per_tok": 2}
             "MoshiForCausalLM",
             "moshi",
             {"sliding_window": 24, "head_dim": 8, "ffn_dim": 48},
-            "neither its mask nor its call",
+            "neither its mask nor its call|not handed forward's keyword arguments",  # in transformers 5.17
         ),
         (
             "Llama4ForCausalLM",
@@ -131,6 +131,7 @@ def test_latent_attention_is_cached_by_the_larger_of_its_heads(checkpoints):
     ],
 )
 def test_published_names_are_found_by_the_model_type(tmp_path, architecture, model_type, changes):
+    pytest.importorskip(f"transformers.models.{model_type}", reason="not yet in transformers 5.17")
     folder = config_folder(tmp_path / model_type, architecture, model_type, **changes)
     assert load(folder, load_format="dummy").spec.architecture == architecture
 

@@ -53,6 +53,16 @@ def test_a_whole_answer_is_one_event_at_its_end():
     assert (sample.ttft_s, sample.latency_s, sample.num_out, sample.gaps_s) == (2.5, 2.5, 3, [])
 
 
+def test_tokens_without_text_that_all_come_with_the_end_are_an_answer():
+    """As random weights sample them, and as a client gets them that was late to read."""
+    usage = {"prompt_tokens": 2, "completion_tokens": 2}
+    ended = event(choices=[{"text": "", "finish_reason": "length"}]) + event(choices=[], usage=usage)
+    sample = parse(streamed((11.0, ended)), due_s=10.0, stream=True)
+    assert (sample.ttft_s, sample.num_out) == (1.0, 2)
+    with pytest.raises(AnswerError, match="no tokens"):
+        parse(streamed((11.0, ended.replace(b'_tokens": 2', b'_tokens": 0'))), due_s=10.0, stream=True)
+
+
 @pytest.mark.parametrize(
     ("status", "body", "complaint"),
     [

@@ -1,0 +1,41 @@
+"""LoopThread: how it ends, beside what test_llm.py asks of it."""
+
+import asyncio
+import threading
+
+from aserve.loop_thread import LoopThread
+
+
+def test_closing_starts_no_thread(monkeypatch):
+    """From Python 3.12 on none can be started while the interpreter ends, which is when a forgotten one is closed."""
+    thread = LoopThread("loop")
+    assert thread.run(asyncio.to_thread(int)) == 0  # the executor has a thread now
+    started = []
+    start = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", lambda self: (started.append(self.name), start(self)))
+    thread.close()
+    assert started == []
+
+
+def test_closing_cancels_what_runs_and_waits_for_its_threads():
+    ended = []
+
+    async def wait_for_ever():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("task")
+
+    async def begin():
+        asyncio.get_running_loop().run_in_executor(None, lambda: (release.wait(), ended.append("thread")))
+        task = asyncio.create_task(wait_for_ever())
+        await asyncio.sleep(0)
+        return task
+
+    release = threading.Event()
+    thread = LoopThread("loop")
+    task = thread.run(begin())
+    threading.Timer(0.05, release.set).start()
+    thread.close()
+    assert task.cancelled()
+    assert ended == ["task", "thread"]
