@@ -26,6 +26,8 @@ import triton.language as tl
 from torch import Tensor
 
 from aserve.kernels.attention_tiles import Capability, decode_tiles, offsets_in_tile, soft_cap_scores, tile_starts
+from aserve.kernels.launch import SHAPES, Launch
+from aserve.kernels.ops import AttentionBatch
 
 _LOG2_E = math.log2(math.e)
 _MAX_SPLITS = 64
@@ -177,49 +179,81 @@ def choose_num_splits(num_programs: int, num_tiles: int, num_places: int) -> int
 
 
 def decode_attention(
-    q_SHD: Tensor,
+    q_THD: Tensor,
     k_cache_BPKD: Tensor,
     v_cache_BPKD: Tensor,
-    block_table_SM: Tensor,
-    seq_lens_S: Tensor,
-    out_SHD: Tensor,
+    batch: AttentionBatch,
+    out_THD: Tensor,
     *,
-    max_seq_len: int,
     scale: float,
     sliding_window: int | None,
     soft_cap: float | None,
     num_sms: int,
     capability: Capability,
 ) -> None:
-    """Attend one query a sequence to its whole context; written to out, contiguous. A length of 0 gives zeros.
+    """Attend the sequences that decode, the first of q, each to its whole context; written to out, contiguous.
 
-    max_seq_len: an upper bound of seq_lens_S. num_sms: how many processors the device has, for the number of splits.
-    The block size is a power of two.
+    A length of 0 gives zeros. num_sms: how many processors the device has, for the number of splits. The block size is
+    a power of two.
     """
-    num_seqs, num_heads, head_dim = q_SHD.shape
-    _, block_size, num_kv_heads, _ = k_cache_BPKD.shape
-    assert all(x.is_contiguous() for x in (k_cache_BPKD, v_cache_BPKD, out_SHD))
+    assert k_cache_BPKD.is_contiguous()
+    assert v_cache_BPKD.is_contiguous()
+    table_SM, num_seqs = batch.block_table_SM, batch.num_decodes
+    num_splits, attend, combine = _shaped(
+        q_THD.shape[1:],
+        q_THD.stride(),
+        k_cache_BPKD.shape[1:],
+        q_THD.element_size(),
+        num_seqs,
+        table_SM.stride(0),
+        batch.max_seq_len,
+        (scale, sliding_window, soft_cap),
+        (num_sms, capability),
+    )
+    if num_splits == 1:
+        attend(q_THD, k_cache_BPKD, v_cache_BPKD, out_THD, None, table_SM, batch.seq_lens_S)
+        return
+    _, num_heads, head_dim = q_THD.shape
+    partial = q_THD.new_empty((num_seqs, num_heads, num_splits, head_dim), dtype=torch.float32)
+    lse = q_THD.new_empty((num_seqs, num_heads, num_splits), dtype=torch.float32)
+    attend(q_THD, k_cache_BPKD, v_cache_BPKD, partial, lse, table_SM, batch.seq_lens_S)
+    combine(partial, lse, out_THD)
+
+
+@lru_cache(maxsize=SHAPES)
+def _shaped(
+    shape_HD: torch.Size,
+    q_strides: tuple[int, ...],
+    shape_PKD: torch.Size,
+    element_bytes: int,
+    num_seqs: int,
+    table_stride: int,
+    max_seq_len: int,
+    limits: tuple[float, int | None, float | None],
+    device: tuple[int, Capability],
+) -> tuple[int, Launch, Launch]:
+    """The number of splits, the attention, and what combines its splits. limits: scale, sliding window and soft cap."""
+    num_heads, head_dim = shape_HD
+    block_size, num_kv_heads, _ = shape_PKD
+    scale, sliding_window, soft_cap = limits
+    num_sms, capability = device
     group = num_heads // num_kv_heads
-    tiles = decode_tiles(head_dim, group, q_SHD.element_size(), capability)
+    tiles = decode_tiles(head_dim, group, element_bytes, capability)
     block_d = max(16, triton.next_power_of_2(head_dim))
     window = max_seq_len if sliding_window is None else min(sliding_window, max_seq_len)
     num_tiles, num_places = triton.cdiv(window, tiles.keys), num_sms * tiles.programs_per_sm
     num_splits = choose_num_splits(num_seqs * num_kv_heads, num_tiles, num_places)
-    partial, lse = (out_SHD, None) if num_splits == 1 else _room_for_splits(out_SHD, num_splits)
-    _decode_kernel[(num_seqs, num_kv_heads, num_splits)](
-        q_SHD,
-        k_cache_BPKD,
-        v_cache_BPKD,
-        partial,
-        lse,
-        block_table_SM,
-        seq_lens_S,
-        *q_SHD.stride()[:2],
-        num_kv_heads * head_dim,
-        block_table_SM.stride(0),
-        window,
-        scale * _LOG2_E,
-        (soft_cap or 0.0) * _LOG2_E,
+    attend = Launch(
+        _decode_kernel,
+        (num_seqs, num_kv_heads, num_splits),
+        (
+            *q_strides[:2],
+            num_kv_heads * head_dim,
+            table_stride,
+            window,
+            scale * _LOG2_E,
+            (soft_cap or 0.0) * _LOG2_E,
+        ),
         NUM_HEADS=num_heads,
         GROUP=group,
         HEAD_DIM=head_dim,
@@ -231,14 +265,6 @@ def decode_attention(
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
     )
-    if lse is not None:
-        sizes = {"HEAD_DIM": head_dim, "BLOCK_D": block_d, "BLOCK_SPLITS": _SPLITS_AT_ONCE}
-        _combine_kernel[(num_seqs * num_heads,)](partial, lse, out_SHD, num_splits, **sizes, num_warps=4)
-
-
-def _room_for_splits(out_SHD: Tensor, num_splits: int) -> tuple[Tensor, Tensor]:
-    """For partial results, [S, H, splits, D], and their log-sum-exps."""
-    num_seqs, num_heads, head_dim = out_SHD.shape
-    shape = (num_seqs, num_heads, num_splits)
-    partial = torch.empty((*shape, head_dim), dtype=torch.float32, device=out_SHD.device)
-    return partial, torch.empty(shape, dtype=torch.float32, device=out_SHD.device)
+    sizes = {"HEAD_DIM": head_dim, "BLOCK_D": block_d, "BLOCK_SPLITS": _SPLITS_AT_ONCE}
+    combine = Launch(_combine_kernel, (num_seqs * num_heads,), (num_splits,), **sizes, num_warps=4)
+    return num_splits, attend, combine

@@ -14,12 +14,16 @@ FlashAttention-2 (Dao, 2023), float32, base 2.
 """
 
 import math
+from functools import lru_cache
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from aserve.kernels.attention_tiles import Capability, offsets_in_tile, prefill_tiles, soft_cap_scores, tile_starts
+from aserve.kernels.launch import SHAPES, Launch
+from aserve.kernels.ops import AttentionBatch
 
 
 @triton.jit
@@ -85,7 +89,7 @@ def _visit_tiles(
 
 
 @triton.jit(
-    do_not_specialize=["table_stride", "window"],
+    do_not_specialize=["first_seq", "table_stride", "window"],
     do_not_specialize_on_alignment=["table_ptr", "seq_lens_ptr", "query_starts_ptr"],
 )
 def _prefill_kernel(
@@ -96,6 +100,7 @@ def _prefill_kernel(
     table_ptr,
     seq_lens_ptr,
     query_starts_ptr,
+    first_seq,
     q_token_stride,
     q_head_stride,
     slot_stride,
@@ -115,7 +120,7 @@ def _prefill_kernel(
 ):
     TOKENS: tl.constexpr = BLOCK_M // GROUP
     kv_head = tl.program_id(1)
-    seq = tl.program_id(2).to(tl.int64)
+    seq = (first_seq + tl.program_id(2)).to(tl.int64)
     query_start = tl.load(query_starts_ptr + seq)
     num_queries = tl.load(query_starts_ptr + seq + 1) - query_start
     # The last tiles see the most keys: they go first, so that the device does not end on them.
@@ -177,51 +182,71 @@ def prefill_attention(
     q_THD: Tensor,
     k_cache_BPKD: Tensor,
     v_cache_BPKD: Tensor,
-    block_table_SM: Tensor,
-    seq_lens_S: Tensor,
-    query_starts_S1: Tensor,
+    batch: AttentionBatch,
     out_THD: Tensor,
     *,
-    max_query_len: int,
     scale: float,
     sliding_window: int | None,
     soft_cap: float | None,
     capability: Capability,
 ) -> None:
-    """Attend the queries of S sequences to their contexts; written to out, contiguous, at the queries' own rows.
+    """Attend the queries of the sequences that do not decode to their contexts; written to out, contiguous."""
+    assert k_cache_BPKD.is_contiguous()
+    assert v_cache_BPKD.is_contiguous()
+    table_SM = batch.block_table_SM
+    launch = _shaped(
+        q_THD.shape[1:],
+        q_THD.stride(),
+        k_cache_BPKD.shape[1:],
+        q_THD.element_size(),
+        (batch.num_decodes, table_SM.shape[0]),
+        table_SM.stride(0),
+        batch.max_query_len,
+        (scale, sliding_window, soft_cap),
+        capability,
+    )
+    launch(q_THD, k_cache_BPKD, v_cache_BPKD, out_THD, table_SM, batch.seq_lens_S, batch.query_starts_S1)
 
-    query_starts_S1 are offsets into T, which may begin after other tokens. max_query_len: an upper bound, for the grid.
-    """
-    _, num_heads, head_dim = q_THD.shape
-    num_seqs = seq_lens_S.shape[0]
-    _, block_size, num_kv_heads, _ = k_cache_BPKD.shape
-    assert all(x.is_contiguous() for x in (k_cache_BPKD, v_cache_BPKD, out_THD))
+
+@lru_cache(maxsize=SHAPES)
+def _shaped(
+    shape_HD: torch.Size,
+    q_strides: tuple[int, ...],
+    shape_PKD: torch.Size,
+    element_bytes: int,
+    sequences: tuple[int, int],
+    table_stride: int,
+    max_query_len: int,
+    limits: tuple[float, int | None, float | None],
+    capability: Capability,
+) -> Launch:
+    """sequences: the first and the end of those to attend. limits: scale, sliding window and soft cap."""
+    num_heads, head_dim = shape_HD
+    block_size, num_kv_heads, _ = shape_PKD
     group = num_heads // num_kv_heads
-    block_d = max(16, triton.next_power_of_2(head_dim))
-    tiles = prefill_tiles(max_query_len * group, head_dim, group, q_THD.element_size(), capability)
+    tiles = prefill_tiles(max_query_len * group, head_dim, group, element_bytes, capability)
+    first_seq, end_seq = sequences
+    scale, sliding_window, soft_cap = limits
     log2_e = math.log2(math.e)
-    _prefill_kernel[(triton.cdiv(max_query_len, tiles.rows // group), num_kv_heads, num_seqs)](
-        q_THD,
-        k_cache_BPKD,
-        v_cache_BPKD,
-        out_THD,
-        block_table_SM,
-        seq_lens_S,
-        query_starts_S1,
-        q_THD.stride(0),
-        q_THD.stride(1),
-        num_kv_heads * head_dim,
-        block_table_SM.stride(0),
-        sliding_window or 0,
-        scale * log2_e,
-        (soft_cap or 0.0) * log2_e,
+    return Launch(
+        _prefill_kernel,
+        (triton.cdiv(max_query_len, tiles.rows // group), num_kv_heads, end_seq - first_seq),
+        (
+            first_seq,
+            *q_strides[:2],
+            num_kv_heads * head_dim,
+            table_stride,
+            sliding_window or 0,
+            scale * log2_e,
+            (soft_cap or 0.0) * log2_e,
+        ),
         NUM_HEADS=num_heads,
         GROUP=group,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
         BLOCK_M=tiles.rows,
         BLOCK_N=tiles.keys,
-        BLOCK_D=block_d,
+        BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
         HAS_WINDOW=sliding_window is not None,
         HAS_SOFT_CAP=soft_cap is not None,
         num_warps=tiles.num_warps,
