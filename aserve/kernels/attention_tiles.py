@@ -6,7 +6,7 @@ four, one, and the loop waits for each. Float32 multiplies without tensor cores,
 overflows.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import triton
@@ -21,13 +21,17 @@ LARGE_SHARED_MEMORY: Final = frozenset({(8, 0), (8, 7), (9, 0), (10, 0), (10, 3)
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """rows: of queries at most. keys: in a step of the loop. programs_per_sm: what fits a processor side by side."""
+    """rows: of queries at most. keys: in a step of the loop. programs_per_sm: what fits a processor side by side.
+
+    max_registers: of a thread, None where the compiler may take all.
+    """
 
     rows: int
     keys: int
     num_warps: int
     num_stages: int
     programs_per_sm: int = 1
+    max_registers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,8 @@ class _Line:
 
 
 _MANY: Final = 1 << 20
+_FEW_ROWS: Final = (16, 64)
+"""Of tiles for prompts so short that a larger one would stay empty."""
 # fmt: off
 _DECODE: Final = (
     #     bytes  dim  group   rows keys warps stages per SM
@@ -59,6 +65,13 @@ _PREFILL: Final = (
     _Line(2, _MANY, _MANY, Tiles(128, 32, 8, 5), Tiles(64, 16, 4, 5)),
     _Line(4, _MANY, _MANY, Tiles( 16, 16, 4, 2), Tiles(16, 16, 4, 2)),
 )
+_LONG_PREFILL: Final = (
+    _Line(2,   64, _MANY, Tiles(128, 64, 8, 5, 2, 128), Tiles(64, 32, 4, 5)),
+    _Line(2,  128, _MANY, Tiles(128, 128, 8, 3), Tiles(64, 32, 4, 5)),
+    *_PREFILL[1:],
+)
+"""Where a tile has all its rows and scores have no cap, which takes registers. Two programs a processor multiply and
+exponentiate in turns; a single one does best with many keys between two waits."""
 # fmt: on
 
 
@@ -78,13 +91,16 @@ def decode_tiles(head_dim: int, group: int, element_bytes: int, capability: Capa
     return Tiles(rows, tiles.keys, tiles.num_warps, tiles.num_stages, tiles.programs_per_sm)
 
 
-def prefill_tiles(max_rows: int, head_dim: int, group: int, element_bytes: int, capability: Capability) -> Tiles:
+def prefill_tiles(
+    max_rows: int, head_dim: int, group: int, element_bytes: int, capability: Capability, *, soft_cap: bool = False
+) -> Tiles:
     """For many query tokens a sequence, no larger than the longest needs. max_rows: its tokens times the group."""
-    tiles = _look_up(_PREFILL, head_dim, group, element_bytes, capability)
+    table = _LONG_PREFILL if max_rows > _FEW_ROWS[-1] and not soft_cap else _PREFILL
+    tiles = _look_up(table, head_dim, group, element_bytes, capability)
     smallest = max(16, triton.next_power_of_2(group))
-    wanted = next((rows for rows in (16, 64) if max_rows <= rows), tiles.rows)
+    wanted = next((rows for rows in _FEW_ROWS if max_rows <= rows), tiles.rows)
     rows = max(min(wanted, tiles.rows), smallest)
-    return Tiles(rows, tiles.keys, 8 if rows >= 128 else 4, tiles.num_stages)
+    return replace(tiles, rows=rows, num_warps=8 if rows >= 128 else 4)
 
 
 @triton.jit
@@ -93,6 +109,18 @@ def soft_cap_scores(scores, cap):
     decay = tl.exp2(tl.abs(scores) / cap * -2.8853900817779268)  # e^(-2x) = 2^(-2x / ln 2)
     tanh = (1.0 - decay) / (1.0 + decay)
     return tl.where(scores < 0, -tanh, tanh) * cap
+
+
+@triton.jit
+def softmax_step(scores, row_max, row_sum, scale):
+    """A tile's weights 2^(scale * score - row maximum), and what comes of the rows: rescaling, sum and maximum.
+
+    The scale is positive, so that the largest score stays the largest, and one instruction scales and subtracts.
+    """
+    new_max = tl.maximum(row_max, tl.max(scores, axis=1) * scale)
+    weights = tl.exp2(scores * scale - new_max[:, None])
+    rescale = tl.exp2(row_max - new_max)
+    return weights, rescale, row_sum * rescale + tl.sum(weights, axis=1), new_max
 
 
 @triton.jit

@@ -8,7 +8,7 @@ grouped heads fill a tile too:
 
 The keys that a tile can see are visited in up to three runs, of which the middle one needs no mask. Tiles of keys begin
 at multiples of BLOCK_N. What no row sees is not even read: a freed block may hold NaN. Online softmax as in
-FlashAttention-2 (Dao, 2023), float32, base 2.
+FlashAttention-2 (Dao, 2023), float32, base 2; the scale is a factor of the exponent's one multiply-add.
 
     |<- window start: masked ->|<------ every row sees every key ------>|<- diagonal: masked ->|
 """
@@ -21,7 +21,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aserve.kernels.attention_tiles import Capability, offsets_in_tile, prefill_tiles, soft_cap_scores, tile_starts
+from aserve.kernels.attention_tiles import (
+    Capability,
+    offsets_in_tile,
+    prefill_tiles,
+    soft_cap_scores,
+    softmax_step,
+    tile_starts,
+)
 from aserve.kernels.launch import SHAPES, Launch
 from aserve.kernels.ops import AttentionBatch
 
@@ -70,21 +77,18 @@ def _visit_tiles(
                 k = tl.load(k_ptr + offsets, mask=in_head[None, :], other=0.0)
                 v = tl.load(v_ptr + offsets, mask=in_head[None, :], other=0.0)
 
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if HAS_SOFT_CAP:
-            scores = soft_cap_scores(scores, soft_cap_log2)
+            scores = soft_cap_scores(scores * scale_log2, soft_cap_log2)
         if MASKED:
             distance = query_positions[:, None] - positions[None, :]
             visible = (distance >= 0) & inside[None, :]
             if HAS_WINDOW:
                 visible = visible & (distance < window)
             scores = tl.where(visible, scores, float("-inf"))
-        new_max = tl.maximum(row_max, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - new_max[:, None])
-        rescale = tl.exp2(row_max - new_max)
-        row_sum = row_sum * rescale + tl.sum(weights, axis=1)
+        factor = 1.0 if HAS_SOFT_CAP else scale_log2
+        weights, rescale, row_sum, row_max = softmax_step(scores, row_max, row_sum, factor)
         acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
-        row_max = new_max
     return acc, row_max, row_sum
 
 
@@ -224,9 +228,11 @@ def _shaped(
     num_heads, head_dim = shape_HD
     block_size, num_kv_heads, _ = shape_PKD
     group = num_heads // num_kv_heads
-    tiles = prefill_tiles(max_query_len * group, head_dim, group, element_bytes, capability)
     first_seq, end_seq = sequences
     scale, sliding_window, soft_cap = limits
+    assert scale > 0, "the kernel takes the largest score before it scales"
+    max_rows = max_query_len * group
+    tiles = prefill_tiles(max_rows, head_dim, group, element_bytes, capability, soft_cap=soft_cap is not None)
     log2_e = math.log2(math.e)
     return Launch(
         _prefill_kernel,
@@ -251,4 +257,5 @@ def _shaped(
         HAS_SOFT_CAP=soft_cap is not None,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
+        maxnreg=tiles.max_registers,
     )
