@@ -133,16 +133,40 @@ def offsets_in_tile(slot_stride, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr
 
 
 @triton.jit
-def tile_starts(table_ptr, start, positions, visible, slot_stride, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+def tile_starts(
+    table_ptr,
+    start,
+    first,
+    end,
+    slot_stride,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TABLE_COPIES: tl.constexpr,
+    MASKED: tl.constexpr,
+):
     """Where the block (or tile) of each key begins, [BLOCK_N, 1]. start: the tile's first position, a multiple of it.
 
-    Table entries are read where `visible` (None: everywhere); the others may not exist.
+    Table entries are read at positions in [first, end) where MASKED; the others may not exist. TABLE_COPIES: how often
+    each is read, see `table_copies`.
     """
-    if visible is None:
-        blocks = tl.load(table_ptr + positions // BLOCK_SIZE)
+    positions = start + tl.arange(0, BLOCK_N * TABLE_COPIES) // TABLE_COPIES
+    if MASKED:
+        inside = (positions >= first) & (positions < end)
+        blocks = tl.load(table_ptr + positions // BLOCK_SIZE, mask=inside, other=0)
     else:
-        blocks = tl.load(table_ptr + positions // BLOCK_SIZE, mask=visible, other=0)
+        blocks = tl.load(table_ptr + positions // BLOCK_SIZE)
+    if TABLE_COPIES > 1:
+        blocks = tl.max(tl.reshape(blocks, [BLOCK_N, TABLE_COPIES]), axis=1)
     starts = blocks.to(tl.int64) * (BLOCK_SIZE * slot_stride)
     if BLOCK_SIZE > BLOCK_N:
         starts += start % BLOCK_SIZE * slot_stride
     return starts[:, None]
+
+
+def table_copies(tiles: Tiles, head_dim: int, *, decodes: bool = False) -> int:
+    """How often each of a tile's table entries is read, so that there is one for each thread of a program.
+
+    Triton takes a load of fewer numbers than threads for free, and has each thread read all that it needs by itself: 8
+    entries of 64 keys. One for each thread is a single instruction. Prompts over wide heads have no registers left for it.
+    """
+    return max(1, 32 * tiles.num_warps // tiles.keys) if decodes or head_dim <= 128 else 1

@@ -25,7 +25,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aserve.kernels.attention_tiles import Capability, decode_tiles, offsets_in_tile, soft_cap_scores, tile_starts
+from aserve.kernels.attention_tiles import (
+    Capability,
+    decode_tiles,
+    offsets_in_tile,
+    soft_cap_scores,
+    softmax_step,
+    table_copies,
+    tile_starts,
+)
 from aserve.kernels.launch import SHAPES, Launch
 from aserve.kernels.ops import AttentionBatch
 
@@ -65,11 +73,12 @@ def _decode_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    TABLE_COPIES: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
 ):
     """lse_ptr: None where there is one split, whose result is final."""
-    seq = tl.program_id(0).to(tl.int64)
-    kv_head = tl.program_id(1)
+    kv_head = tl.program_id(0)
+    seq = tl.program_id(1).to(tl.int64)
     split, num_splits = tl.program_id(2), tl.num_programs(2)
     rows = tl.arange(0, BLOCK_M)
     dims = tl.arange(0, BLOCK_D)
@@ -102,19 +111,19 @@ def _decode_kernel(
         positions = start + tl.arange(0, BLOCK_N)
         visible = (positions >= first) & (positions < end)
         kv_mask = visible[:, None] & in_head[None, :]
-        offsets = tile_starts(seq_table_ptr, start, positions, visible, slot_stride, BLOCK_SIZE, BLOCK_N) + in_tile
+        starts = tile_starts(
+            seq_table_ptr, start, first, end, slot_stride, BLOCK_SIZE, BLOCK_N, TABLE_COPIES, MASKED=True
+        )
+        offsets = starts + in_tile
         k = tl.load(k_ptr + offsets, mask=kv_mask, other=0.0)
         v = tl.load(v_ptr + offsets, mask=kv_mask, other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if HAS_SOFT_CAP:
-            scores = soft_cap_scores(scores, soft_cap_log2)
+            scores = soft_cap_scores(scores * scale_log2, soft_cap_log2)
         scores = tl.where(visible[None, :], scores, float("-inf"))
-        new_max = tl.maximum(row_max, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - new_max[:, None])
-        rescale = tl.exp2(row_max - new_max)
-        row_sum = row_sum * rescale + tl.sum(weights, axis=1)
+        factor = 1.0 if HAS_SOFT_CAP else scale_log2
+        weights, rescale, row_sum, row_max = softmax_step(scores, row_max, row_sum, factor)
         acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
-        row_max = new_max
 
     # An empty split has row_sum 0: its result is 0 and its log-sum-exp very small, so that it weighs nothing.
     safe_sum = tl.where(row_sum > 0, row_sum, 1.0)
@@ -245,7 +254,7 @@ def _shaped(
     num_splits = choose_num_splits(num_seqs * num_kv_heads, num_tiles, num_places)
     attend = Launch(
         _decode_kernel,
-        (num_seqs, num_kv_heads, num_splits),
+        (num_kv_heads, num_seqs, num_splits),
         (
             *q_strides[:2],
             num_kv_heads * head_dim,
@@ -261,6 +270,7 @@ def _shaped(
         BLOCK_M=tiles.rows,
         BLOCK_N=tiles.keys,
         BLOCK_D=block_d,
+        TABLE_COPIES=table_copies(tiles, head_dim, decodes=True),
         HAS_SOFT_CAP=soft_cap is not None,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,

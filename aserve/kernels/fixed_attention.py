@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aserve.kernels.attention_tiles import Capability, Tiles, prefill_tiles
+from aserve.kernels.attention_tiles import Capability, Tiles, prefill_tiles, table_copies
 from aserve.kernels.launch import SHAPES, Launch
 from aserve.kernels.ops import AttentionBatch
 from aserve.kernels.prefill_attention import _visit_tiles
@@ -50,8 +50,8 @@ def _fixed_attention_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, table_ptr, seq_lens_ptr, query_starts_ptr,
     first_seq, q_token_stride, q_head_stride, slot_stride, table_stride, window, scale_log2, soft_cap_log2,
     NUM_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    TABLE_COPIES: tl.constexpr, SPLIT: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr,
 ):  # fmt: skip
     """lse_ptr: None for prompts. Else each sequence has one query, and the program one split of its context."""
     TOKENS: tl.constexpr = BLOCK_M // GROUP
@@ -89,7 +89,7 @@ def _fixed_attention_kernel(
             tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32), tl.full([BLOCK_M], -1e30, dtype=tl.float32),
             tl.zeros([BLOCK_M], dtype=tl.float32), k_ptr + kv_head * HEAD_DIM, v_ptr + kv_head * HEAD_DIM,
             table_ptr + seq * table_stride, slot_stride, window, scale_log2, soft_cap_log2,
-            HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, HAS_WINDOW, HAS_SOFT_CAP, MASKED=True,
+            HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, TABLE_COPIES, HAS_WINDOW, HAS_SOFT_CAP, MASKED=True,
         )  # fmt: skip
         # A split of which a row sees nothing has the sum 0, and weighs nothing.
         row_sum = tl.where(row_sum > 0, row_sum, 1.0)
@@ -197,6 +197,7 @@ def _shaped(
         BLOCK_M=tiles.rows,
         BLOCK_N=tiles.keys,
         BLOCK_D=_padded(head_dim),
+        TABLE_COPIES=table_copies(tiles, head_dim),
         SPLIT=_SPLIT,
         HAS_WINDOW=sliding_window is not None,
         HAS_SOFT_CAP=soft_cap is not None,

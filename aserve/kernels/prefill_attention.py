@@ -27,6 +27,7 @@ from aserve.kernels.attention_tiles import (
     prefill_tiles,
     soft_cap_scores,
     softmax_step,
+    table_copies,
     tile_starts,
 )
 from aserve.kernels.launch import SHAPES, Launch
@@ -54,6 +55,7 @@ def _visit_tiles(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    TABLE_COPIES: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     MASKED: tl.constexpr,
@@ -63,19 +65,19 @@ def _visit_tiles(
     in_tile = offsets_in_tile(slot_stride, BLOCK_SIZE, BLOCK_N, BLOCK_D)
     for start in range(begin, end, BLOCK_N):
         positions = start + tl.arange(0, BLOCK_N)
+        offsets = in_tile + tile_starts(
+            table_ptr, start, first, end, slot_stride, BLOCK_SIZE, BLOCK_N, TABLE_COPIES, MASKED
+        )
         if MASKED:
             inside = (positions >= first) & (positions < end)
-            offsets = tile_starts(table_ptr, start, positions, inside, slot_stride, BLOCK_SIZE, BLOCK_N) + in_tile
             k = tl.load(k_ptr + offsets, mask=inside[:, None] & in_head[None, :], other=0.0)
             v = tl.load(v_ptr + offsets, mask=inside[:, None] & in_head[None, :], other=0.0)
+        elif HEAD_DIM == BLOCK_D:
+            k = tl.load(k_ptr + offsets)
+            v = tl.load(v_ptr + offsets)
         else:
-            offsets = tile_starts(table_ptr, start, positions, None, slot_stride, BLOCK_SIZE, BLOCK_N) + in_tile
-            if HEAD_DIM == BLOCK_D:
-                k = tl.load(k_ptr + offsets)
-                v = tl.load(v_ptr + offsets)
-            else:
-                k = tl.load(k_ptr + offsets, mask=in_head[None, :], other=0.0)
-                v = tl.load(v_ptr + offsets, mask=in_head[None, :], other=0.0)
+            k = tl.load(k_ptr + offsets, mask=in_head[None, :], other=0.0)
+            v = tl.load(v_ptr + offsets, mask=in_head[None, :], other=0.0)
 
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if HAS_SOFT_CAP:
@@ -119,6 +121,7 @@ def _prefill_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    TABLE_COPIES: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
 ):
@@ -163,17 +166,17 @@ def _prefill_kernel(
         acc, row_max, row_sum = _visit_tiles(
             begin, first, tl.minimum(full_begin, last_query + 1), q, query_positions, acc, row_max, row_sum,
             k_head_ptr, v_head_ptr, seq_table_ptr, slot_stride, window, scale_log2, soft_cap_log2,
-            HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, HAS_WINDOW, HAS_SOFT_CAP, MASKED=True,
+            HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, TABLE_COPIES, HAS_WINDOW, HAS_SOFT_CAP, MASKED=True,
         )  # fmt: skip
     acc, row_max, row_sum = _visit_tiles(
         full_begin, first, full_end, q, query_positions, acc, row_max, row_sum, k_head_ptr, v_head_ptr, seq_table_ptr,
-        slot_stride, window, scale_log2, soft_cap_log2, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D,
+        slot_stride, window, scale_log2, soft_cap_log2, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, TABLE_COPIES,
         HAS_WINDOW, HAS_SOFT_CAP, MASKED=False,
     )  # fmt: skip
     acc, row_max, row_sum = _visit_tiles(
         full_end, first, last_query + 1, q, query_positions, acc, row_max, row_sum, k_head_ptr, v_head_ptr,
         seq_table_ptr, slot_stride, window, scale_log2, soft_cap_log2, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D,
-        HAS_WINDOW, HAS_SOFT_CAP, MASKED=True,
+        TABLE_COPIES, HAS_WINDOW, HAS_SOFT_CAP, MASKED=True,
     )  # fmt: skip
 
     # Every query sees itself; only padding rows, which are not stored, may have summed to nothing.
@@ -253,6 +256,7 @@ def _shaped(
         BLOCK_M=tiles.rows,
         BLOCK_N=tiles.keys,
         BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
+        TABLE_COPIES=table_copies(tiles, head_dim),
         HAS_WINDOW=sliding_window is not None,
         HAS_SOFT_CAP=soft_cap is not None,
         num_warps=tiles.num_warps,
