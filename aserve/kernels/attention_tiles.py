@@ -167,6 +167,6 @@ def table_copies(tiles: Tiles, head_dim: int, *, decodes: bool = False) -> int:
     """How often each of a tile's table entries is read, so that there is one for each thread of a program.
 
     Triton takes a load of fewer numbers than threads for free, and has each thread read all that it needs by itself: 8
-    entries of 64 keys. One for each thread is a single instruction. Prompts over wide heads have no registers left for it.
+    entries of 64 keys. One for each thread is a single instruction. Prompts over wide heads lack the registers for it.
     """
     return max(1, 32 * tiles.num_warps // tiles.keys) if decodes or head_dim <= 128 else 1
