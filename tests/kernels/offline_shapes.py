@@ -77,7 +77,8 @@ def sample(ops: TritonOps, vocab_size: int) -> None:
         {"banned": [[1, 2]] * 3},
         {"min_p": 0.1, "banned": [[1]] * 3},
     ):
-        ops.sample(torch.empty(3, vocab_size), sampling(3, **options))
+        for dtype in (BF16, FP32):
+            ops.sample(torch.empty(3, vocab_size, dtype=dtype), sampling(3, **options))
 
 
 def control(ops: TritonOps, vocab_size: int) -> None:
