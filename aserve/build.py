@@ -32,7 +32,7 @@ from aserve.core.config import (
     resolve,
 )
 from aserve.core.errors import CheckpointError, ConfigError, InsufficientMemoryError, InvalidRequestError
-from aserve.core.layout import KVLayout, lay_out
+from aserve.core.layout import KVLayout, lay_out, stretched
 from aserve.core.params import SamplingParams
 from aserve.engine import EngineParts, Loader, Progress
 from aserve.kv_cache.host_memory import copying_pays
@@ -180,9 +180,10 @@ def measure(
     elif device.type == "cpu":
         budget_bytes = cpu_kv_budget()
     else:
+        num_tokens = options.max_num_batched_tokens or default_max_num_batched_tokens(device.type)
         plan = largest_step(
             options.max_num_seqs or default_max_num_seqs(),
-            options.max_num_batched_tokens or default_max_num_batched_tokens(device.type),
+            stretched(num_tokens, num_tokens),
             min(options.max_model_len or model.spec.context_len, model.spec.context_len),
             options.block_size,
         )
@@ -337,6 +338,7 @@ def make_scheduler(config: EngineConfig) -> Scheduler:
         keeps_evicted=has_host_tier(config),
         max_in_flight=config.max_in_flight,
         is_fair=config.scheduling_policy == "fair",
+        target_itl_s=None if config.target_itl_ms is None else config.target_itl_ms / 1e3,
     )
 
 

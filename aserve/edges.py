@@ -23,10 +23,12 @@ def is_fault(error: BaseException) -> bool:
     return not isinstance(error, WISHES)
 
 
-def aside(log: logging.Logger, place: str, call: Callable[[], object], request_id: str | None = None) -> None:
+def aside(
+    log: logging.Logger, place: str, request_id: str | None, call: Callable[..., object], *arguments: object
+) -> None:
     """Call what nobody's answer depends on. What it raises is told to the log alone: see `log_fault`."""
     try:
-        call()
+        call(*arguments)
     except WISHES:
         raise
     except BaseException as error:

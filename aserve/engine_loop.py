@@ -12,7 +12,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
 from typing import Final
 
 import msgspec
@@ -180,14 +179,14 @@ class EngineLoop:
             yield [reader.mailbox for reader in readers]
         finally:  # finished, failed, cancelled or disconnected: one way out
             for reader in readers:
-                aside(_log, "charging", partial(self._charge, reader), reader.request.id)
+                aside(_log, "charging", reader.request.id, self._charge, reader)
             for request in requests:
                 self._readers.pop(request.id, None)
                 for index in range(request.params.n):
                     self._choices.pop((request.id, index), None)
                 self._give_back(request.id)
             for reader in readers:
-                aside(_log, "counting", partial(self._left, reader), reader.request.id)
+                aside(_log, "counting", reader.request.id, self._left, reader)
 
     def _left(self, reader: _Reader, reason: FinishReason = FinishReason.ABORT) -> None:
         reader.times.left(self._clock(), reason)
@@ -267,7 +266,7 @@ class EngineLoop:
 
     async def _step_forever(self) -> None:
         while True:
-            aside(_log, "ending what is over its deadline", self._expire)
+            aside(_log, "ending what is over its deadline", None, self._expire)
             if not await self._steps.step():
                 await self._doorbell.wait()
             self._doorbell.clear()  # no await between here and the next plan: no wake-up is lost
@@ -275,6 +274,8 @@ class EngineLoop:
     def _expire(self) -> None:
         """End the requests whose deadline has come: with what they have, or unserved."""
         now = self._clock()
+        if now < self._scheduler.next_deadline_s:
+            return
         with self._may_tear():
             expired = self._scheduler.expire(now)
         if expired is not None:
@@ -297,7 +298,7 @@ class EngineLoop:
         if (reader := self._readers.get(request_id)) is not None:
             reader.num_open = 0
             reader.mailbox.fail(error)
-            aside(_log, "counting", partial(self._left, reader, FinishReason.ERROR), request_id)
+            aside(_log, "counting", request_id, self._left, reader, FinishReason.ERROR)
 
     def publish(self, step: StepTokens, now: float) -> None:
         """The one loop over a step's tokens: most are looked up together, and each is text as it is."""
@@ -319,13 +320,13 @@ class EngineLoop:
                 continue
             if not is_out:
                 others.append((choice, SeqDelta(request_id, (token_id,), None, None, index, choice.num_cached)))
-        aside(_log, "counting", partial(self._metrics.one_token_each, now, all_times))
+        aside(_log, "counting", None, self._metrics.one_token_each, now, all_times)
         for delta in step.deltas:
             choice = self._choices.get((delta.request_id, delta.index))
             if choice is not None:
                 choice.num_cached = delta.num_cached_tokens
-                count = partial(choice.reader.times.tokens, now, len(delta.token_ids), delta.queued_s)
-                aside(_log, "counting", count, delta.request_id)
+                count = choice.reader.times.tokens
+                aside(_log, "counting", delta.request_id, count, now, len(delta.token_ids), delta.queued_s)
                 others.append((choice, delta))
         for choice, delta in others:  # after all tokens are counted, for any of them may end its request
             try:
@@ -353,6 +354,6 @@ class EngineLoop:
                     self._scheduler.finish(delta.request_id, delta.index)
             reader.num_open -= 1
             if not reader.num_open:
-                aside(_log, "counting", partial(reader.times.finished, now, text.finish_reason), delta.request_id)
+                aside(_log, "counting", delta.request_id, reader.times.finished, now, text.finish_reason)
             text = msgspec.structs.replace(text, timings=reader.times.timings(now))
         reader.mailbox.put(text)

@@ -163,6 +163,13 @@ ENGINE_FLAGS: Final = (
         "newcomers wait X times as long as the last step with prompts took, so that more come together",
     ),
     Flag(
+        "target_itl_ms",
+        read_number,
+        "MS",
+        "how long a step may take in which somebody decodes, prompts being computed in smaller pieces for it;"
+        " 0 is any time (if not given: 2.5 times as long as without prompts on CUDA, any time on a CPU)",
+    ),
+    Flag(
         "max_num_queued_reqs",
         read_count,
         "N",

@@ -12,7 +12,6 @@ import logging
 from collections import deque
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from functools import partial
 from math import inf
 from typing import Final, Protocol
 
@@ -80,7 +79,8 @@ class Stepper:
         self._metrics = metrics
         self._clock = clock
         self._audience = audience
-        self._flying: deque[tuple[StepPlan, Flight]] = deque()
+        self._flying: deque[tuple[StepPlan, Flight, float]] = deque()
+        self._last_landed_s = 0.0
         self._torn_by: BaseException | None = None
         self._num_restarts = 0
         self.landing_since_s = inf
@@ -110,8 +110,9 @@ class Stepper:
         flying = self._flying
         if self._torn_by is not None:
             await self._start_over(self._torn_by, is_of_step=False)
+        now = self._clock()
         try:
-            plan = self._scheduler.plan(self._clock())
+            plan = self._scheduler.plan(now)
         except WISHES:
             raise
         except BaseException as error:
@@ -121,7 +122,7 @@ class Stepper:
             return False
         if plan is not None:
             flight = self._launch(plan)
-            flying.append((plan, flight))
+            flying.append((plan, flight, now))
             if isinstance(flight, _NeverLaunched):  # nothing is to be launched behind it
                 while flying:
                     await self._land()
@@ -139,7 +140,7 @@ class Stepper:
 
     async def _land(self) -> None:
         """Wait for the oldest step and publish what it brought. If it failed, those on top of it are gone as well."""
-        plan, flight = self._flying.popleft()
+        plan, flight, launched_s = self._flying.popleft()
         try:
             result = await self._landed(flight)
             now = self._clock()
@@ -150,20 +151,20 @@ class Stepper:
             return
         assert result.step_id == plan.step_id, f"step {result.step_id} landed before step {plan.step_id}"
         try:
-            step = self._commit(result)
+            step = self._commit(result, now - max(launched_s, self._last_landed_s))
         except WISHES:
             raise
         except BaseException as error:
             await self._start_over(error, now)
             return
-        self._num_restarts = 0
+        self._num_restarts, self._last_landed_s = 0, now
         self._audience.publish(step, now)
 
-    def _commit(self, result: StepResult) -> StepTokens:
+    def _commit(self, result: StepResult, took_s: float) -> StepTokens:
         if result.failed:
             for request_id in self._scheduler.expel(result.failed):
                 self._audience.fail(request_id, NonFiniteLogitsError())
-        return self._scheduler.commit(result)
+        return self._scheduler.commit(result, took_s)
 
     async def _landed(self, flight: Flight) -> StepResult:
         """Wait for a flight, and let others see since when."""
@@ -189,7 +190,7 @@ class Stepper:
 
         Raises `DeviceLostError`.
         """
-        aside(_log, "counting", partial(self._metrics.step_failed, error))
+        aside(_log, "counting", None, self._metrics.step_failed, error)
         await self._drop_flying()
         try:
             await self._landed(self._runner.recover())

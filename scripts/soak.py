@@ -55,12 +55,15 @@ BAD_BODIES: Final = (
 def serve(fault_every: int, keys_file: str) -> int:
     """Serve the demonstration model on a free port, telling on standard output where, and then what is held."""
     from aserve.build import loader, make_options
+    from aserve.cli import bound_product_caches
     from aserve.core.plan import StepPlan
     from aserve.core.ports import Flight, Runner
     from aserve.engine import AsyncEngine, EngineParts, Progress
     from aserve.http import Keyring, create_app
     from aserve.server import Server, ServerConfig
     from aserve.server.lifecycle import serve as run_until_signal
+
+    bound_product_caches(os.environ)
 
     class FaultyRunner:
         """Some launches raise; which is a matter of a seeded chance."""

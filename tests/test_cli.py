@@ -3,6 +3,8 @@
 import gc
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -163,3 +165,44 @@ def test_the_garbage_collector_rests_until_all_is_loaded(monkeypatch, capsys):
     version, ready, curl, drain = capsys.readouterr().err.splitlines()
     assert (version, ready, drain) == (f"aserve {__version__}", "Ready. Try:", "draining takes 30 s")
     assert curl.startswith("  curl -N http://host/v1/chat/completions")
+
+
+PRODUCTS = """
+import os, torch
+from pathlib import Path
+from aserve.cli import bound_product_caches
+from aserve.kernels.packed_linear import can_pack, pack, packed_linear
+
+def resident_mib():
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS")]
+    return int(line.split()[1]) / 1024
+
+bound_product_caches(os.environ)
+weights = [torch.randn(size, 64) for size in (64, 128)]
+if can_pack(weights[0]):
+    packed = [pack(weight_OI) for weight_OI in weights]
+    packed_linear(torch.randn(600, 64), packed[0], None)
+    before = resident_mib()
+    for num_rows in range(1, 600):
+        for weight in packed:
+            packed_linear(torch.randn(num_rows, 64), weight, None)
+    print(resident_mib() - before)
+else:
+    print(0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_products_of_any_number_of_rows_do_not_add_up(monkeypatch):
+    """What torch keeps by default, 1,024 of them, would be over 500 MiB."""
+    for name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
+        monkeypatch.delenv(name, raising=False)
+    done = subprocess.run([sys.executable, "-c", PRODUCTS], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 200
+
+
+def test_what_the_environment_says_of_products_holds():
+    environ = {"LRU_CACHE_CAPACITY": "7"}
+    cli.bound_product_caches(environ)
+    assert environ == {"LRU_CACHE_CAPACITY": "7", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128"}

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypedDict, get_args
 import msgspec
 
 from aserve.core.errors import ConfigError
-from aserve.core.layout import Footprint, Window
+from aserve.core.layout import Footprint, Window, stretched
 from aserve.core.rules import (
     MAX_INT,
     Rules,
@@ -37,6 +37,7 @@ SchedulingPolicy = Literal["fcfs", "priority", "fair"]
 PREEMPTION_MODES: Final = get_args(PreemptionMode)
 SCHEDULING_POLICIES: Final = get_args(SchedulingPolicy)
 MAX_DELAY_FACTOR: Final = 1000.0
+MAX_TARGET_ITL_MS: Final = 3_600_000.0
 MAX_TIMEOUT_S: Final = 86400.0
 MAX_STEP_TIMEOUT_S: Final = 86_400.0
 RECOMPUTE_COST_S: Final = 20e-6
@@ -85,6 +86,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True
     scheduling_policy: SchedulingPolicy = "fcfs"
     long_prefill_token_threshold: int = 0
     scheduler_delay_factor: float = 0.0
+    target_itl_ms: float | None = None
     max_num_queued_reqs: int | None = None
     request_timeout: float | None = None
     step_timeout: float = 300.0
@@ -127,6 +129,7 @@ OPTION_RULES: Final = Rules(
         "scheduling_policy": one_of(*SCHEDULING_POLICIES),
         "long_prefill_token_threshold": integer(0, MAX_INT),
         "scheduler_delay_factor": number(0.0, MAX_DELAY_FACTOR),
+        "target_itl_ms": optional(number(0.0, MAX_TARGET_ITL_MS, unit="ms")),
         "max_num_queued_reqs": optional(count()),
         "request_timeout": optional(number(0.0, MAX_TIMEOUT_S, low_open=True, unit="seconds")),
         "step_timeout": number(0.0, MAX_STEP_TIMEOUT_S, unit="seconds"),
@@ -163,6 +166,7 @@ class OptionFields(TypedDict, total=False):
     scheduling_policy: SchedulingPolicy
     long_prefill_token_threshold: int
     scheduler_delay_factor: float
+    target_itl_ms: float | None
     max_num_queued_reqs: int | None
     request_timeout: float | None
     step_timeout: float
@@ -191,7 +195,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_windows: sliding windows by layer group; a span of block_size positions takes a block of each.
     recompute_cost_s, swap_cost_s: of a token computed anew, of a block moved one way; measured if there is swap space.
     max_in_flight: steps that are launched and have not landed, at most.
-    The last six before the notes are the options of those names.
+    The last seven before the notes are the options of those names.
     """
 
     block_size: int
@@ -210,6 +214,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     scheduling_policy: SchedulingPolicy = "fcfs"
     long_prefill_token_threshold: int = 0
     scheduler_delay_factor: float = 0.0
+    target_itl_ms: float | None = None
     max_num_queued_reqs: int | None = None
     request_timeout: float | None = None
     step_timeout: float = 300.0
@@ -224,7 +229,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def num_full_len(self) -> int:
         """Sequences of max_model_len that can run at once."""
         threshold = self.long_prefill_token_threshold or self.max_num_batched_tokens
-        chunk = min(threshold, self.max_num_batched_tokens)
+        chunk = stretched(min(threshold, self.max_num_batched_tokens), self.max_num_batched_tokens)
         peak = Footprint(self.kv_windows, self.block_size, chunk).peak(self.max_model_len)
         return min(self.max_num_seqs, (self.num_blocks - 1) // peak)
 
@@ -265,6 +270,17 @@ def choose_max_chunk(options: Options, budget: int) -> int:
     return min(options.long_prefill_token_threshold or share, budget)
 
 
+def choose_target_itl_ms(options: Options, facts: Facts) -> float | None:
+    """What a step may take in which somebody decodes: on CUDA in proportion to decoding alone (None), else any time.
+
+    A CPU computes small pieces of prompts at little more than half of its speed: bounded steps cost a small model a
+    fifth of its tokens per second.
+    """
+    if options.target_itl_ms is None and facts.device == "cpu":
+        return 0.0
+    return options.target_itl_ms
+
+
 def choose_max_in_flight(facts: Facts) -> int:
     """How far the device runs ahead: a step that waits behind it hides what the host does between two of them.
 
@@ -288,9 +304,8 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
             f"max_model_len {options.max_model_len} is over the model's context of {facts.context_len} tokens"
         )
     max_model_len = options.max_model_len or facts.context_len
-
     chunk = choose_max_chunk(options, budget)
-    footprint = Footprint(facts.kv_windows, options.block_size, chunk)
+    footprint = Footprint(facts.kv_windows, options.block_size, stretched(chunk, budget))
     bytes_per_block = facts.kv_bytes_per_token * options.block_size
     wanted_bytes = options.kv_cache_memory_bytes or facts.kv_budget_bytes
     num_blocks = wanted_bytes // bytes_per_block
@@ -333,6 +348,7 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         scheduling_policy=options.scheduling_policy,
         long_prefill_token_threshold=chunk if chunk < budget else 0,
         scheduler_delay_factor=options.scheduler_delay_factor,
+        target_itl_ms=choose_target_itl_ms(options, facts),
         max_num_queued_reqs=options.max_num_queued_reqs,
         request_timeout=options.request_timeout,
         step_timeout=options.step_timeout,

@@ -80,6 +80,18 @@ def first_visible_span(position: int, window: int, block_size: int) -> int:
     return max(0, position - window + 1) // block_size
 
 
+STRETCH: Final = 32
+"""A chunk may be longer by one in so many tokens, if it is then its prompt's last."""
+
+
+def stretched(num_tokens: int, budget: int) -> int:
+    """Tokens that a step of up to `num_tokens`, or a chunk of as many, can have come to: those of a whole step stretch.
+
+    So 528 tokens are one step where the budget is 512, and not two, of which the second is for 16.
+    """
+    return num_tokens + num_tokens // STRETCH if num_tokens == budget else num_tokens
+
+
 class Footprint(msgspec.Struct, frozen=True):
     """How many blocks sequences hold at most, where `max_chunk` tokens of one are computed in a step at most.
 

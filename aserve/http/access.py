@@ -13,7 +13,6 @@ health probes and scrapes, which come all the time, are DEBUG.
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -101,7 +100,7 @@ class AccessLog:
             record.error = report(_log, "answering", error, scope.get(SCOPE_KEY))
             raise record.error from error
         finally:
-            aside(_log, "writing the access line", partial(self._write, scope, record, start_s), scope.get(SCOPE_KEY))
+            aside(_log, "writing the access line", scope.get(SCOPE_KEY), self._write, scope, record, start_s)
 
     def _write(self, scope: Scope, record: Record, start_s: float) -> None:
         total_s = self._clock() - start_s

@@ -117,7 +117,7 @@ def attend_all(reads: Sequence[Read], q_THD: Tensor, layer: Layer, scale: float,
 class DecodeRead:
     """One query each of N sequences, padded to the longest context. mask_N11C: None where nothing is hidden.
 
-    tails_X: positions, of N * C, that blocks hold behind the sequences' ends, where there are any. They are cleared:
+    tails: positions, of N * C, that blocks hold behind the sequences' ends, where there are any. They are cleared:
     what is there is the last owners', and a weight of 0 times NaN is NaN.
     """
 
@@ -126,14 +126,14 @@ class DecodeRead:
     blocks_X: Tensor
     num_keys: int
     mask_N11C: Tensor | None
-    tails_X: Tensor | None = None
+    tails: slice | Tensor | None = None
 
     def attend(self, q_NHD: Tensor, layer: Layer, scale: float, soft_cap: float | None) -> Tensor:
         """[N, H, D]."""
         context = layer.read(self.num_seqs, self.blocks_X)
-        if self.tails_X is not None:
+        if self.tails is not None:
             for x_NCKD in context:
-                x_NCKD.flatten(0, 1).index_fill_(0, self.tails_X, 0.0)
+                _clear(x_NCKD.flatten(0, 1), self.tails)
         k_NKCD, v_NKCD = (x_NCKD[:, : self.num_keys].transpose(1, 2) for x_NCKD in context)
         q_NKGD = q_NHD.unflatten(1, (k_NKCD.shape[1], -1))
         out_NKGD = _attention(q_NKGD, k_NKCD, v_NKCD, self.mask_N11C, scale, soft_cap)
@@ -154,7 +154,7 @@ def _decodes(
         num_keys = padded_keys(max(seq_lens[s] - starts[s] for s in members))
         num_blocks = -(-num_keys // block_size)
         slides = sliding_window is not None and max(lens) > sliding_window
-        mask_N11C = tails_X = None
+        mask_N11C = tails = None
         if slides:
             assert sliding_window is not None
             starts_N1 = torch.tensor([starts[s] for s in members]).unsqueeze(1)
@@ -166,8 +166,8 @@ def _decodes(
                 blocks_NM = blocks_NM.masked_fill(torch.arange(num_blocks) > (lens_N1 - 1) // block_size, 0)
         if slides or min(lens) != num_keys:
             mask_N11C = _mask(keys_NC, lens_N1 - 1, sliding_window, dtype)[:, None, None]
-            tails_X = _tails(lens_N1 - keys_NC[:, :1], num_blocks, block_size)
-        yield DecodeRead(tokens, len(members), blocks_NM.flatten(), num_keys, mask_N11C, tails_X)
+            tails = _tails(lens_N1 - keys_NC[:, :1], num_blocks, block_size)
+        yield DecodeRead(tokens, len(members), blocks_NM.flatten(), num_keys, mask_N11C, tails)
 
 
 def _length_groups(nums_keys: Sequence[int]) -> list[list[int]]:
@@ -200,11 +200,20 @@ def _visible_blocks(
     return blocks_NM.masked_fill_((columns_NM < first_N1) | (columns_NM > last_N1), 0)
 
 
-def _tails(nums_keys_N1: Tensor, num_blocks: int, block_size: int) -> Tensor:
+def _tails(nums_keys_N1: Tensor, num_blocks: int, block_size: int) -> slice | Tensor:
     """Where, in N * C, the last block of each sequence lies behind its end."""
     context_len = num_blocks * block_size
+    if len(nums_keys_N1) == 1:
+        return slice(int(nums_keys_N1), context_len)
     tails_NP = nums_keys_N1 + torch.arange(block_size)
     return (tails_NP + torch.arange(len(nums_keys_N1)).unsqueeze(1) * context_len)[tails_NP < context_len]
+
+
+def _clear(x_XKD: Tensor, positions: slice | Tensor) -> None:
+    if isinstance(positions, slice):
+        x_XKD[positions].zero_()
+    else:
+        x_XKD.index_fill_(0, positions, 0.0)
 
 
 # ---- prefill

@@ -34,24 +34,27 @@ def can_pack(weight_OI: Tensor) -> bool:
 
 
 def can_be_plain(weight_OI: Tensor) -> bool:
-    """Whether `plain_linear` gives the same bits, and the processor's cache has the weight, in float32.
+    """Whether the processor's cache has the weight, in float32, and `plain_linear` gives a row the same bits always.
 
-    To call a packed product takes 10 us more.
+    That is, with any number of others; and the bits of `packed_linear` where that is faster for several rows. To call a
+    packed product takes 10 us more.
     """
     num_outputs, num_inputs = weight_OI.shape
-    is_small = weight_OI.numel() <= _MAX_PLAIN_ELEMENTS and num_inputs <= _MAX_PLAIN_RUN
-    return weight_OI.dtype == torch.float32 and is_small and _plain_equals_packed(num_outputs, num_inputs)
+    is_small = weight_OI.dtype == torch.float32 and weight_OI.numel() <= _MAX_PLAIN_ELEMENTS
+    if not is_small or (num_inputs > _MAX_PLAIN_RUN and not plain_is_fast()):
+        return False
+    return _plain_is_steady(num_outputs, num_inputs, like_packed=not plain_is_fast())
 
 
 @cache
-def _plain_equals_packed(num_outputs: int, num_inputs: int) -> bool:
+def _plain_is_steady(num_outputs: int, num_inputs: int, *, like_packed: bool) -> bool:
     """Try it, since other processors may have other orders."""
     draw = torch.Generator().manual_seed(0)
     x_TI = torch.randn(max(_TRIED_ROWS), num_inputs, generator=draw)
     weight_OI = torch.randn(num_outputs, num_inputs, generator=draw)
-    packed_TO = packed_linear(x_TI, pack(weight_OI), None)
-    weight_IO = weight_OI.t().contiguous()
-    return all(torch.equal(plain_linear(x_TI[:n], weight_IO, None), packed_TO[:n]) for n in _TRIED_ROWS)
+    weights_IO = columns(weight_OI)
+    expected_TO = packed_linear(x_TI, pack(weight_OI), None) if like_packed else plain_linear(x_TI, weights_IO, None)
+    return all(torch.equal(plain_linear(x_TI[:n], weights_IO, None), expected_TO[:n]) for n in _TRIED_ROWS)
 
 
 @cache
@@ -84,16 +87,29 @@ def packed_linear(x_TI: Tensor, packed_OI: Tensor, bias_O: Tensor | None) -> Ten
     return _product(x_TI, packed_OI, bias_O)
 
 
-def plain_linear(x_TI: Tensor, weight_IO: Tensor, bias_O: Tensor | None) -> Tensor:
-    """x W + b, [T, O], W by rows of inputs, as vector units read it best; a single row as one of two.
+def columns(weight_OI: Tensor) -> tuple[Tensor, ...]:
+    """The weight as `plain_linear` takes it: by inputs, in parts of as many as MKL adds up one after the other."""
+    return tuple(part_OI.t().contiguous() for part_OI in weight_OI.chunk(-(-weight_OI.shape[1] // _MAX_PLAIN_RUN), 1))
+
+
+def plain_linear(x_TI: Tensor, weights_IO: tuple[Tensor, ...], bias_O: Tensor | None) -> Tensor:
+    """x W^T + b, [T, O], W as `columns`, which vector units read best; a single row as one of two.
 
     A product with a vector is another function of MKL's, which adds up in another order.
     """
     num_rows = x_TI.shape[0]
-    out_TO = torch.mm(x_TI if num_rows > 1 else x_TI.expand(2, -1), weight_IO)
+    x_TI = x_TI if num_rows > 1 else torch.cat((x_TI, x_TI))
+    first_IO, *others_IO = weights_IO
+    if not others_IO:
+        out_TO = torch.mm(x_TI, first_IO)
+    else:
+        first_TI, *others_TI = x_TI.split([len(part_IO) for part_IO in weights_IO], 1)
+        out_TO = torch.mm(first_TI, first_IO)
+        for part_TI, part_IO in zip(others_TI, others_IO, strict=True):
+            out_TO.addmm_(part_TI, part_IO)
     if bias_O is not None:
         out_TO += bias_O
-    return out_TO if num_rows > 1 else out_TO[:1]
+    return out_TO[:num_rows]
 
 
 def _product(x_TI: Tensor, packed_OI: Tensor, bias_O: Tensor | None) -> Tensor:

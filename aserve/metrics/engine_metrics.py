@@ -42,6 +42,7 @@ class SchedulerCounts(Protocol):
     num_blocks: all that sequences can hold. num_used_blocks: those that they do hold.
     num_swapped: sequences whose blocks are on the host. num_swap_outs: preemptions that moved them there.
     num_host_kept_blocks: cached blocks that live on in host memory now. num_host_hit_blocks: came back from there.
+    step_time_error: of the latest steps' predicted times, as a share of what they took.
     num_cache_queries, num_cache_hits: in tokens. queue_time_s: summed over the num_admitted sequences.
     """
 
@@ -77,6 +78,8 @@ class SchedulerCounts(Protocol):
     def num_host_kept_blocks(self) -> int: ...  # noqa: D102  the class says what each is
     @property
     def num_host_hit_blocks(self) -> int: ...  # noqa: D102  the class says what each is
+    @property
+    def step_time_error(self) -> float: ...  # noqa: D102  the class says what each is
 
 
 class TenantCounts(Protocol):
@@ -190,6 +193,7 @@ class EngineMetrics(Collector):
         yield self._counter("prefix_cache_evictions", "Cached blocks given to others.", counts.num_cache_evictions)
         yield self._gauge("host_cached_blocks", "Evicted blocks that host memory has.", counts.num_host_kept_blocks)
         yield self._counter("host_cache_hits", "Blocks that came back from there.", counts.num_host_hit_blocks)
+        yield self._gauge("step_time_error_ratio", "How wrong predicted step times are.", counts.step_time_error)
         queued = SummaryMetricFamily(
             "aserve_request_queue_time_seconds", "From arrival to first admission.", labels=["model_name"]
         )

@@ -16,6 +16,7 @@ from aserve.kernels.ops import Ops
 from aserve.kernels.packed_linear import (
     can_be_plain,
     can_pack,
+    columns,
     pack,
     packed_linear,
     plain_is_fast,
@@ -92,17 +93,17 @@ class PackedLinear:
 class SmallLinear:
     """A weight that the processor's cache holds, by columns; several rows go by a packed copy where there is one."""
 
-    __slots__ = ("_bias_O", "_packed_OI", "_weight_IO")
+    __slots__ = ("_bias_O", "_packed_OI", "_weights_IO")
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None = None, *, packs: bool = False) -> None:
-        self._weight_IO = weight_OI.t().contiguous()
+        self._weights_IO = columns(weight_OI)
         self._packed_OI = pack(weight_OI) if packs else None
         self._bias_O = bias_O
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         """[T, I] to [T, O]."""
         if self._packed_OI is None or x_TI.shape[0] == 1:
-            return plain_linear(x_TI, self._weight_IO, self._bias_O)
+            return plain_linear(x_TI, self._weights_IO, self._bias_O)
         return packed_linear(x_TI, self._packed_OI, self._bias_O)
 
 

@@ -6,6 +6,7 @@ A heap that is looked at before each plan, and no timer for any request.
 from collections.abc import Iterable, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import count
+from math import inf
 from typing import Final
 
 import msgspec
@@ -36,6 +37,11 @@ class Deadlines:
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Request]] = []
         self._order = count()
+
+    @property
+    def next_s(self) -> float:
+        """Before that nobody is due; infinity if nobody ever is."""
+        return self._heap[0][0] if self._heap else inf
 
     def add(self, request: Request, members: Mapping[RequestId, list[Sequence]]) -> None:
         """Remember when a request has to end, if ever."""

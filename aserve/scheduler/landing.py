@@ -62,9 +62,7 @@ class Landing:
         sequences = self._sequences
         self._taken_in = step = StepTokens([], [], [])
         choices, quiet_ids, deltas = step.choices, step.token_ids, step.deltas
-        token_ids = iter(result.token_ids)
-        for piece in slices:
-            token_id = next(token_ids)
+        for piece, token_id in zip(slices, result.token_ids):  # noqa: B905  as long as each other
             sequence = sequences.get(piece.seq_id)
             if sequence is None:  # it has ended
                 continue

@@ -7,29 +7,46 @@ from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Several
 
 from aserve.core.ids import BlockId, RequestId, SeqId
+from aserve.core.layout import STRETCH
 from aserve.core.plan import RowInit, SeqSlice, StepPlan
 from aserve.scheduler.admission import Admission, Pace
 from aserve.scheduler.preemption import choose_victims
 from aserve.scheduler.residents import Residents, is_flying
 from aserve.scheduler.sequence import Sequence
 from aserve.scheduler.states import State
+from aserve.scheduler.step_cost import Allowance, StreamPace
 from aserve.scheduler.undo import StepBudget
 
 
 class Planner:
-    """budget: of a step, in tokens. max_chunk: known tokens of one sequence that a step computes at most."""
+    """budget: of a step, in tokens. max_chunk: known tokens of one sequence that a step computes at most.
+
+    may_stretch: whether a chunk may be somewhat longer if it is then its prompt's last; see `STRETCH`.
+    """
 
     def __init__(
-        self, residents: Residents, admission: Admission, pace: Pace, *, budget: StepBudget, max_chunk: int
+        self,
+        residents: Residents,
+        admission: Admission,
+        pace: Pace,
+        streams: StreamPace,
+        *,
+        budget: StepBudget,
+        max_chunk: int,
+        may_stretch: bool,
     ) -> None:
         self._residents = residents
         self._admission = admission
         self._pace = pace
         self._budget = budget
+        self._streams = streams
         self._max_chunk = max_chunk
+        self._may_stretch = may_stretch
         self._settling: set[SeqId] = set()
         self.num_tokens = 0
-        """Planned since the start."""
+        """Of the plan made last."""
+        self.leaves_waiting = False
+        """Whether somebody waits whom that plan did not admit."""
         self.at: Sequence | None = None
         """For whom the plan in progress is taking blocks; after one that raised, at whom that was."""
 
@@ -47,6 +64,7 @@ class Planner:
         """
         residents = self._residents
         num_preemptions = residents.num_preemptions
+        self.num_tokens, self.leaves_waiting = 0, False
         if self._settling or self._pace.delays:
             self._settling.clear()
             self._pace.next_step(now)
@@ -63,7 +81,7 @@ class Planner:
                 break
             if start < sequence.num_prefill:
                 self.at = sequence
-                budget -= self._next_chunk(sequence, budget, draft)
+                budget -= min(budget, self._next_chunk(sequence, budget, draft))
                 continue
             new_blocks: tuple[BlockId, ...] | None = no_blocks
             if start >= sequence.table.capacity:
@@ -75,7 +93,8 @@ class Planner:
             slices.append(SeqSlice(sequence.id, sequence.row, start, 1, (), new_blocks, True))  # type: ignore[arg-type]
             sequence.num_computed = start + 1
             budget -= 1
-        if (residents.waiting or residents.swapped) and num_preemptions == residents.num_preemptions:
+        if residents.waiting or residents.swapped:
+            budget = budget if num_preemptions == residents.num_preemptions else 0
             self._newcomers(now, budget, draft, in_flight[0].step_id if in_flight else None, only)
         if not slices and (in_flight or only is not None or not self._unblock(now, draft)):
             self.at = None
@@ -94,15 +113,32 @@ class Planner:
 
     def _next_chunk(self, sequence: Sequence, budget: int, draft: "_Draft") -> int:
         """As `_known`, for who runs; only with windows can blocks be missing. 0 if it had to make room itself."""
-        end = self._chunk_end(sequence, budget)
+        num_tokens = self._chunk_len(sequence, budget, draft)
+        if not num_tokens:
+            return 0
+        end = sequence.num_computed + num_tokens
         new_blocks: tuple[BlockId, ...] | None = ()
         if end > sequence.table.capacity:
             new_blocks = self._residents.make_room(sequence, end, draft.step_id - 1)
         return 0 if new_blocks is None else self._known(sequence, end, new_blocks, draft)
 
-    def _chunk_end(self, sequence: Sequence, budget: int) -> int:
-        """Where the next chunk of a sequence's known tokens ends."""
-        return min(sequence.num_computed + min(budget, self._max_chunk), sequence.num_prefill)
+    def _chunk_len(self, sequence: Sequence, budget: int, draft: "_Draft") -> int:
+        """How many of a sequence's known tokens are next: 0 if no more may be computed beside those who decode."""
+        num_left = sequence.num_prefill - sequence.num_computed
+        most = min(budget, self._max_chunk)
+        if self._may_stretch and num_left <= most + most // STRETCH:
+            most = num_left
+        most = min(most, num_left)
+        allowance = self._allowance(draft)
+        return most if allowance is None else allowance.take(sequence.num_computed, most)
+
+    def _allowance(self, draft: "_Draft") -> Allowance | None:
+        """Of the step, for prompts; worked out when the first of them is about to be planned."""
+        if not draft.knows_allowance:
+            draft.knows_allowance = True
+            running = self._residents.running
+            draft.allowance = self._streams.allowance(s for s in running if s.num_prefill <= s.num_computed)
+        return draft.allowance
 
     def _known(self, sequence: Sequence, end: int, new_blocks: tuple[BlockId, ...], draft: "_Draft") -> int:
         """Append a sequence's known tokens up to `end`, and its RowInit if it needs one; returns their number."""
@@ -143,6 +179,7 @@ class Planner:
         Nobody is admitted while somebody is swapped out, unless it is on trial.
         """
         residents = self._residents
+        self.leaves_waiting = True
         while budget and residents.swapped and only is None:
             self.at = residents.swapped.first
             returned = residents.bring_back(oldest_flying)
@@ -150,36 +187,42 @@ class Planner:
                 return
             for sequence in returned:
                 if budget:
-                    budget -= self._first_chunk(sequence, budget, draft)
+                    budget -= min(budget, self._first_chunk(sequence, budget, draft))
         residents.settle()
         while budget and (newcomer := residents.next_up(only)) is not None:
             if is_flying(newcomer, oldest_flying):
                 break
             if draft.slices and not self._pace.allows(now, newcomer.request.arrival_s):
                 break
+            if (allowance := self._allowance(draft)) is not None and allowance.is_spent:
+                break
             self.at = newcomer
             if not residents.admit(newcomer, self._settling):
                 break
             self._admission.count(newcomer, now)
-            budget -= self._first_chunk(newcomer, budget, draft)
+            budget -= min(budget, self._first_chunk(newcomer, budget, draft))
             self._pace.admitted()
+        self.leaves_waiting = bool(residents.waiting)
 
     def _first_chunk(self, sequence: Sequence, budget: int, draft: "_Draft") -> int:
         """As `_known`, for who has just come and has room for a position at least, at nobody's cost."""
         sequence.settled_in = draft.step_id
-        end = self._residents.extend(sequence, self._chunk_end(sequence, budget))
+        num_tokens = max(1, self._chunk_len(sequence, budget, draft))
+        end = self._residents.extend(sequence, sequence.num_computed + num_tokens)
         return self._known(sequence, end, (), draft)
 
 
 class _Draft:
     """What a plan will be made of."""
 
-    __slots__ = ("inits", "slices", "step_id")
+    __slots__ = ("allowance", "inits", "knows_allowance", "slices", "step_id")
 
     def __init__(self, step_id: int) -> None:
         self.step_id = step_id
         self.slices: list[SeqSlice] = []
         self.inits: list[RowInit] = []
+        self.allowance: Allowance | None = None
+        self.knows_allowance = False
 
 
 def _only_running(running: Several[Sequence], only: Collection[RequestId]) -> Iterator[Sequence]:

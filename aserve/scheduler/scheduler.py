@@ -29,7 +29,7 @@ from itertools import chain
 
 from aserve.core.errors import InvalidRequestError
 from aserve.core.ids import BlockHash, RequestId, SeqId
-from aserve.core.layout import Window
+from aserve.core.layout import Window, stretched
 from aserve.core.outputs import StepTokens
 from aserve.core.plan import StepPlan, StepResult
 from aserve.core.request import Request
@@ -45,11 +45,15 @@ from aserve.scheduler.queue import Arrival, Policy, first_come_first_served
 from aserve.scheduler.residents import Residents
 from aserve.scheduler.sequence import Sequence
 from aserve.scheduler.statistics import Statistics, snapshot
+from aserve.scheduler.step_cost import StepCost, StreamPace
 from aserve.scheduler.undo import Aftermath, Restart
 
 
 class Scheduler:
     """Owns every sequence, the block bookkeeping and the rows. Deterministic: equal calls give equal plans.
+
+    step_cost: what steps take, learned from those of which `commit` was told. max_in_flight, while it runs: 1 while it
+    is being found out who makes steps fail. Of the constructor:
 
     block_size: positions in a block. num_blocks: all blocks, the null block included.
     max_num_seqs: sequences that run at once, and rows. max_num_batched_tokens: tokens that a step computes at most.
@@ -60,7 +64,8 @@ class Scheduler:
     computes at most; 0 is without limit. scheduler_delay_factor: see `Pace`. max_num_queued_reqs: requests that wait
     at most. windows: of each layer group. keeps_evicted: the swap space is a host tier of the prefix cache too.
     max_in_flight: steps planned and not landed, at most; not over 2 with windows, whose blocks are counted for two.
-    is_fair: tenants share by weight, see fairness.py; the policy orders the requests of each.
+    is_fair: tenants share by weight, see fairness.py; the policy orders the requests of each. target_itl_s: what a step
+    may take in which somebody decodes, see `StreamPace`.
     """
 
     def __init__(  # noqa: PLR0913  the numbers of one engine, each used here or by one part
@@ -83,11 +88,10 @@ class Scheduler:
         keeps_evicted: bool = False,
         max_in_flight: int = 2,
         is_fair: bool = False,
+        target_itl_s: float | None = 0.0,
     ) -> None:
         assert max_in_flight <= 2 or not any(windows), "I24: windows hold two steps of positions"
-        self.max_in_flight = max_in_flight
-        """Steps that may be planned and not landed. One, while it is being found out who makes steps fail."""
-        self._most_in_flight = max_in_flight
+        self.max_in_flight = self._most_in_flight = max_in_flight
         max_chunk = min(long_prefill_token_threshold or max_num_batched_tokens, max_num_batched_tokens)
         self._cache = PagedCache(
             num_blocks=num_blocks,
@@ -95,7 +99,7 @@ class Scheduler:
             num_host_blocks=num_host_blocks,
             enable_prefix_caching=enable_prefix_caching,
             windows=windows,
-            max_chunk=max_chunk,
+            max_chunk=stretched(max_chunk, max_num_batched_tokens),
             keeps_evicted=keeps_evicted,
         )
         self._admission = Admission(
@@ -109,12 +113,13 @@ class Scheduler:
         self._policy = policy
         self._max_num_batched_tokens = max_num_batched_tokens
         self._aftermath = Aftermath(max_num_batched_tokens)
+        self.step_cost = StepCost()
+        streams = StreamPace(self.step_cost, target_itl_s, max_num_batched_tokens)
         self._planner = Planner(
-            self._residents,
-            self._admission,
-            Pace(scheduler_delay_factor),
+            *(self._residents, self._admission, Pace(scheduler_delay_factor), streams),
             budget=self._aftermath.budget,
             max_chunk=max_chunk,
+            may_stretch=max_chunk == max_num_batched_tokens,
         )
         self._sequences: dict[SeqId, Sequence] = {}
         self._requests: dict[RequestId, list[Sequence]] = {}
@@ -216,6 +221,11 @@ class Scheduler:
             Group(request, members)
         self._deadlines.add(request, self._requests)
 
+    @property
+    def next_deadline_s(self) -> float:
+        """Before that `expire` finds nobody, on the clock of `Request.deadline_s`; infinity if no request has one."""
+        return self._deadlines.next_s
+
     def expire(self, now: float) -> Expired | None:
         """End the requests whose deadline has come by `now`; None if there is none. To be called before `plan`."""
         due = self._deadlines.due(now, self._requests)
@@ -235,7 +245,9 @@ class Scheduler:
         plan = self._plan_trial(now) if self._aftermath.is_on else None
         if plan is None:
             plan = self._planner.plan(now, self._next_step_id, self._in_flight)
-        self._admission.throughput.planned(now, self._planner.num_tokens, is_full=len(self._residents.waiting) > 0)
+        planner, throughput = self._planner, self._admission.throughput
+        if planner.leaves_waiting or throughput.is_measuring:
+            throughput.planned(now, planner.num_tokens, is_full=planner.leaves_waiting)
         if plan is None:
             assert self._in_flight or not self._sequences, "I13: requests wait and nothing runs"
             return None
@@ -253,16 +265,19 @@ class Scheduler:
         self.max_in_flight = self._most_in_flight if plan is None else 1
         return plan
 
-    def commit(self, result: StepResult) -> StepTokens:
+    def commit(self, result: StepResult, took_s: float = 0.0) -> StepTokens:
         """Take in the oldest step in flight: append its tokens, seal what has filled up, end what has ended.
 
-        A slice of a sequence that has ended meanwhile is ignored (I19); that of a preempted one still yields its token.
+        took_s: how long the device had it; 0.0 where that is not known. A slice of a sequence that has ended meanwhile
+        is ignored (I19); that of a preempted one still yields its token.
         """
         plan = self._in_flight.popleft()
         assert plan.step_id == result.step_id, f"step {result.step_id} landed before step {plan.step_id}"
         if self._aftermath.is_on:
             self._aftermath.landed()
             self.max_in_flight = 1 if self._aftermath.is_inquest else self._most_in_flight
+        if took_s:
+            self.step_cost.landed(plan.slices, took_s)
         return self._landing.take_in(plan, result)
 
     def revert(self, step_id: int, *, out_of_memory: bool = False) -> RequestId | None:
@@ -332,14 +347,16 @@ class Scheduler:
 
     def statistics(self) -> Statistics:
         """A snapshot."""
-        return snapshot(self._cache, self._residents, self._admission, len(self._in_flight))
+        error = self.step_cost.error
+        return snapshot(self._cache, self._residents, self._admission, len(self._in_flight), error)
 
     def check(self) -> None:
         """Assert every invariant, by number. For tests: the cost is that of the whole pool."""
         check_sequences(self._sequences, self._requests, self._residents)
         check_running(self._residents.running, self._in_flight, self._cache, self._admission.context_len)
         for plan in self._in_flight:
-            assert 0 < plan.num_tokens <= self._max_num_batched_tokens, f"I13: a step of {plan.num_tokens} tokens"
+            most = stretched(self._max_num_batched_tokens, self._max_num_batched_tokens)
+            assert 0 < plan.num_tokens <= most, f"I13: a step of {plan.num_tokens} tokens"
 
     # Ends.
 

@@ -17,6 +17,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     num_copied_blocks: copied on write. num_swapped_blocks: moved to the host or back.
     num_host_kept_blocks: of the swap space, those that the host tier has now. num_host_hit_blocks: came back from it.
     queue_time_s: from arrival to first admission, summed over the num_admitted sequences.
+    step_time_error: of what was predicted of the latest steps, as a share of what they took.
     """
 
     num_running: int
@@ -38,6 +39,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     num_swapped_blocks: int = 0
     num_host_kept_blocks: int = 0
     num_host_hit_blocks: int = 0
+    step_time_error: float = 0.0
 
     @property
     def kv_usage(self) -> float:
@@ -45,7 +47,9 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
         return self.num_used_blocks / self.num_blocks
 
 
-def snapshot(cache: PagedCache, residents: Residents, admission: Admission, num_in_flight: int) -> Statistics:
+def snapshot(
+    cache: PagedCache, residents: Residents, admission: Admission, num_in_flight: int, step_time_error: float
+) -> Statistics:
     """The counts of this moment."""
     counts = cache.statistics()
     return Statistics(
@@ -68,4 +72,5 @@ def snapshot(cache: PagedCache, residents: Residents, admission: Admission, num_
         num_swapped_blocks=residents.num_swapped_blocks,
         num_host_kept_blocks=counts.num_host_kept,
         num_host_hit_blocks=counts.num_host_hits,
+        step_time_error=step_time_error,
     )

@@ -22,19 +22,22 @@ class Throughput:
         self._seconds = 0.0
         self._answers = 0.0
         self._answered_tokens = 0.0
-        self._last_s: float | None = None
+        self._last_s = 0.0
         self._last_tokens = 0
-        self._num_planned = 0
+        self.is_measuring = False
+        """Whether the step planned last was a full one, so that it matters when the next is planned."""
 
     def planned(self, now: float, num_tokens: int, *, is_full: bool) -> None:
-        """A step was planned at `now`. num_tokens: of all so far. is_full: whether somebody is left waiting."""
-        if self._last_s is not None:
+        """A step of so many tokens was planned at `now`. is_full: whether somebody is left waiting.
+
+        Only full steps, and those that follow one, need be told.
+        """
+        if self.is_measuring:
             seconds = now - self._last_s
             decay = 0.5 ** (seconds / HALF_LIFE_S)
             self._tokens = self._tokens * decay + self._last_tokens
             self._seconds = self._seconds * decay + seconds
-        self._last_s, self._last_tokens = now if is_full else None, num_tokens - self._num_planned
-        self._num_planned = num_tokens
+        self.is_measuring, self._last_s, self._last_tokens = is_full, now, num_tokens
 
     def answered(self, num_tokens: int) -> None:
         """A sequence ended with so many tokens generated; one with none was not answered, and does not count."""

@@ -28,6 +28,7 @@ def test_defaults_take_the_models_context_and_no_more_blocks_than_can_be_used():
         max_num_batched_tokens=512,
         watermark=0.01,
         enable_prefix_caching=True,
+        target_itl_ms=0.0,
         notes=("KV cache: 256 blocks are enough for 4 sequences at full length",),
     )
     assert config.num_kv_tokens == 4096
@@ -122,9 +123,9 @@ def test_windows_let_a_small_cache_hold_a_long_context():
     window = resolve(options, Facts(**sizes, kv_windows=(1024,)))
     assert (window.max_model_len, window.kv_windows) == (100_000, (1024,))
     assert window.num_full_len == 2
-    assert window.num_blocks == 1 + 2 * ((1024 + 2 * 512) // 16 + 2)  # more are of no use
+    assert window.num_blocks == 1 + 2 * ((1024 + 2 * (512 + 16)) // 16 + 2)  # more are of no use
     both = resolve(options, Facts(**sizes, kv_windows=(1024, None)))
-    assert both.max_model_len == (299 - 130) * 16
+    assert both.max_model_len == (299 - 132) * 16
     assert both.num_kv_tokens == 149 * 16
 
 
@@ -169,3 +170,11 @@ def test_a_servers_queue_ends_after_four_answers():
 )
 def test_the_device_runs_ahead_as_far_as_its_steps_are_short(facts, expected):
     assert choose_max_in_flight(msgspec.structs.replace(FACTS, **facts)) == expected
+
+
+@pytest.mark.parametrize(
+    ("device", "given", "chosen"), [("cpu", None, 0.0), ("cuda", None, None), ("cpu", 40.0, 40.0), ("cuda", 0.0, 0.0)]
+)
+def test_steps_with_prompts_are_bounded_on_cuda_or_as_asked(device, given, chosen):
+    facts = msgspec.structs.replace(FACTS, device=device)
+    assert resolve(Options(target_itl_ms=given), facts).target_itl_ms == chosen

@@ -116,7 +116,7 @@ class Simulation:
         self.now += STEP_S + TOKEN_S * plan.num_tokens
         self._waits_for_first.update(self.outcome.admissions[-len(plan.inits) :] if plan.inits else ())
         result = StepResult(plan.step_id, (1,) * sum(piece.samples for piece in plan.slices))
-        for delta in deltas_of(self.scheduler.commit(result)):
+        for delta in deltas_of(self.scheduler.commit(result, STEP_S + TOKEN_S * plan.num_tokens)):
             self.outcome.num_tokens += len(delta.token_ids)
             if delta.request_id in self._waits_for_first:
                 self._waits_for_first.remove(delta.request_id)

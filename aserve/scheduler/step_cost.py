@@ -1,0 +1,200 @@
+"""StepCost: how long a step will take, learned from those that landed. Told times and plans; reads no clock.
+
+    seconds = base + per_token * tokens + per_row * rows + per_key * keys read        none of the four below 0
+
+Keys are read once for each tile of 128 queries, as attention kernels read them: by a decoding row its whole context, by
+a chunk of 512 tokens at the end of one of 2,048 four times 2,048. The fit is by least squares over relative errors, so
+that a step of 5 ms counts as much as one of 500, older steps counting ever less. Steps that only decode are told
+apart from those with prompts, of which there may be few: each kind is forgotten at its own pace.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Several
+from typing import Final, NamedTuple
+
+from aserve.core.plan import SeqSlice
+from aserve.scheduler.sequence import Sequence
+
+QUERY_TILE: Final = 128
+HALF_LIFE_STEPS: Final = 32
+"""Of what was learned: after so many steps of a kind one counts half."""
+DECODES_PER_LOOK: Final = 8
+"""Of the steps that only decode, which are alike, one in so many is looked at."""
+AUTO_FACTOR: Final = 2.5
+"""How much longer than without prompts a step may take in which somebody decodes, where no target is set."""
+LEAST_SHARE: Final = 16
+"""One in so many tokens of a step's budget is for prompts, however long those who decode have to wait."""
+MIN_PROMPT_STEPS: Final = 3
+"""With prompts, before anything is predicted."""
+
+_DECAY: Final = 0.5 ** (1 / HALF_LIFE_STEPS)
+_RIDGE: Final = 1e-9
+"""Of the diagonal: which of two features counts that were never seen apart is then decided, and not divided by 0."""
+
+Vector = list[float]
+
+
+class Load(NamedTuple):
+    """What a step computes. tokens: all. rows: sequences. keys: read, as above."""
+
+    tokens: float
+    rows: float
+    keys: float
+
+    @staticmethod
+    def of(slices: Iterable[SeqSlice]) -> "Load":
+        """That of a plan's slices."""
+        tokens = rows = keys = 0
+        for piece in slices:
+            tokens += piece.num_tokens
+            rows += 1
+            keys += (piece.start + piece.num_tokens) * -(-piece.num_tokens // QUERY_TILE)
+        return Load(tokens, rows, keys)
+
+
+class Prices(NamedTuple):
+    """Seconds, of a step, a token, a row and a key."""
+
+    base: float
+    token: float
+    row: float
+    key: float
+
+    def of(self, load: Load) -> float:
+        """Seconds that a step takes."""
+        return self.base + self.token * load.tokens + self.row * load.rows + self.key * load.keys
+
+
+class _Moments:
+    """Decayed sums of one kind of steps, over their features divided by their seconds: of products, and of each."""
+
+    def __init__(self) -> None:
+        self.products: list[Vector] = [[0.0] * 4 for _ in range(4)]
+        self.sums: Vector = [0.0] * 4
+        self.num_steps = 0
+
+    def add(self, load: Load, seconds: float) -> None:
+        """One more step."""
+        features = (1.0 / seconds, load.tokens / seconds, load.rows / seconds, load.keys / seconds)
+        for i, x in enumerate(features):
+            row = self.products[i]
+            for j, y in enumerate(features):
+                row[j] = row[j] * _DECAY + x * y
+            self.sums[i] = self.sums[i] * _DECAY + x
+        self.num_steps += 1
+
+
+class StepCost:
+    """The model. error: of its predictions, as a share of what the steps took, averaged over the latest ones."""
+
+    def __init__(self) -> None:
+        self.error = 0.0
+        self._decodes, self._prompts = _Moments(), _Moments()
+        self._num_landed = 0
+        self._prices: Prices | None = None
+        self._is_stale = False
+
+    def landed(self, slices: Several[SeqSlice], seconds: float) -> None:
+        """A step has landed that took so long, by itself. Dear for a step with prompts, cheap for most others."""
+        if not slices or seconds <= 0.0:
+            return
+        has_prompt = slices[-1].num_tokens > 1 or slices[0].num_tokens > 1  # newcomers come last
+        self._num_landed += 1
+        if not has_prompt and self._num_landed % DECODES_PER_LOOK:
+            return
+        load = Load.of(slices)
+        if (prices := self._prices or self.prices()) is not None:
+            self.error += (1 - _DECAY) * (abs(prices.of(load) - seconds) / seconds - self.error)
+        (self._prompts if has_prompt else self._decodes).add(load, seconds)
+        self._is_stale = True
+
+    def prices(self) -> Prices | None:
+        """As fitted to all steps so far; None before there were enough."""
+        if self._is_stale and self._prompts.num_steps >= MIN_PROMPT_STEPS and self._decodes.num_steps:
+            self._prices = _fit(self._decodes, self._prompts)
+            self._is_stale = False
+        return self._prices
+
+
+class Allowance:
+    """Prompt tokens that a step may compute beside those who decode. least: in any case, so that prompts get on."""
+
+    def __init__(self, prices: Prices, spare_s: float, least: int) -> None:
+        self._prices = prices
+        self._spare_s = spare_s
+        self._least = least
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether not one more token of any prompt may be computed."""
+        return not self._least and self._spare_s < self._prices.row + self._prices.token + self._prices.key
+
+    def take(self, start: int, num_wanted: int) -> int:
+        """Of the next `num_wanted` tokens of a prompt, from position `start` on, how many there are: 0 if none."""
+        prices = self._prices
+        row_s = prices.row + prices.key * start
+        token_s = prices.token + prices.key * (1 + start / QUERY_TILE)
+        num_affordable = int((self._spare_s - row_s) / token_s) if token_s else num_wanted
+        num_taken = min(num_wanted, max(num_affordable, self._least))
+        self._spare_s -= row_s + num_taken * token_s
+        self._least = max(0, self._least - num_taken)
+        return num_taken
+
+
+class StreamPace:
+    """Keeps those who decode from waiting for others' prompts: how many prompt tokens fit beside them in a step.
+
+    target_s: what a step may take in which somebody decodes; None for `AUTO_FACTOR` times as long as it would take
+    without prompts; 0 for any length. However long that takes, such a step computes a share of `budget`, its tokens,
+    of prompts, so that who waits with n tokens of prompts before its first token waits for n / share steps at most.
+    """
+
+    def __init__(self, cost: StepCost, target_s: float | None, budget: int) -> None:
+        self._cost = cost
+        self._target_s = target_s
+        self._least = max(1, budget // LEAST_SHARE)
+
+    def allowance(self, decoding: Iterable[Sequence]) -> Allowance | None:
+        """For a step in which these decode; None where there is no limit, or where the costs are not known yet."""
+        if self._target_s == 0.0 or (prices := self._cost.prices()) is None:
+            return None
+        num_rows = num_keys = 0
+        for sequence in decoding:
+            num_rows += 1
+            num_keys += sequence.num_computed
+        if not num_rows:
+            return None
+        decode_s = prices.of(Load(num_rows, num_rows, num_keys))
+        target_s = AUTO_FACTOR * decode_s if self._target_s is None else self._target_s
+        return Allowance(prices, target_s - decode_s, self._least)
+
+
+def _fit(*kinds: _Moments) -> Prices:
+    """The four prices of the least relative error, none of them negative: what would be is left out."""
+    products = [[sum(kind.products[i][j] for kind in kinds) for j in range(4)] for i in range(4)]
+    sums = [sum(kind.sums[i] for kind in kinds) for i in range(4)]
+    used = list(range(4))
+    while True:
+        found = _solve([[products[i][j] for j in used] for i in used], [sums[i] for i in used])
+        lowest = min(range(len(used)), key=lambda i: found[i])
+        if found[lowest] >= 0.0:
+            prices = dict(zip(used, found, strict=True))
+            return Prices(*(prices.get(i, 0.0) for i in range(4)))
+        del used[lowest]
+
+
+def _solve(matrix: list[Vector], right: Vector) -> Vector:
+    """x of matrix x = right, symmetric and not negative, by elimination."""
+    size = len(right)
+    rows = [[*matrix[i], right[i]] for i in range(size)]
+    for i in range(size):
+        rows[i][i] += _RIDGE * rows[i][i] or 1.0
+    for i in range(size):
+        for k in range(i + 1, size):
+            factor = rows[k][i] / rows[i][i]
+            for j in range(i, size + 1):
+                rows[k][j] -= factor * rows[i][j]
+    found = [0.0] * size
+    for i in reversed(range(size)):
+        found[i] = (rows[i][size] - sum(rows[i][j] * found[j] for j in range(i + 1, size))) / rows[i][i]
+    return found

@@ -1,0 +1,208 @@
+"""The cost model of a step: what it learns, and what a step with prompts may then compute beside those who decode."""
+
+import random
+
+import pytest
+
+from aserve.core.ids import Row, SeqId
+from aserve.core.plan import SeqSlice
+from aserve.scheduler.step_cost import Load, Prices, StepCost, StreamPace
+from tests.scheduler.simulation import STEP_S, TOKEN_S, Arrival, Simulation, simulate
+from tests.scheduler.sync_loop import SyncLoop, request
+
+TRUE = Prices(base=0.05, token=0.002, row=0.001, key=2e-6)
+
+
+def decode(context: int) -> SeqSlice:
+    return SeqSlice(SeqId(0), Row(0), context - 1, 1, (), (), True)
+
+
+def chunk(start: int, num_tokens: int) -> SeqSlice:
+    return SeqSlice(SeqId(1), Row(1), start, num_tokens, (0,) * num_tokens, (), True)
+
+
+def traffic(seed: int, num_steps: int, *, num_rows: tuple[int, int] = (1, 32)) -> list[list[SeqSlice]]:
+    rng = random.Random(seed)
+    steps = []
+    for number in range(num_steps):
+        slices = [decode(rng.randint(10, 2000)) for _ in range(rng.randint(*num_rows))]
+        steps.append([*slices, chunk(rng.randint(0, 1000), rng.randint(16, 500))] if number % 7 == 0 else slices)
+    return steps
+
+
+def test_keys_are_read_once_for_each_tile_of_queries():
+    assert Load.of([decode(100), decode(50)]) == (2, 2, 150)
+    assert Load.of([chunk(1536, 512)]) == (512, 1, 4 * 2048)
+
+
+@pytest.mark.parametrize(("noise", "tolerance"), [(0.0, 0.001), (0.1, 0.1)])
+def test_it_finds_the_prices_and_knows_how_wrong_it_is(noise, tolerance):
+    cost, rng = StepCost(), random.Random(1)
+    for slices in traffic(0, 1400):
+        cost.landed(slices, TRUE.of(Load.of(slices)) * rng.uniform(1 - noise, 1 + noise))
+    prices = cost.prices()
+    for slices in traffic(1, 100):
+        load = Load.of(slices)
+        assert prices.of(load) == pytest.approx(TRUE.of(load), rel=tolerance)
+    assert 0.3 * noise <= cost.error <= 0.7 * noise + 0.01  # of even noise in [-x, x] the mean is x / 2
+
+
+def test_it_follows_a_device_that_becomes_slower():
+    cost = StepCost()
+    for factor in (1.0, 2.0):
+        for slices in traffic(2, 1400):
+            cost.landed(slices, factor * TRUE.of(Load.of(slices)))
+    assert cost.prices().of(Load(100, 10, 5000)) == pytest.approx(2 * TRUE.of(Load(100, 10, 5000)), rel=0.05)
+
+
+def test_one_stall_does_not_undo_it():
+    cost = StepCost()
+    for slices in traffic(3, 700):
+        cost.landed(slices, TRUE.of(Load.of(slices)))
+    cost.landed([decode(100), chunk(0, 100)], 20.0)
+    load = Load(150, 20, 10_000)
+    assert cost.prices().of(load) == pytest.approx(TRUE.of(load), rel=0.2)
+
+
+def test_what_was_never_seen_apart_is_not_divided_by_nothing():
+    """One stream with one prompt at a time: tokens, rows and keys go together, and no price is negative."""
+    cost = StepCost()
+    for number in range(200):
+        slices = [decode(100), chunk(0, 128)] if number % 9 == 0 else [decode(100 + number)]
+        cost.landed(slices, 0.1 if len(slices) == 2 else 0.02)
+    prices = cost.prices()
+    assert min(prices) >= 0.0
+    assert prices.of(Load(1, 1, 200)) == pytest.approx(0.02, rel=0.05)
+    assert prices.of(Load(129, 2, 228)) == pytest.approx(0.1, rel=0.05)
+
+
+def test_nothing_is_predicted_before_there_were_prompts():
+    cost = StepCost()
+    for _ in range(100):
+        cost.landed([decode(100)], 0.02)
+    assert cost.prices() is None
+    cost.landed([], 0.02)
+    for _ in range(3):
+        cost.landed([chunk(0, 64)], 0.2)
+    assert cost.prices() is not None
+
+
+def known() -> StepCost:
+    cost = StepCost()
+    for slices in traffic(4, 1400):
+        cost.landed(slices, TRUE.of(Load.of(slices)))
+    return cost
+
+
+class Decoding:
+    num_computed = 500
+
+
+@pytest.mark.parametrize("target_s", [0.15, 0.3, None])
+@pytest.mark.parametrize("start", [0, 1500])
+def test_what_is_allowed_fills_the_target_and_not_more(target_s, start):
+    cost = known()
+    decoders = [Decoding()] * 10
+    allowance = StreamPace(cost, target_s, 16).allowance(decoders)
+    num_tokens = allowance.take(start, 10_000)
+    decode_s = TRUE.of(Load(10, 10, 5000))
+    seconds = TRUE.of(Load(10 + num_tokens, 11, 5000 + (start + num_tokens) * num_tokens / 128))
+    assert num_tokens > 1
+    # Keys that the chunk itself adds are reckoned from its beginning, so a little more may be allowed.
+    assert seconds == pytest.approx(2.5 * decode_s if target_s is None else target_s, rel=0.06)
+    assert allowance.take(0, 100) == 0
+    assert allowance.is_spent
+
+
+def test_some_prompt_tokens_are_computed_however_long_that_takes():
+    allowance = StreamPace(known(), 0.001, 512).allowance([Decoding()])
+    assert (allowance.take(0, 20), allowance.take(0, 20), allowance.take(0, 20)) == (20, 12, 0)
+
+
+def test_without_those_who_decode_there_is_no_limit_and_none_at_target_0():
+    assert StreamPace(known(), None, 16).allowance([]) is None
+    assert StreamPace(known(), 0.0, 16).allowance([Decoding()]) is None
+
+
+# On a virtual clock, where steps take what the simulation says.
+
+BUSY = [
+    *(Arrival(0.01 * i, "reader", 20, 400) for i in range(8)),
+    *(Arrival(0.5 + 0.2 * i, "writer", 1500, 4) for i in range(20)),
+]
+
+
+class Watch(Simulation):
+    """How long each step took in which somebody decoded, and the steps from arrival to first token of prompts."""
+
+    def __init__(self, *args: object, **limits: object) -> None:
+        super().__init__(*args, **limits)
+        self.mixed_s: list[float] = []
+
+    def _step(self, plan):
+        before = self.now
+        decodes = [piece for piece in plan.slices if not piece.token_ids]
+        super()._step(plan)
+        if decodes and len(decodes) < len(plan.slices):
+            self.mixed_s.append(self.now - before)
+
+
+def longest(target_itl_s: float | None, **limits: object) -> tuple[Watch, float]:
+    watch = Watch(BUSY, target_itl_s=target_itl_s, long_prefill_token_threshold=0, **limits)
+    watch.run()
+    assert len(watch.outcome.finished) == len(BUSY)
+    late = watch.mixed_s[10:]  # the first are learned from
+    return watch, max(late)
+
+
+def test_streams_are_not_held_up_by_prompts():
+    _, unbounded_s = longest(0.0)
+    watch, auto_s = longest(None)
+    _, set_s = longest(0.015)
+    assert unbounded_s >= STEP_S + 500 * TOKEN_S
+    assert auto_s <= 2.6 * (STEP_S + 9 * TOKEN_S)
+    assert set_s <= 0.0155
+    assert watch.scheduler.statistics().step_time_error < 0.05
+
+
+def test_a_prompt_gets_on_however_short_the_target_is():
+    """At a target that no step meets, a sixteenth of a step's 512 tokens is computed of prompts in each."""
+    watch = Watch([*BUSY[:8], Arrival(2.0, "writer", 1500, 1)], target_itl_s=1e-6, max_num_batched_tokens=512)
+    # Steps with prompts to learn from, before anything else comes.
+    for _ in range(5):
+        watch.scheduler.step_cost.landed([chunk(0, 100)], STEP_S + 100 * TOKEN_S)
+        for _ in range(8):
+            watch.scheduler.step_cost.landed([decode(10)], STEP_S + TOKEN_S)
+    watch.run()
+    [waited_s] = watch.outcome.first_token_s["writer"]
+    num_steps = -(-1500 // (512 // 16)) + 1
+    assert waited_s <= num_steps * (STEP_S + (8 + 32) * TOKEN_S)
+    assert waited_s > (num_steps - 10) * STEP_S
+
+
+def test_nobody_waits_longer_for_it_where_nobody_decodes():
+    alone = [Arrival(float(i), "writer", 1500, 1) for i in range(4)]
+    waits = [simulate(alone, target_itl_s=target).first_token_s["writer"] for target in (0.0, None)]
+    assert waits[0] == waits[1]
+
+
+# A step's budget stretches over a small remainder.
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "steps"),
+    [(64, [64]), (66, [66]), (67, [64, 3]), (130, [64, 66]), (194, [64, 64, 66])],
+)
+def test_the_last_few_tokens_of_a_prompt_do_not_take_a_step_of_their_own(num_prompt, steps):
+    loop = SyncLoop(max_num_batched_tokens=64, num_blocks=200, max_model_len=400)
+    loop.add(request("a", tuple(n % 3 for n in range(num_prompt)), max_tokens=1))
+    loop.drain()
+    loop.compare()
+    assert [plan.num_tokens for plan in loop.plans] == steps
+
+
+def test_a_limit_for_one_prompt_does_not_stretch():
+    loop = SyncLoop(max_num_batched_tokens=128, long_prefill_token_threshold=64, num_blocks=200, max_model_len=400)
+    loop.add(request("a", tuple(n % 3 for n in range(66)), max_tokens=1))
+    loop.drain()
+    assert [plan.num_tokens for plan in loop.plans] == [64, 2]
