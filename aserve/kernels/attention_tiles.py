@@ -6,7 +6,7 @@ four, one, and the loop waits for each. Float32 multiplies without tensor cores,
 overflows.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import triton
@@ -21,13 +21,17 @@ LARGE_SHARED_MEMORY: Final = frozenset({(8, 0), (8, 7), (9, 0), (10, 0), (10, 3)
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """rows: of queries at most. keys: in a step of the loop. programs_per_sm: what fits a processor side by side."""
+    """rows: of queries at most. keys: in a step of the loop. programs_per_sm: what fits a processor side by side.
+
+    max_registers: of a thread, None where the compiler may take all.
+    """
 
     rows: int
     keys: int
     num_warps: int
     num_stages: int
     programs_per_sm: int = 1
+    max_registers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,8 @@ class _Line:
 
 
 _MANY: Final = 1 << 20
+_FEW_ROWS: Final = (16, 64)
+"""Of tiles for prompts so short that a larger one would stay empty."""
 # fmt: off
 _DECODE: Final = (
     #     bytes  dim  group   rows keys warps stages per SM
@@ -59,6 +65,13 @@ _PREFILL: Final = (
     _Line(2, _MANY, _MANY, Tiles(128, 32, 8, 5), Tiles(64, 16, 4, 5)),
     _Line(4, _MANY, _MANY, Tiles( 16, 16, 4, 2), Tiles(16, 16, 4, 2)),
 )
+_LONG_PREFILL: Final = (
+    _Line(2,   64, _MANY, Tiles(128, 64, 8, 5, 2, 128), Tiles(64, 32, 4, 5)),
+    _Line(2,  128, _MANY, Tiles(128, 128, 8, 3), Tiles(64, 32, 4, 5)),
+    *_PREFILL[1:],
+)
+"""Where a tile has all its rows and scores have no cap, which takes registers. Two programs a processor multiply and
+exponentiate in turns; a single one does best with many keys between two waits."""
 # fmt: on
 
 
@@ -78,13 +91,16 @@ def decode_tiles(head_dim: int, group: int, element_bytes: int, capability: Capa
     return Tiles(rows, tiles.keys, tiles.num_warps, tiles.num_stages, tiles.programs_per_sm)
 
 
-def prefill_tiles(max_rows: int, head_dim: int, group: int, element_bytes: int, capability: Capability) -> Tiles:
+def prefill_tiles(
+    max_rows: int, head_dim: int, group: int, element_bytes: int, capability: Capability, *, soft_cap: bool = False
+) -> Tiles:
     """For many query tokens a sequence, no larger than the longest needs. max_rows: its tokens times the group."""
-    tiles = _look_up(_PREFILL, head_dim, group, element_bytes, capability)
+    table = _LONG_PREFILL if max_rows > _FEW_ROWS[-1] and not soft_cap else _PREFILL
+    tiles = _look_up(table, head_dim, group, element_bytes, capability)
     smallest = max(16, triton.next_power_of_2(group))
-    wanted = next((rows for rows in (16, 64) if max_rows <= rows), tiles.rows)
+    wanted = next((rows for rows in _FEW_ROWS if max_rows <= rows), tiles.rows)
     rows = max(min(wanted, tiles.rows), smallest)
-    return Tiles(rows, tiles.keys, 8 if rows >= 128 else 4, tiles.num_stages)
+    return replace(tiles, rows=rows, num_warps=8 if rows >= 128 else 4)
 
 
 @triton.jit
@@ -93,6 +109,18 @@ def soft_cap_scores(scores, cap):
     decay = tl.exp2(tl.abs(scores) / cap * -2.8853900817779268)  # e^(-2x) = 2^(-2x / ln 2)
     tanh = (1.0 - decay) / (1.0 + decay)
     return tl.where(scores < 0, -tanh, tanh) * cap
+
+
+@triton.jit
+def softmax_step(scores, row_max, row_sum, scale):
+    """A tile's weights 2^(scale * score - row maximum), and what comes of the rows: rescaling, sum and maximum.
+
+    The scale is positive, so that the largest score stays the largest, and one instruction scales and subtracts.
+    """
+    new_max = tl.maximum(row_max, tl.max(scores, axis=1) * scale)
+    weights = tl.exp2(scores * scale - new_max[:, None])
+    rescale = tl.exp2(row_max - new_max)
+    return weights, rescale, row_sum * rescale + tl.sum(weights, axis=1), new_max
 
 
 @triton.jit
@@ -105,16 +133,40 @@ def offsets_in_tile(slot_stride, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr
 
 
 @triton.jit
-def tile_starts(table_ptr, start, positions, visible, slot_stride, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+def tile_starts(
+    table_ptr,
+    start,
+    first,
+    end,
+    slot_stride,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TABLE_COPIES: tl.constexpr,
+    MASKED: tl.constexpr,
+):
     """Where the block (or tile) of each key begins, [BLOCK_N, 1]. start: the tile's first position, a multiple of it.
 
-    Table entries are read where `visible` (None: everywhere); the others may not exist.
+    Table entries are read at positions in [first, end) where MASKED; the others may not exist. TABLE_COPIES: how often
+    each is read, see `table_copies`.
     """
-    if visible is None:
-        blocks = tl.load(table_ptr + positions // BLOCK_SIZE)
+    positions = start + tl.arange(0, BLOCK_N * TABLE_COPIES) // TABLE_COPIES
+    if MASKED:
+        inside = (positions >= first) & (positions < end)
+        blocks = tl.load(table_ptr + positions // BLOCK_SIZE, mask=inside, other=0)
     else:
-        blocks = tl.load(table_ptr + positions // BLOCK_SIZE, mask=visible, other=0)
+        blocks = tl.load(table_ptr + positions // BLOCK_SIZE)
+    if TABLE_COPIES > 1:
+        blocks = tl.max(tl.reshape(blocks, [BLOCK_N, TABLE_COPIES]), axis=1)
     starts = blocks.to(tl.int64) * (BLOCK_SIZE * slot_stride)
     if BLOCK_SIZE > BLOCK_N:
         starts += start % BLOCK_SIZE * slot_stride
     return starts[:, None]
+
+
+def table_copies(tiles: Tiles, head_dim: int, *, decodes: bool = False) -> int:
+    """How often each of a tile's table entries is read, so that there is one for each thread of a program.
+
+    Triton takes a load of fewer numbers than threads for free, and has each thread read all that it needs by itself: 8
+    entries of 64 keys. One for each thread is a single instruction. Prompts over wide heads lack the registers for it.
+    """
+    return max(1, 32 * tiles.num_warps // tiles.keys) if decodes or head_dim <= 128 else 1

@@ -9,9 +9,13 @@ of one plane, so that all layers move in one launch.
 Shape letters: ops.py.
 """
 
+from functools import lru_cache
+
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from aserve.kernels.launch import SHAPES, Launch
 
 _CHUNK = 4096
 
@@ -77,6 +81,13 @@ def _move(
     num_planes = from_.shape[1] if from_ids_N is None else from_.shape[0]
     if not num_blocks:
         return
+    _shaped(num_blocks, num_planes, num_numbers, from_strides, to_strides)(from_, to, from_ids_N, to_ids_N)
+
+
+@lru_cache(maxsize=SHAPES)
+def _shaped(
+    num_blocks: int, num_planes: int, num_numbers: int, from_strides: tuple[int, ...], to_strides: tuple[int, ...]
+) -> Launch:
     chunk = min(_CHUNK, triton.next_power_of_2(num_numbers))
     grid = (num_blocks, num_planes, triton.cdiv(num_numbers, chunk))
-    _move_kernel[grid](from_, to, from_ids_N, to_ids_N, *from_strides, *to_strides, NUMBERS=num_numbers, CHUNK=chunk)
+    return Launch(_move_kernel, grid, (*from_strides, *to_strides), NUMBERS=num_numbers, CHUNK=chunk)

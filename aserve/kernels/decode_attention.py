@@ -25,7 +25,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aserve.kernels.attention_tiles import Capability, decode_tiles, offsets_in_tile, soft_cap_scores, tile_starts
+from aserve.kernels.attention_tiles import (
+    Capability,
+    decode_tiles,
+    offsets_in_tile,
+    soft_cap_scores,
+    softmax_step,
+    table_copies,
+    tile_starts,
+)
+from aserve.kernels.launch import SHAPES, Launch
+from aserve.kernels.ops import AttentionBatch
 
 _LOG2_E = math.log2(math.e)
 _MAX_SPLITS = 64
@@ -63,11 +73,12 @@ def _decode_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    TABLE_COPIES: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
 ):
     """lse_ptr: None where there is one split, whose result is final."""
-    seq = tl.program_id(0).to(tl.int64)
-    kv_head = tl.program_id(1)
+    kv_head = tl.program_id(0)
+    seq = tl.program_id(1).to(tl.int64)
     split, num_splits = tl.program_id(2), tl.num_programs(2)
     rows = tl.arange(0, BLOCK_M)
     dims = tl.arange(0, BLOCK_D)
@@ -100,19 +111,19 @@ def _decode_kernel(
         positions = start + tl.arange(0, BLOCK_N)
         visible = (positions >= first) & (positions < end)
         kv_mask = visible[:, None] & in_head[None, :]
-        offsets = tile_starts(seq_table_ptr, start, positions, visible, slot_stride, BLOCK_SIZE, BLOCK_N) + in_tile
+        starts = tile_starts(
+            seq_table_ptr, start, first, end, slot_stride, BLOCK_SIZE, BLOCK_N, TABLE_COPIES, MASKED=True
+        )
+        offsets = starts + in_tile
         k = tl.load(k_ptr + offsets, mask=kv_mask, other=0.0)
         v = tl.load(v_ptr + offsets, mask=kv_mask, other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if HAS_SOFT_CAP:
-            scores = soft_cap_scores(scores, soft_cap_log2)
+            scores = soft_cap_scores(scores * scale_log2, soft_cap_log2)
         scores = tl.where(visible[None, :], scores, float("-inf"))
-        new_max = tl.maximum(row_max, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - new_max[:, None])
-        rescale = tl.exp2(row_max - new_max)
-        row_sum = row_sum * rescale + tl.sum(weights, axis=1)
+        factor = 1.0 if HAS_SOFT_CAP else scale_log2
+        weights, rescale, row_sum, row_max = softmax_step(scores, row_max, row_sum, factor)
         acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
-        row_max = new_max
 
     # An empty split has row_sum 0: its result is 0 and its log-sum-exp very small, so that it weighs nothing.
     safe_sum = tl.where(row_sum > 0, row_sum, 1.0)
@@ -177,49 +188,81 @@ def choose_num_splits(num_programs: int, num_tiles: int, num_places: int) -> int
 
 
 def decode_attention(
-    q_SHD: Tensor,
+    q_THD: Tensor,
     k_cache_BPKD: Tensor,
     v_cache_BPKD: Tensor,
-    block_table_SM: Tensor,
-    seq_lens_S: Tensor,
-    out_SHD: Tensor,
+    batch: AttentionBatch,
+    out_THD: Tensor,
     *,
-    max_seq_len: int,
     scale: float,
     sliding_window: int | None,
     soft_cap: float | None,
     num_sms: int,
     capability: Capability,
 ) -> None:
-    """Attend one query a sequence to its whole context; written to out, contiguous. A length of 0 gives zeros.
+    """Attend the sequences that decode, the first of q, each to its whole context; written to out, contiguous.
 
-    max_seq_len: an upper bound of seq_lens_S. num_sms: how many processors the device has, for the number of splits.
-    The block size is a power of two.
+    A length of 0 gives zeros. num_sms: how many processors the device has, for the number of splits. The block size is
+    a power of two.
     """
-    num_seqs, num_heads, head_dim = q_SHD.shape
-    _, block_size, num_kv_heads, _ = k_cache_BPKD.shape
-    assert all(x.is_contiguous() for x in (k_cache_BPKD, v_cache_BPKD, out_SHD))
+    assert k_cache_BPKD.is_contiguous()
+    assert v_cache_BPKD.is_contiguous()
+    table_SM, num_seqs = batch.block_table_SM, batch.num_decodes
+    num_splits, attend, combine = _shaped(
+        q_THD.shape[1:],
+        q_THD.stride(),
+        k_cache_BPKD.shape[1:],
+        q_THD.element_size(),
+        num_seqs,
+        table_SM.stride(0),
+        batch.max_seq_len,
+        (scale, sliding_window, soft_cap),
+        (num_sms, capability),
+    )
+    if num_splits == 1:
+        attend(q_THD, k_cache_BPKD, v_cache_BPKD, out_THD, None, table_SM, batch.seq_lens_S)
+        return
+    _, num_heads, head_dim = q_THD.shape
+    partial = q_THD.new_empty((num_seqs, num_heads, num_splits, head_dim), dtype=torch.float32)
+    lse = q_THD.new_empty((num_seqs, num_heads, num_splits), dtype=torch.float32)
+    attend(q_THD, k_cache_BPKD, v_cache_BPKD, partial, lse, table_SM, batch.seq_lens_S)
+    combine(partial, lse, out_THD)
+
+
+@lru_cache(maxsize=SHAPES)
+def _shaped(
+    shape_HD: torch.Size,
+    q_strides: tuple[int, ...],
+    shape_PKD: torch.Size,
+    element_bytes: int,
+    num_seqs: int,
+    table_stride: int,
+    max_seq_len: int,
+    limits: tuple[float, int | None, float | None],
+    device: tuple[int, Capability],
+) -> tuple[int, Launch, Launch]:
+    """The number of splits, the attention, and what combines its splits. limits: scale, sliding window and soft cap."""
+    num_heads, head_dim = shape_HD
+    block_size, num_kv_heads, _ = shape_PKD
+    scale, sliding_window, soft_cap = limits
+    num_sms, capability = device
     group = num_heads // num_kv_heads
-    tiles = decode_tiles(head_dim, group, q_SHD.element_size(), capability)
+    tiles = decode_tiles(head_dim, group, element_bytes, capability)
     block_d = max(16, triton.next_power_of_2(head_dim))
     window = max_seq_len if sliding_window is None else min(sliding_window, max_seq_len)
     num_tiles, num_places = triton.cdiv(window, tiles.keys), num_sms * tiles.programs_per_sm
     num_splits = choose_num_splits(num_seqs * num_kv_heads, num_tiles, num_places)
-    partial, lse = (out_SHD, None) if num_splits == 1 else _room_for_splits(out_SHD, num_splits)
-    _decode_kernel[(num_seqs, num_kv_heads, num_splits)](
-        q_SHD,
-        k_cache_BPKD,
-        v_cache_BPKD,
-        partial,
-        lse,
-        block_table_SM,
-        seq_lens_S,
-        *q_SHD.stride()[:2],
-        num_kv_heads * head_dim,
-        block_table_SM.stride(0),
-        window,
-        scale * _LOG2_E,
-        (soft_cap or 0.0) * _LOG2_E,
+    attend = Launch(
+        _decode_kernel,
+        (num_kv_heads, num_seqs, num_splits),
+        (
+            *q_strides[:2],
+            num_kv_heads * head_dim,
+            table_stride,
+            window,
+            scale * _LOG2_E,
+            (soft_cap or 0.0) * _LOG2_E,
+        ),
         NUM_HEADS=num_heads,
         GROUP=group,
         HEAD_DIM=head_dim,
@@ -227,18 +270,11 @@ def decode_attention(
         BLOCK_M=tiles.rows,
         BLOCK_N=tiles.keys,
         BLOCK_D=block_d,
+        TABLE_COPIES=table_copies(tiles, head_dim, decodes=True),
         HAS_SOFT_CAP=soft_cap is not None,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
     )
-    if lse is not None:
-        sizes = {"HEAD_DIM": head_dim, "BLOCK_D": block_d, "BLOCK_SPLITS": _SPLITS_AT_ONCE}
-        _combine_kernel[(num_seqs * num_heads,)](partial, lse, out_SHD, num_splits, **sizes, num_warps=4)
-
-
-def _room_for_splits(out_SHD: Tensor, num_splits: int) -> tuple[Tensor, Tensor]:
-    """For partial results, [S, H, splits, D], and their log-sum-exps."""
-    num_seqs, num_heads, head_dim = out_SHD.shape
-    shape = (num_seqs, num_heads, num_splits)
-    partial = torch.empty((*shape, head_dim), dtype=torch.float32, device=out_SHD.device)
-    return partial, torch.empty(shape, dtype=torch.float32, device=out_SHD.device)
+    sizes = {"HEAD_DIM": head_dim, "BLOCK_D": block_d, "BLOCK_SPLITS": _SPLITS_AT_ONCE}
+    combine = Launch(_combine_kernel, (num_seqs * num_heads,), (num_splits,), **sizes, num_warps=4)
+    return num_splits, attend, combine

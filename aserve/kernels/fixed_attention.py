@@ -11,6 +11,7 @@ What a split, or a tile, holds of keys that a query does not see adds an exact 0
 """
 
 import math
+from functools import lru_cache
 from typing import Final
 
 import torch
@@ -18,7 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aserve.kernels.attention_tiles import Capability, Tiles, prefill_tiles
+from aserve.kernels.attention_tiles import Capability, Tiles, prefill_tiles, table_copies
+from aserve.kernels.launch import SHAPES, Launch
 from aserve.kernels.ops import AttentionBatch
 from aserve.kernels.prefill_attention import _visit_tiles
 
@@ -41,21 +43,21 @@ def _add_split(acc, total, largest, partial, lse):
 
 
 @triton.jit(
-    do_not_specialize=["table_stride", "window"],
+    do_not_specialize=["first_seq", "table_stride", "window"],
     do_not_specialize_on_alignment=["table_ptr", "seq_lens_ptr", "query_starts_ptr"],
 )
 def _fixed_attention_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, table_ptr, seq_lens_ptr, query_starts_ptr,
-    q_token_stride, q_head_stride, slot_stride, table_stride, window, scale_log2, soft_cap_log2,
+    first_seq, q_token_stride, q_head_stride, slot_stride, table_stride, window, scale_log2, soft_cap_log2,
     NUM_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    TABLE_COPIES: tl.constexpr, SPLIT: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr,
 ):  # fmt: skip
     """lse_ptr: None for prompts. Else each sequence has one query, and the program one split of its context."""
     TOKENS: tl.constexpr = BLOCK_M // GROUP
     tile = tl.program_id(0) if lse_ptr is None else 0
     kv_head = tl.program_id(1)
-    seq = tl.program_id(2).to(tl.int64)
+    seq = (first_seq + tl.program_id(2)).to(tl.int64)
     query_start = tl.load(query_starts_ptr + seq)
     num_queries = tl.load(query_starts_ptr + seq + 1) - query_start
     if tile * TOKENS >= num_queries:
@@ -87,7 +89,7 @@ def _fixed_attention_kernel(
             tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32), tl.full([BLOCK_M], -1e30, dtype=tl.float32),
             tl.zeros([BLOCK_M], dtype=tl.float32), k_ptr + kv_head * HEAD_DIM, v_ptr + kv_head * HEAD_DIM,
             table_ptr + seq * table_stride, slot_stride, window, scale_log2, soft_cap_log2,
-            HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, HAS_WINDOW, HAS_SOFT_CAP, MASKED=True,
+            HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, TABLE_COPIES, HAS_WINDOW, HAS_SOFT_CAP, MASKED=True,
         )  # fmt: skip
         # A split of which a row sees nothing has the sum 0, and weighs nothing.
         row_sum = tl.where(row_sum > 0, row_sum, 1.0)
@@ -136,64 +138,79 @@ def fixed_attention(
     capability: Capability,
 ) -> Tensor:
     """`Ops.attend`. A sequence of length 0 gives zeros."""
-    _, num_heads, head_dim = q_THD.shape
-    _, block_size, num_kv_heads, _ = k_cache_BPKD.shape
-    assert all(x.is_contiguous() for x in (k_cache_BPKD, v_cache_BPKD))
-    tiles = prefill_tiles(_ROWS, head_dim, num_heads // num_kv_heads, q_THD.element_size(), capability)
-    out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
-
-    def launch(num_programs: int, sequences: slice, out: Tensor, lse: Tensor | None) -> None:
-        seq_lens_S = batch.seq_lens_S[sequences]
-        _fixed_attention_kernel[(num_programs, num_kv_heads, len(seq_lens_S))](
-            q_THD,
-            k_cache_BPKD,
-            v_cache_BPKD,
-            out,
-            lse,
-            batch.block_table_SM[sequences],
-            seq_lens_S,
-            batch.query_starts_S1[sequences.start :],
-            *q_THD.stride()[:2],
-            num_kv_heads * head_dim,
-            batch.block_table_SM.stride(0),
-            sliding_window or 0,
-            scale * _LOG2_E,
-            (soft_cap or 0.0) * _LOG2_E,
-            BLOCK_SIZE=block_size,
-            HAS_WINDOW=sliding_window is not None,
-            HAS_SOFT_CAP=soft_cap is not None,
-            **_sizes(num_heads, num_heads // num_kv_heads, head_dim, tiles),
-        )
-
-    num_decodes, num_seqs = batch.num_decodes, len(batch.seq_lens_S)
+    assert k_cache_BPKD.is_contiguous()
+    assert v_cache_BPKD.is_contiguous()
+    num_decodes, num_seqs, num_heads = batch.num_decodes, batch.seq_lens_S.shape[0], q_THD.shape[1]
+    inputs = (batch.block_table_SM, batch.seq_lens_S, batch.query_starts_S1)
+    shape = (
+        (*q_THD.shape[1:], *k_cache_BPKD.shape[1:3]),
+        (*q_THD.stride()[:2], batch.block_table_SM.stride(0)),
+        (scale, sliding_window, soft_cap),
+        prefill_tiles(_ROWS, q_THD.shape[2], num_heads // k_cache_BPKD.shape[2], q_THD.element_size(), capability),
+    )
+    out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
     if num_decodes:
         num_splits = max(1, triton.cdiv(batch.max_seq_len, _SPLIT))
-        shape = (num_decodes, num_heads, num_splits)
-        partial = torch.empty((*shape, head_dim), dtype=torch.float32, device=q_THD.device)
-        lse = torch.empty(shape, dtype=torch.float32, device=q_THD.device)
-        launch(num_splits, slice(0, num_decodes), partial, lse)
-        _merge_splits_kernel[(num_decodes * num_heads,)](
-            partial, lse, out_THD, num_splits, HEAD_DIM=head_dim, BLOCK_D=_padded(head_dim), num_warps=4
-        )
+        lse = q_THD.new_empty((num_decodes, num_heads, num_splits), dtype=torch.float32)
+        partial = q_THD.new_empty((*lse.shape, q_THD.shape[2]), dtype=torch.float32)
+        _shaped(num_splits, (0, num_decodes), *shape)(q_THD, k_cache_BPKD, v_cache_BPKD, partial, lse, *inputs)
+        _shaped_merge(partial.shape)(partial, lse, out_THD)
     if num_decodes < num_seqs:
-        num_tiles = triton.cdiv(batch.max_query_len, tiles.rows * num_kv_heads // num_heads)
-        launch(num_tiles, slice(num_decodes, num_seqs), out_THD, None)
+        num_tiles = triton.cdiv(batch.max_query_len, shape[-1].rows * k_cache_BPKD.shape[2] // num_heads)
+        launch = _shaped(num_tiles, (num_decodes, num_seqs), *shape)
+        launch(q_THD, k_cache_BPKD, v_cache_BPKD, out_THD, None, *inputs)
     return out_THD
 
 
-def _sizes(num_heads: int, group: int, head_dim: int, tiles: Tiles) -> dict[str, int]:
-    """What the model alone decides."""
-    return {
-        "NUM_HEADS": num_heads,
-        "GROUP": group,
-        "HEAD_DIM": head_dim,
-        "BLOCK_M": tiles.rows,
-        "BLOCK_N": tiles.keys,
-        "BLOCK_D": _padded(head_dim),
-        "SPLIT": _SPLIT,
-        "num_warps": 8 if head_dim > _LARGE_HEAD else tiles.num_warps,
-        "num_stages": tiles.num_stages,
-    }
+@lru_cache(maxsize=SHAPES)
+def _shaped(
+    num_programs: int,
+    sequences: tuple[int, int],
+    sizes: tuple[int, int, int, int],
+    strides: tuple[int, int, int],
+    limits: tuple[float, int | None, float | None],
+    tiles: Tiles,
+) -> Launch:
+    """sequences: the first and the end of those to attend. sizes: H, D, P, K. limits: scale, window and soft cap.
+
+    strides: of a token and of a head of q, and of the table.
+    """
+    num_heads, head_dim, block_size, num_kv_heads = sizes
+    scale, sliding_window, soft_cap = limits
+    first_seq, end_seq = sequences
+    return Launch(
+        _fixed_attention_kernel,
+        (num_programs, num_kv_heads, end_seq - first_seq),
+        (
+            first_seq,
+            *strides[:2],
+            num_kv_heads * head_dim,
+            strides[2],
+            sliding_window or 0,
+            scale * _LOG2_E,
+            (soft_cap or 0.0) * _LOG2_E,
+        ),
+        NUM_HEADS=num_heads,
+        GROUP=num_heads // num_kv_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        BLOCK_M=tiles.rows,
+        BLOCK_N=tiles.keys,
+        BLOCK_D=_padded(head_dim),
+        TABLE_COPIES=table_copies(tiles, head_dim),
+        SPLIT=_SPLIT,
+        HAS_WINDOW=sliding_window is not None,
+        HAS_SOFT_CAP=soft_cap is not None,
+        num_warps=8 if head_dim > _LARGE_HEAD else tiles.num_warps,
+        num_stages=tiles.num_stages,
+    )
+
+
+@lru_cache(maxsize=SHAPES)
+def _shaped_merge(partial_shape: torch.Size) -> Launch:
+    num_seqs, num_heads, num_splits, head_dim = partial_shape
+    sizes = {"HEAD_DIM": head_dim, "BLOCK_D": _padded(head_dim), "num_warps": 4}
+    return Launch(_merge_splits_kernel, (num_seqs * num_heads,), (num_splits,), **sizes)
 
 
 def _padded(head_dim: int) -> int:

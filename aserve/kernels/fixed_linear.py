@@ -4,12 +4,15 @@ Every output is one program's, which adds its inputs up tile after tile; the til
 for thousands, and no sum is split. cuBLAS takes another order for another number of rows.
 """
 
+from functools import lru_cache
 from typing import Final
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from aserve.kernels.launch import SHAPES, Launch
 
 _TILES: Final = {2: (64, 64, 64), 4: (32, 32, 32)}
 """Rows, outputs and inputs of a tile, by the bytes of a number."""
@@ -48,26 +51,28 @@ def _fixed_linear_kernel(
 
 def fixed_linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     """x W^T + b, [T, O], in the type of x. The weight is contiguous; rows of x may be strided."""
-    num_rows, num_inputs = x_TI.shape
-    num_outputs = weight_OI.shape[0]
     assert weight_OI.is_contiguous()
     assert x_TI.stride(1) == 1
-    out_TO = torch.empty((num_rows, num_outputs), dtype=x_TI.dtype, device=x_TI.device)
-    block_t, block_o, block_i = _TILES[x_TI.element_size()]
-    if num_rows:
-        _fixed_linear_kernel[(triton.cdiv(num_outputs, block_o), triton.cdiv(num_rows, block_t))](
-            x_TI,
-            weight_OI,
-            bias_O,
-            out_TO,
-            num_rows,
-            x_TI.stride(0),
-            NUM_INPUTS=num_inputs,
-            NUM_OUTPUTS=num_outputs,
-            BLOCK_T=block_t,
-            BLOCK_O=block_o,
-            BLOCK_I=block_i,
-            num_warps=4,
-            num_stages=4 if x_TI.element_size() == 2 else 2,
-        )
+    out_TO = x_TI.new_empty((x_TI.shape[0], weight_OI.shape[0]))
+    if x_TI.shape[0]:
+        launch = _shaped(x_TI.shape, x_TI.stride(0), weight_OI.shape[0], x_TI.element_size())
+        launch(x_TI, weight_OI, bias_O, out_TO)
     return out_TO
+
+
+@lru_cache(maxsize=SHAPES)
+def _shaped(shape_TI: torch.Size, stride: int, num_outputs: int, element_bytes: int) -> Launch:
+    num_rows, num_inputs = shape_TI
+    block_t, block_o, block_i = _TILES[element_bytes]
+    return Launch(
+        _fixed_linear_kernel,
+        (triton.cdiv(num_outputs, block_o), triton.cdiv(num_rows, block_t)),
+        (num_rows, stride),
+        NUM_INPUTS=num_inputs,
+        NUM_OUTPUTS=num_outputs,
+        BLOCK_T=block_t,
+        BLOCK_O=block_o,
+        BLOCK_I=block_i,
+        num_warps=4,
+        num_stages=4 if element_bytes == 2 else 2,
+    )

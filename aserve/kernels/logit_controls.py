@@ -6,11 +6,14 @@ A row of which nothing would be left keeps its logits, so the controlled ones ha
 back. Shape letters: ops.py, and those of LogitControls.
 """
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from aserve.kernels.launch import SHAPES, Launch
 from aserve.kernels.ops import LogitControls
 from aserve.kernels.reference import LARGEST_PENALIZED
 
@@ -110,12 +113,11 @@ def _write_back_kernel(
 def control_logits(logits_SV: Tensor, controls: LogitControls) -> None:
     """Change the rows named in `controls`, in place: two kernels, or three with bad words."""
     vocab_size, num_rows = logits_SV.shape[1], len(controls.rows_Q)
-    tile = min(_MAX_TILE, triton.next_power_of_2(vocab_size))
-    grid = (num_rows, triton.cdiv(vocab_size, tile))
-    sizes = {"VOCAB_SIZE": vocab_size, "TILE": tile}
     out_QV = torch.empty((num_rows, vocab_size), dtype=torch.float32, device=logits_SV.device)
     banned_QC = controls.banned_QC
-    _control_kernel[grid](
+    num_banned = 0 if banned_QC is None else banned_QC.shape[1]
+    control, write_back = _shaped(num_rows, vocab_size, logits_SV.stride(0), num_banned)
+    control(
         logits_SV,
         out_QV,
         controls.rows_Q,
@@ -126,20 +128,25 @@ def control_logits(logits_SV: Tensor, controls: LogitControls) -> None:
         controls.repetition_Q,
         controls.presence_Q,
         controls.frequency_Q,
-        logits_SV.stride(0),
-        0 if banned_QC is None else banned_QC.shape[1],
-        **sizes,
     )
     if (words := controls.bad_words) is not None:
-        _bad_words_kernel[(len(words.words_WM),)](
-            out_QV,
-            words.words_WM,
-            words.word_rows_W,
-            controls.table_rows_Q,
-            words.recent_RH,
-            words.words_WM.shape[1],
-            words.recent_RH.shape[1],
-            VOCAB_SIZE=vocab_size,
-            BLOCK=32,
-        )
-    _write_back_kernel[grid](out_QV, logits_SV, controls.rows_Q, out_QV.amax(1), logits_SV.stride(0), **sizes)
+        ban = _shaped_words(vocab_size, words.words_WM.shape, words.recent_RH.shape[1])
+        ban(out_QV, words.words_WM, words.word_rows_W, controls.table_rows_Q, words.recent_RH)
+    write_back(out_QV, logits_SV, controls.rows_Q, out_QV.amax(1))
+
+
+@lru_cache(maxsize=SHAPES)
+def _shaped(num_rows: int, vocab_size: int, stride: int, num_banned: int) -> tuple[Launch, Launch]:
+    """What controls the logits, and what writes them back."""
+    tile = min(_MAX_TILE, triton.next_power_of_2(vocab_size))
+    grid = (num_rows, triton.cdiv(vocab_size, tile))
+    return (
+        Launch(_control_kernel, grid, (stride, num_banned), VOCAB_SIZE=vocab_size, TILE=tile),
+        Launch(_write_back_kernel, grid, (stride,), VOCAB_SIZE=vocab_size, TILE=tile),
+    )
+
+
+@lru_cache(maxsize=SHAPES)
+def _shaped_words(vocab_size: int, words_shape: torch.Size, history_len: int) -> Launch:
+    num_words, word_len = words_shape
+    return Launch(_bad_words_kernel, (num_words,), (word_len, history_len), VOCAB_SIZE=vocab_size, BLOCK=32)

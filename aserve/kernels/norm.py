@@ -4,10 +4,15 @@ Root mean square normalisation: Zhang and Sennrich, 2019. Both are bound by memo
 registers as float32, and written once. Short rows (a head's, for q and k norms) share a program.
 """
 
+import math
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from aserve.kernels.launch import SHAPES, Launch
 
 _ELEMENTS_PER_PROGRAM = 2048
 
@@ -49,40 +54,35 @@ def _rms_norm_kernel(
 
 def rms_norm(x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
     """x / rms(x) * weight over the last dimension of [T, E] or [T, heads, E]; T and heads may be strided."""
-    out_TE = torch.empty(x_TE.shape, dtype=x_TE.dtype, device=x_TE.device)
-    _launch(x_TE, None, weight_E, out_TE, None, eps)
+    out_TE = torch.empty_like(x_TE, memory_format=torch.contiguous_format)
+    if x_TE.shape[0]:
+        _shaped(x_TE.shape, x_TE.stride(), 0, eps)(x_TE, None, weight_E, out_TE, None)
     return out_TE
 
 
 def add_rms_norm(x_TE: Tensor, residual_TE: Tensor, weight_E: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(rms_norm(x + residual), x + residual) for [T, E]."""
-    out_TE, total_TE = (torch.empty(x_TE.shape, dtype=x_TE.dtype, device=x_TE.device) for _ in range(2))
-    _launch(x_TE, residual_TE, weight_E, out_TE, total_TE, eps)
+    out_TE = torch.empty_like(x_TE, memory_format=torch.contiguous_format)
+    total_TE = torch.empty_like(x_TE, memory_format=torch.contiguous_format)
+    if x_TE.shape[0]:
+        launch = _shaped(x_TE.shape, x_TE.stride(), residual_TE.stride(0), eps)
+        launch(x_TE, residual_TE, weight_E, out_TE, total_TE)
     return out_TE, total_TE
 
 
-def _launch(
-    x: Tensor, residual: Tensor | None, weight_E: Tensor, out: Tensor, total: Tensor | None, eps: float
-) -> None:
-    assert x.ndim == 2 or (x.ndim == 3 and residual is None), x.shape
-    width = x.shape[-1]
-    num_rows = x.numel() // width
-    if not num_rows:
-        return
+@lru_cache(maxsize=SHAPES)
+def _shaped(shape: torch.Size, strides: tuple[int, ...], residual_stride: int, eps: float) -> Launch:
+    """shape, strides: of x. residual_stride: 0 without one."""
+    *rows, width = shape
     block_width = triton.next_power_of_2(width)
     block_rows = max(1, _ELEMENTS_PER_PROGRAM // block_width)
-    _rms_norm_kernel[(triton.cdiv(num_rows, block_rows),)](
-        x,
-        residual,
-        weight_E,
-        out,
-        total,
-        num_rows,
-        x.stride(0),
-        x.stride(1) if x.ndim == 3 else 0,
-        residual.stride(0) if residual is not None else 0,
-        eps,
-        HEADS=x.shape[1] if x.ndim == 3 else 1,
+    num_rows, num_heads = math.prod(rows), math.prod(rows[1:])
+    assert len(rows) == 1 or (len(rows) == 2 and not residual_stride), shape
+    return Launch(
+        _rms_norm_kernel,
+        (triton.cdiv(num_rows, block_rows),),
+        (num_rows, strides[0], strides[1] if len(rows) == 2 else 0, residual_stride, eps),
+        HEADS=num_heads,
         WIDTH=width,
         BLOCK_ROWS=block_rows,
         BLOCK_WIDTH=block_width,

@@ -5,10 +5,14 @@ tiles) programs: the first turns and writes its keys and writes its values, the 
 as two halves, [heads, D/2] each, since the pair of element i is i + D/2.
 """
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from aserve.kernels.launch import SHAPES, Launch
 
 _HEADS_PER_PROGRAM = 8
 
@@ -115,7 +119,7 @@ def rope_and_write_kv(
     slots_T: Tensor,
 ) -> Tensor:
     """Rotate q and k, write k and v to their slots, return the rotated q, contiguous [T, H, D]."""
-    out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
+    out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
     _launch(q_THD, out_THD, k_TKD, v_TKD, cos_sin_LD, positions_T, k_cache_BPKD, v_cache_BPKD, slots_T)
     return out_THD
 
@@ -134,7 +138,7 @@ def norm_rope_and_write_kv(
     slots_T: Tensor,
 ) -> Tensor:
     """RMS-norm each head of q and k by itself, then as `rope_and_write_kv`: one kernel instead of three."""
-    out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
+    out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
     norms = (q_norm_D, k_norm_D, eps)
     _launch(q_THD, out_THD, k_TKD, v_TKD, cos_sin_LD, positions_T, k_cache_BPKD, v_cache_BPKD, slots_T, norms)
     return out_THD
@@ -158,14 +162,15 @@ def _launch(
     norms: tuple[Tensor | None, Tensor | None, float] = (None, None, 0.0),
 ) -> None:
     """norms: weights for the heads of q and of k, and the epsilon."""
-    num_tokens, num_kv_heads, head_dim = k_TKD.shape
-    assert head_dim % 2 == 0, head_dim
-    assert all(x.is_contiguous() for x in (k_cache_BPKD, v_cache_BPKD)), "a slot is a row of the flat cache"
-    if not num_tokens:
+    assert k_cache_BPKD.is_contiguous(), "a slot is a row of the flat cache"
+    assert v_cache_BPKD.is_contiguous(), "a slot is a row of the flat cache"
+    if not k_TKD.shape[0]:
         return
-    num_heads = q_THD.shape[1] if q_THD is not None else 0
-    block_heads = min(_HEADS_PER_PROGRAM, triton.next_power_of_2(max(num_heads, 1)))
-    _rope_kernel[(num_tokens, 1 + triton.cdiv(num_heads, block_heads))](
+    q_norm_D, k_norm_D, eps = norms
+    num_heads, q_strides = (q_THD.shape[1], q_THD.stride()) if q_THD is not None else (0, (0, 0))
+    angle_stride = cos_sin_LD.stride(0) if cos_sin_LD is not None else 0
+    launch = _shaped(k_TKD.shape, num_heads, q_strides, k_TKD.stride(), v_TKD.stride(), angle_stride, eps)
+    launch(
         q_THD,
         out_THD,
         k_TKD,
@@ -175,15 +180,30 @@ def _launch(
         k_cache_BPKD,
         v_cache_BPKD,
         slots_T,
-        *norms,
-        q_THD.stride(0) if q_THD is not None else 0,
-        q_THD.stride(1) if q_THD is not None else 0,
-        k_TKD.stride(0),
-        k_TKD.stride(1),
-        v_TKD.stride(0),
-        v_TKD.stride(1),
-        cos_sin_LD.stride(0) if cos_sin_LD is not None else 0,
-        num_kv_heads * head_dim,
+        q_norm_D,
+        k_norm_D,
+    )
+
+
+@lru_cache(maxsize=SHAPES)
+def _shaped(
+    k_shape: torch.Size,
+    num_heads: int,
+    q_strides: tuple[int, ...],
+    k_strides: tuple[int, ...],
+    v_strides: tuple[int, ...],
+    angle_stride: int,
+    eps: float,
+) -> Launch:
+    """num_heads: of queries, 0 without any. angle_stride: of a position's cosines and sines, 0 without any."""
+    num_tokens, num_kv_heads, head_dim = k_shape
+    assert head_dim % 2 == 0, head_dim
+    block_heads = min(_HEADS_PER_PROGRAM, triton.next_power_of_2(max(num_heads, 1)))
+    slot_stride = num_kv_heads * head_dim
+    return Launch(
+        _rope_kernel,
+        (num_tokens, 1 + triton.cdiv(num_heads, block_heads)),
+        (eps, *q_strides[:2], *k_strides[:2], *v_strides[:2], angle_stride, slot_stride),
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HALF=head_dim // 2,

@@ -4,11 +4,14 @@ A program takes one row and sums it in a fixed order, so that a token's score do
 Shape letters: ops.py.
 """
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from aserve.kernels.launch import SHAPES, Launch
 from aserve.kernels.ops import Scores
 from aserve.kernels.top_tokens import with_top_tokens
 
@@ -45,9 +48,12 @@ def score(logits_SV: Tensor, targets_S: Tensor, num_top: int) -> Scores:
     num_rows, vocab_size = logits_SV.shape
     normalizer_S = torch.empty(num_rows, dtype=torch.float32, device=logits_SV.device)
     ranks_S = torch.empty(num_rows, dtype=torch.int64, device=logits_SV.device)
-    tile = min(_MAX_TILE, triton.next_power_of_2(vocab_size))
     if num_rows:
-        _score_kernel[(num_rows,)](
-            logits_SV, targets_S, normalizer_S, ranks_S, logits_SV.stride(0), VOCAB_SIZE=vocab_size, TILE=tile
-        )
+        _shaped(num_rows, vocab_size, logits_SV.stride(0))(logits_SV, targets_S, normalizer_S, ranks_S)
     return with_top_tokens(logits_SV, targets_S, normalizer_S, ranks_S, num_top)
+
+
+@lru_cache(maxsize=SHAPES)
+def _shaped(num_rows: int, vocab_size: int, stride: int) -> Launch:
+    tile = min(_MAX_TILE, triton.next_power_of_2(vocab_size))
+    return Launch(_score_kernel, (num_rows,), (stride,), VOCAB_SIZE=vocab_size, TILE=tile)

@@ -88,33 +88,27 @@ class TritonOps:
         soft_cap: float | None = None,
     ) -> Tensor:
         """Decoding sequences by one kernel, or two when contexts are split; the others by another."""
-        out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
-        n = batch.num_decodes
-        if n:
+        out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
+        if batch.num_decodes:
             decode_attention(
-                q_THD[:n],
+                q_THD,
                 k_cache_BPKD,
                 v_cache_BPKD,
-                batch.block_table_SM[:n],
-                batch.seq_lens_S[:n],
-                out_THD[:n],
-                max_seq_len=batch.max_seq_len,
+                batch,
+                out_THD,
                 scale=scale,
                 sliding_window=sliding_window,
                 soft_cap=soft_cap,
                 num_sms=self._num_sms,
                 capability=self._capability,
             )
-        if n < batch.seq_lens_S.shape[0]:
+        if batch.num_decodes < batch.seq_lens_S.shape[0]:
             prefill_attention(
                 q_THD,
                 k_cache_BPKD,
                 v_cache_BPKD,
-                batch.block_table_SM[n:],
-                batch.seq_lens_S[n:],
-                batch.query_starts_S1[n:],
+                batch,
                 out_THD,
-                max_query_len=batch.max_query_len,
                 scale=scale,
                 sliding_window=sliding_window,
                 soft_cap=soft_cap,

@@ -19,5 +19,5 @@ class CausalLM(Protocol):
         ...
 
     def logits(self, hidden_SE: Tensor) -> Tensor:
-        """Next-token scores of chosen hidden states, [S, V], in float32."""
+        """Next-token scores of chosen hidden states, [S, V], in the type that the model computes in."""
         ...

@@ -113,5 +113,5 @@ class Llama:
         return x_TE
 
     def logits(self, hidden_SE: Tensor) -> Tensor:
-        """[S, V], float32."""
-        return self._head(hidden_SE).float()
+        """[S, V], in the type of the weights."""
+        return self._head(hidden_SE)

@@ -182,9 +182,9 @@ class TransformersModel:
         return hidden[0]
 
     def logits(self, hidden_SE: Tensor) -> Tensor:
-        """[S, V], float32, with the architecture's scaling and soft cap."""
+        """[S, V], with the architecture's scaling and soft cap."""
         logits: Tensor = self._head(inputs_embeds=hidden_SE[None], use_cache=False, return_dict=True).logits
-        return logits[0].float()
+        return logits[0]
 
     def _probe(self, token_ids: Sequence[int], probe: Probe, mask: Tensor) -> Any:
         token_ids_T = torch.tensor(token_ids, device=self._mask.device)

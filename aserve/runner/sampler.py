@@ -23,16 +23,23 @@ def sample_next(
 
     And the scores of those rows that are scored, under the model's own distribution, before it is controlled.
 
-    The check is of each row by itself, before it is controlled (max is NaN if any is) and, by `Ops.sample`, after. It
-    stays on the device, and its answer takes the token's place, so that it costs no wait and no copy of its own.
+    `Ops.sample` checks each row by itself, whose largest logit it needs anyway. Where something is controlled or banned
+    a row is checked before that too (max is NaN if any is), for a ban may hide what is not finite. The check stays on
+    the device, and its answer takes the token's place, so that it costs no wait and no copy of its own.
     """
-    logits_NV = model.logits(hidden_TE.index_select(0, batch.sampled_tokens_N))
-    finite_N = logits_NV.amax(-1).isfinite()
-    raw_NV = logits_NV
+    raw_NV = logits_NV = model.logits(hidden_TE.index_select(0, batch.sampled_tokens_N))
+    if batch.controls is not None or batch.sampled_targets is not None:
+        raw_NV = logits_NV = logits_NV.float()
     if batch.controls is not None:
-        raw_NV = logits_NV if batch.sampled_targets is None else logits_NV.clone()
+        if batch.sampled_targets is not None:
+            raw_NV = logits_NV.clone()
+        finite_N = logits_NV.amax(-1).isfinite()
         ops.control_logits(logits_NV, batch.controls)
-    ids_N = ops.sample(logits_NV, batch.sampling).masked_fill(~finite_N, NO_TOKEN)
+        ids_N = ops.sample(logits_NV, batch.sampling).masked_fill(~finite_N, NO_TOKEN)
+    elif batch.sampling.banned_SC is not None:
+        ids_N = ops.sample(logits_NV, batch.sampling).masked_fill(~logits_NV.amax(-1).isfinite(), NO_TOKEN)
+    else:
+        ids_N = ops.sample(logits_NV, batch.sampling)
     # The next step, already launched, may look the last token up: it has to be a token.
     last_token_N = ids_N.clamp(min=0)
     last_token_R.index_copy_(0, batch.sampled_rows_N, last_token_N)

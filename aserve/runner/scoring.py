@@ -59,7 +59,7 @@ def score_prompt(model: CausalLM, ops: Ops, hidden_TE: Tensor, wanted: PromptTar
     num_top = max(wanted.num_top)
 
     def score(start: int, end: int) -> Scores:
-        logits = model.logits(hidden_TE.index_select(0, wanted.tokens_G[start:end]))
+        logits = model.logits(hidden_TE.index_select(0, wanted.tokens_G[start:end])).float()
         return ops.score(logits, wanted.targets_G[start:end], num_top)
 
     return _in_slices(score, len(wanted.tokens_G), model.spec.vocab_size)

@@ -38,7 +38,10 @@ def warm_up_plans(max_model_len: int, block_size: int, *, compiles: bool, can_sw
     if compiles:
         prompt_lens = _powers_of_two(min(MAX_PROMPT_TOKENS, max_model_len))
         context_lens = _powers_of_two(max_model_len)
-        samplings = [GREEDY, DRAWN, FILTERED, *map(_banning, (GREEDY, DRAWN, FILTERED, CONTROLLED)), CONTROLLED]
+        # What is controlled or scored is float32, other logits are read in the model's type.
+        narrowed = msgspec.structs.replace(CONTROLLED, top_p=FILTERED.top_p, top_k=FILTERED.top_k)
+        samplings = [GREEDY, DRAWN, FILTERED, CONTROLLED, narrowed]
+        samplings += map(_banning, samplings.copy())
     steps = [
         *((0, length, FILTERED) for length in prompt_lens),
         *((length - 1, 1, GREEDY) for length in context_lens),

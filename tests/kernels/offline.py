@@ -13,13 +13,12 @@ from collections.abc import Callable
 
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
-from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from aserve.kernels.ops import AttentionBatch
 from aserve.kernels.triton_ops import TritonOps
+from scripts.no_device import use_no_device
 from tests.kernels.cases import sampling
 
 OPS = TritonOps(num_sms=132)
@@ -27,32 +26,17 @@ DTYPE = torch.bfloat16
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
 
 
-class NoDevice:
-    """As much of a driver as compiling asks for. arch: 90 for sm_90, an H100 or H200."""
-
-    def __init__(self, arch: int) -> None:
-        self._arch = arch
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", self._arch, 32)
-
-
 def compile_only(compiled: dict[str, dict[int, CompiledKernel]], arch: int = 90) -> None:
-    """Launches compile, and are collected by kernel name."""
+    """Triton's launches compile, and are collected by kernel name. Remembered ones do nothing."""
     launch = JITFunction.run
 
-    def run(self: JITFunction, *args: object, grid: object, warmup: bool, **options: object) -> None:
+    def run(self: JITFunction, *args: object, grid: object, warmup: bool, **options: object) -> CompiledKernel:
         kernel = launch(self, *args, grid=grid, warmup=True, **options)
         compiled[self.__name__][id(kernel)] = kernel
+        return kernel
 
     JITFunction.run = run
-    driver.set_active(NoDevice(arch))
+    use_no_device(arch)
 
 
 def attend(num_decodes: int, prefill_lens: list[int], max_seq_len: int, **options: float) -> None:

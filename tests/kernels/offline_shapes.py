@@ -1,41 +1,31 @@
 """Compile every kernel for sm_90 in the head sizes and types that models have, and print what came of each as JSON.
 
-Run in a process of its own (`python -m tests.kernels.offline_shapes`), for the reasons that offline.py gives. With a
-capability of two digits (89, say) attention alone is compiled, for GPUs of that kind.
+Run in a process of its own (`python -m tests.kernels.offline_shapes PART...`, parts as in PARTS), for the reasons that
+offline.py gives. `--thorough` takes every shape and not only those that are counted on, `--capability 89` another GPU.
 """
 
+import argparse
 import json
-import re
-import subprocess
-import sys
 from collections import defaultdict
-from collections.abc import Callable
 
 import torch
-import triton
 from triton.compiler import CompiledKernel
 
 from aserve.kernels.fixed_ops import FixedOps
 from aserve.kernels.ops import AttentionBatch, BadWords, LogitControls
 from aserve.kernels.triton_ops import TritonOps
 from tests.kernels.cases import sampling
+from tests.kernels.machine_code import describe
 from tests.kernels.offline import compile_only
 
 BLOCK_SIZE = 16
-HOPPER = (9, 0)
-Report = Callable[..., None]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 LIMITED = {"sliding_window": 1000, "soft_cap": 30.0}
 
 HEADS = {64: (14, 2), 80: (32, 32), 128: (32, 8), 256: (8, 4)}
 """(query heads, key heads) by head dimension, as in Qwen2.5-0.5B, Phi-2, Llama-3.1-8B and Gemma-2."""
-SHAPES = [
-    *((BF16, head_dim, {}) for head_dim in HEADS),
-    (BF16, 128, LIMITED),
-    (FP16, 64, {}),
-    (FP32, 64, {}),
-    (FP32, 256, {}),
-]
+SHAPES = [*((BF16, head_dim, {}) for head_dim in (64, 128, 256)), (BF16, 128, LIMITED)]
+RARE_SHAPES = [(BF16, 80, {}), (FP16, 64, {}), (FP32, 64, {}), (FP32, 256, {})]
 STEPS = {
     "decode, split": ([1], 8192),
     "decode": ([1] * 300, 64),
@@ -87,7 +77,8 @@ def sample(ops: TritonOps, vocab_size: int) -> None:
         {"banned": [[1, 2]] * 3},
         {"min_p": 0.1, "banned": [[1]] * 3},
     ):
-        ops.sample(torch.empty(3, vocab_size), sampling(3, **options))
+        for dtype in (BF16, FP32):
+            ops.sample(torch.empty(3, vocab_size, dtype=dtype), sampling(3, **options))
 
 
 def control(ops: TritonOps, vocab_size: int) -> None:
@@ -112,69 +103,73 @@ def move_blocks(ops: TritonOps, dtype: torch.dtype, numbers: int) -> None:
     ops.scatter_blocks(packed_NYX, planes_YBX, ids_N)
 
 
-def stack_bytes(kernel: CompiledKernel) -> int:
-    """Bytes of memory that a thread has for what its registers do not hold."""
-    cubin = next(path for path in kernel.metadata_group.values() if str(path).endswith(".cubin"))
-    command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", cubin]
-    usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    [stack] = re.findall(rf"Function {kernel.metadata.name}:\n.* STACK:(\d+)", usage)
-    return int(stack)
-
-
-def run_attention(ops: TritonOps, report: Report) -> None:
-    for dtype, head_dim, options in SHAPES:
+def run_attention(job: "Job") -> None:
+    for dtype, head_dim, options in job.shapes:
         for name, step in STEPS.items():
-            attend(ops, dtype, head_dim, step, options)
-            report(dtype=str(dtype), head_dim=head_dim, step=name, **options)
+            attend(job.ops, dtype, head_dim, step, options)
+            job.report(dtype=str(dtype), head_dim=head_dim, step=name, **options)
 
 
-def run_fixed(ops: FixedOps, report: Report) -> None:
-    for dtype, head_dim, options in SHAPES:
+def run_fixed(job: "Job") -> None:
+    ops = FixedOps(num_sms=132, capability=job.capability)
+    for dtype, head_dim, options in job.shapes:
         for name in ("decode", "long prompts"):
             attend(ops, dtype, head_dim, STEPS[name], options)
-            report(dtype=str(dtype), head_dim=head_dim, step=name, **options)
-    for dtype in (BF16, FP16, FP32):
+            job.report(dtype=str(dtype), head_dim=head_dim, step=name, **options)
+    for dtype in job.dtypes:
         weight_OI = torch.empty(200, 896, dtype=dtype)
         for bias_O in (None, weight_OI[:, 0].contiguous()):
             ops.linear(torch.empty(3, 896, dtype=dtype), weight_OI, bias_O)
-            report(dtype=str(dtype), bias=bias_O is not None)
+            job.report(dtype=str(dtype), bias=bias_O is not None)
 
 
-def run_others(ops: TritonOps, report: Report) -> None:
-    for dtype in (BF16, FP16, FP32):
+def run_others(job: "Job") -> None:
+    for dtype in job.dtypes:
         for width in (80, 5120):
-            elementwise(ops, dtype, width)
-            report(dtype=str(dtype), width=width)
-    for vocab_size in (50257, 151936):
-        sample(ops, vocab_size)
-        control(ops, vocab_size)
-        ops.score(torch.zeros(2, vocab_size), torch.zeros(2, dtype=torch.int64), num_top=0)
-        report(vocab_size=vocab_size)
+            elementwise(job.ops, dtype, width)
+            job.report(dtype=str(dtype), width=width)
+    for vocab_size in (50257, 151936) if job.thorough else (151936,):
+        sample(job.ops, vocab_size)
+        control(job.ops, vocab_size)
+        job.ops.score(torch.zeros(2, vocab_size), torch.zeros(2, dtype=torch.int64), num_top=0)
+        job.report(vocab_size=vocab_size)
     for dtype, numbers in ((BF16, 16384), (FP32, 640)):
-        move_blocks(ops, dtype, numbers)
-        report(dtype=str(dtype), numbers=numbers)
+        move_blocks(job.ops, dtype, numbers)
+        job.report(dtype=str(dtype), numbers=numbers)
+
+
+PARTS = {"attention": run_attention, "fixed": run_fixed, "others": run_others}
+
+
+class Job:
+    """What to compile for, and what has come of it."""
+
+    def __init__(self, capability: tuple[int, int], thorough: bool) -> None:
+        self.capability, self.thorough = capability, thorough
+        self.ops = TritonOps(num_sms=132, capability=capability)
+        self.shapes = SHAPES + RARE_SHAPES * thorough
+        self.dtypes = (BF16, FP16, FP32) if thorough else (BF16,)
+        self._compiled: dict[str, dict[int, CompiledKernel]] = defaultdict(dict)
+        self._reported: set[int] = set()
+        compile_only(self._compiled, 10 * capability[0] + capability[1])
+
+    def report(self, **shape: object) -> None:
+        """A line for each kernel that was compiled since the last report."""
+        for name, kernels in self._compiled.items():
+            for key in kernels.keys() - self._reported:
+                self._reported.add(key)
+                print(json.dumps({"kernel": name, **shape, **describe(kernels[key])}), flush=True)
 
 
 def main() -> None:
-    compiled: dict[str, dict[int, CompiledKernel]] = defaultdict(dict)
-    capability = (int(sys.argv[1][0]), int(sys.argv[1][1])) if len(sys.argv) > 1 else HOPPER
-    compile_only(compiled, 10 * capability[0] + capability[1])
-    reported: set[int] = set()
-
-    def report(**shape: object) -> None:
-        """A line for each kernel that was compiled since the last report."""
-        for name, kernels in compiled.items():
-            for key in kernels.keys() - reported:
-                reported.add(key)
-                kernel = kernels[key]
-                result = {"shared_bytes": kernel.metadata.shared, "stack_bytes": stack_bytes(kernel)}
-                print(json.dumps({"kernel": name, **shape, **result}), flush=True)
-
-    ops = TritonOps(num_sms=132, capability=capability)
-    run_attention(ops, report)
-    run_fixed(FixedOps(num_sms=132, capability=capability), report)
-    if capability == HOPPER:
-        run_others(ops, report)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("parts", nargs="+", choices=PARTS)
+    parser.add_argument("--thorough", action="store_true")
+    parser.add_argument("--capability", default="90")
+    arguments = parser.parse_args()
+    job = Job((int(arguments.capability[0]), int(arguments.capability[1])), arguments.thorough)
+    for part in arguments.parts:
+        PARTS[part](job)
 
 
 if __name__ == "__main__":

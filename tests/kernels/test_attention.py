@@ -49,6 +49,13 @@ def test_blocks_smaller_and_larger_than_a_tile(fast: Fast, block_size: int) -> N
     fast.assert_close(case.attend(fast.ops), case.attend(TWIN))
 
 
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 200}, {"soft_cap": 2.0}], ids=str)
+def test_long_prompts_of_wide_heads(triton_fast: Fast, options: dict[str, float]) -> None:
+    """Tiles of 128 rows and 128 keys (64 under a cap): several that all rows see, and one that a window cuts."""
+    case = paged(triton_fast, [700, 130], [90, 130], head_dim=80, block_size=16)
+    triton_fast.assert_close(case.attend(triton_fast.ops, **options), case.attend(TWIN, **options))
+
+
 def test_a_window_and_a_soft_cap_together(fast: Fast) -> None:
     case = paged(fast, [90, 60], [1, 40])
     options = {"sliding_window": 33, "soft_cap": 1.5}

@@ -1,6 +1,8 @@
 """Every kernel, in the head sizes and types that models have, becomes machine code for an H100 or H200 that fits it.
 
-The strongest check that needs no GPU: the interpreter takes more than the compiler does.
+The strongest check that needs no GPU: the interpreter takes more than the compiler does. What the machine code takes of
+a processor is held to figures, so that a change that halves the programs side by side, or has registers spill, is seen.
+Triton 3.6 too, where TRITON_3_6 names a folder that has it: pip install --target FOLDER --no-deps triton==3.6.0
 """
 
 import json
@@ -8,10 +10,14 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+
+from tests.kernels.machine_code import Loop, matrix_loops, programs_per_sm
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
@@ -20,54 +26,154 @@ SHARED_BYTES_OF_AN_ADA_SM = 99 * 1024
 MAX_STACK_BYTES = 64
 """A thread's, in the largest heads: a few registers in and out of the first cache, beside hundreds that stay."""
 ROOT = Path(__file__).parents[2]
+OLD_TRITON = os.environ.get("TRITON_3_6")
 
 Variants = list[dict[str, object]]
 """What offline_shapes.py reports of each variant of each kernel."""
 
 
-def compiled_variants(folder: Path, *arguments: str) -> Variants:
-    """For the GPU that the arguments of offline_shapes.py name; compiled anew where the folder is empty."""
+class Figures(NamedTuple):
+    """programs_per_sm: at least. instructions: of an inner loop, at most. wgmma, mma: how many of them multiply."""
+
+    programs_per_sm: int
+    instructions: int
+    wgmma: int
+    mma: int
+
+
+ATTENTION = {
+    ("_prefill_kernel", 64, "long prompts"): Figures(2, 330, 8, 0),
+    ("_prefill_kernel", 128, "long prompts"): Figures(1, 610, 16, 0),
+    ("_prefill_kernel", 256, "long prompts"): Figures(1, 415, 18, 0),
+    ("_prefill_kernel", 64, "short prompts"): Figures(3, 345, 8, 0),
+    ("_prefill_kernel", 128, "short prompts"): Figures(2, 445, 12, 0),
+    ("_decode_kernel", 64, "decode"): Figures(3, 460, 0, 32),
+    ("_decode_kernel", 128, "decode"): Figures(3, 440, 0, 32),
+    ("_decode_kernel", 256, "decode"): Figures(3, 450, 0, 32),
+}
+"""By kernel, head dimension and step, in bfloat16 without a window or a cap."""
+PROGRAMS_PER_SM = {
+    "_tile_max_kernel": 6,
+    "_tile_mass_kernel": 7,
+    "_draw_kernel": 4,
+    "_weigh_kernel": 5,
+    "_set_aside_kernel": 3,
+    "_floor_kernel": 3,
+    "_rms_norm_kernel": 3,
+    "_rope_kernel": 8,
+    "_gated_kernel": 8,
+}
+"""Of kernels that wait for memory, at least."""
+
+
+def compiled_variants(folder: Path, triton: str | None, *arguments: str) -> Variants:
+    """What offline_shapes.py reports, given its arguments; compiled anew where the folder is empty."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     env["TRITON_CACHE_DIR"] = str(folder)
+    if triton is not None:
+        env["PYTHONPATH"] = os.pathsep.join([triton, *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-m", "tests.kernels.offline_shapes", *arguments]
     child = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert child.returncode == 0, child.stderr
     return [json.loads(line) for line in child.stdout.splitlines()]
 
 
+@pytest.fixture(scope="module", params=["installed", "3.6"])
+def triton(request: pytest.FixtureRequest) -> str | None:
+    """The folder of a Triton, or None for the one that is installed."""
+    if request.param == "installed":
+        return None
+    if OLD_TRITON is None:
+        pytest.skip("TRITON_3_6 names no folder that has Triton 3.6")
+    return OLD_TRITON
+
+
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[Variants]:
-    """For an H100 or H200, and attention for an L4 or RTX 40: both at once, for each takes a core a minute."""
+def variants(triton: str | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Variants]:
+    """For an H100 or H200: the shapes that are counted on, each part in a process of its own."""
     folder = tmp_path_factory.mktemp("triton")
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(lambda arguments: compiled_variants(folder, *arguments), ((), ("89",))))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        parts = pool.map(lambda part: compiled_variants(folder, triton, part), ("attention", "fixed", "others"))
+        yield [variant for part in parts for variant in part]
 
 
-@pytest.fixture(scope="module")
-def variants(compiled: list[Variants]) -> Variants:
-    """For an H100 or H200."""
-    return compiled[0]
-
-
-def test_every_kernel_compiles_in_every_shape(variants: Variants) -> None:
+def test_every_kernel_compiles(variants: Variants) -> None:
     """A new kernel belongs into offline_shapes.py."""
     sources = [path.read_text() for path in (ROOT / "aserve/kernels").glob("*.py")]
     written = {name for source in sources for name in re.findall(r"^def (_\w+_kernel)\(", source, re.MULTILINE)}
     assert {variant["kernel"] for variant in variants} == written
 
 
-def test_shared_memory_suffices(variants: Variants) -> None:
-    assert [v for v in variants if v["shared_bytes"] > SHARED_BYTES_OF_A_HOPPER_SM] == []
+def test_shared_memory_and_registers_suffice(variants: Variants) -> None:
+    assert_fit(variants, SHARED_BYTES_OF_A_HOPPER_SM)
+    assert [v for v in variants if v["stack_bytes"] and v.get("head_dim", 0) in (64, 128)] == []
 
 
-def test_registers_suffice(variants: Variants) -> None:
+def assert_fit(variants: Variants, shared_bytes: int) -> None:
+    assert [v for v in variants if v["shared_bytes"] > shared_bytes] == []
     assert [v for v in variants if v["stack_bytes"] > MAX_STACK_BYTES] == []
-    assert [v for v in variants if v["stack_bytes"] and v.get("head_dim", 0) == 128] == []
 
 
-def test_attention_fits_a_gpu_with_little_shared_memory(compiled: list[Variants]) -> None:
-    """An L4 or RTX 40, whose tiles are smaller."""
-    variants = compiled[1]
-    assert {"_decode_kernel", "_combine_kernel", "_prefill_kernel"} <= {variant["kernel"] for variant in variants}
-    assert [v for v in variants if v["shared_bytes"] > SHARED_BYTES_OF_AN_ADA_SM] == []
-    assert [v for v in variants if v["stack_bytes"] > MAX_STACK_BYTES] == []
+@pytest.mark.parametrize("case", ATTENTION, ids=str)
+def test_attention_keeps_a_processor_busy(variants: Variants, case: tuple[str, int, str]) -> None:
+    """Spills, fewer programs side by side, another kind of product or a longer loop: each would cost what it costs."""
+    kernel, head_dim, step = case
+    limit = ATTENTION[case]
+    found = [
+        v
+        for v in variants
+        if (v["kernel"], v.get("head_dim"), v.get("step")) == (kernel, head_dim, step) and "soft_cap" not in v
+    ]
+    assert found
+    for variant in found:
+        assert variant["stack_bytes"] == 0, variant
+        assert variant["programs_per_sm"] >= limit.programs_per_sm, variant
+        assert variant["instructions"] <= limit.instructions, variant
+        assert (variant["wgmma"], variant["mma"]) == (limit.wgmma, limit.mma), variant
+
+
+@pytest.mark.parametrize("kernel", PROGRAMS_PER_SM)
+def test_kernels_that_wait_for_memory_share_a_processor(variants: Variants, kernel: str) -> None:
+    assert min(v["programs_per_sm"] for v in variants if v["kernel"] == kernel) >= PROGRAMS_PER_SM[kernel]
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(900)
+def test_every_shape_compiles_and_fits(triton: str | None, tmp_path: Path) -> None:
+    """The rarer shapes too, and attention for an L4 or RTX 40, whose tiles are smaller."""
+    jobs = (
+        ("attention", "--thorough"),
+        ("fixed", "others", "--thorough"),
+        ("attention", "--thorough", "--capability=89"),
+    )
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        *hopper, ada = pool.map(lambda arguments: compiled_variants(tmp_path, triton, *arguments), jobs)
+    assert {"_decode_kernel", "_combine_kernel", "_prefill_kernel"} <= {variant["kernel"] for variant in ada}
+    assert_fit([variant for part in hopper for variant in part], SHARED_BYTES_OF_A_HOPPER_SM)
+    assert_fit(ada, SHARED_BYTES_OF_AN_ADA_SM)
+
+
+@pytest.mark.parametrize(
+    ("registers", "num_warps", "shared_bytes", "programs"),
+    [(166, 4, 72192, 3), (128, 8, 66560, 2), (129, 8, 66560, 1), (244, 8, 164864, 1), (32, 1, 0, 32), (255, 4, 0, 2)],
+)
+def test_programs_per_sm(registers: int, num_warps: int, shared_bytes: int, programs: int) -> None:
+    """By hand, as CUDA's occupancy calculator has it: a register too many halves the programs."""
+    assert programs_per_sm(registers, num_warps, shared_bytes) == programs
+
+
+def test_the_inner_loop_is_found_in_machine_code() -> None:
+    """An outer loop around two, of which one multiplies; a branch forward; a predicate."""
+    sass = """
+        /*0000*/                   MOV R1, R2 ;
+        /*0010*/                   IADD3 R1, R1, 0x1, RZ ;
+        /*0020*/               @P1 BRA 0x0010 ;
+        /*0030*/              @!P0 BRA 0x0080 ;
+        /*0040*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR8], R24 ;
+        /*0050*/                   HMMA.16816.F32.BF16 R4, R8, R12, R4 ;
+        /*0060*/              @!P2 BRA 0x0040 ;
+        /*0070*/                   BRA 0x0000 ;
+        /*0080*/                   EXIT ;
+        /*0090*/                   BRA 0x90;
+    """
+    assert matrix_loops(sass) == [Loop(instructions=3, wgmma=1, mma=1)]

@@ -15,6 +15,16 @@ from tests.kernels.cases import Fast, paged
 
 pytestmark = pytest.mark.torch
 
+
+@pytest.fixture
+def small_splits(monkeypatch):
+    """64 keys each. Launches are remembered with the size of their splits."""
+    monkeypatch.setattr(fixed_attention, "_SPLIT", 64)
+    fixed_attention._shaped.cache_clear()
+    yield
+    fixed_attention._shaped.cache_clear()
+
+
 LIMITS = [{}, {"sliding_window": 70}, {"soft_cap": 2.0}]
 
 
@@ -33,8 +43,7 @@ def test_a_product_is_that_of_torch_and_its_rows_depend_on_no_others(triton_each
 
 
 @pytest.mark.parametrize(("heads", "options"), list(zip([(4, 2), (7, 1), (3, 3)], LIMITS, strict=True)), ids=str)
-def test_attention_is_the_twins_and_a_query_has_the_same_bits_alone(monkeypatch, triton_each: Fast, heads, options):
-    monkeypatch.setattr(fixed_attention, "_SPLIT", 64)
+def test_attention_is_the_twins_and_a_query_has_the_same_bits_alone(small_splits, triton_each: Fast, heads, options):
     ops = FixedOps(num_sms=132)
     lens, query_lens = [150, 3, 64, 140], [1, 1, 1, 40]
     case = paged(triton_each, lens, query_lens, heads=heads)

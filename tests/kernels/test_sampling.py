@@ -25,6 +25,15 @@ def test_sampling(sampler: Fast, vocab_size: int, filters: str) -> None:
     assert torch.equal(sampler.ops.sample(logits, batch), TWIN.sample(logits, batch))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("filters", ["none", "all"])
+def test_half_precision_logits_need_no_copy(sampler: Fast, dtype: torch.dtype, filters: str) -> None:
+    """They are read as they are, and give what the same numbers give in float32."""
+    logits = sampler.randn(4, 5000).mul(4).to(dtype)
+    batch = sampling(4, temperature=[0.7, 1.0, 0.0, 2.0], device=sampler.device, **FILTERS[filters])
+    assert torch.equal(sampler.ops.sample(logits, batch), TWIN.sample(logits.float(), batch))
+
+
 def test_every_row_has_its_own_filters(sampler: Fast) -> None:
     logits = sampler.randn(6, 300) * 2
     batch = sampling(

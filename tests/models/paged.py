@@ -30,9 +30,10 @@ class PagedSequences:
         """Compute one step of (sequence, its next tokens); returns each sequence's logits there, [tokens, V]."""
         hidden = self.hidden(slices)
         with torch.inference_mode():
-            logits = self._model.logits(torch.cat(list(hidden.values()))).split([len(part) for part in hidden.values()])
-        assert all(part.dtype == torch.float32 for part in logits)
-        return dict(zip(hidden, logits, strict=True))
+            logits = self._model.logits(torch.cat(list(hidden.values())))
+        assert logits.dtype == next(iter(hidden.values())).dtype
+        parts = logits.float().split([len(part) for part in hidden.values()])
+        return dict(zip(hidden, parts, strict=True))
 
     def hidden(self, slices: Sequence[tuple[int, Sequence[int]]]) -> dict[int, Tensor]:
         """As `run`, the hidden states, [tokens, E], those of single tokens first."""

@@ -10,6 +10,7 @@ import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+import msgspec
 import torch
 from torch import Tensor
 from triton.compiler import CompiledKernel
@@ -24,7 +25,7 @@ from aserve.models.spec import ModelSpec, RopeSpec
 from aserve.models.weights import RandomWeights
 from aserve.runner.kv_store import allocate_kv
 from aserve.runner.runner import ModelRunner
-from aserve.runner.warm_up import DRAWN, FILTERED, GREEDY, warm_up_plans
+from aserve.runner.warm_up import CONTROLLED, DRAWN, FILTERED, GREEDY, warm_up_plans
 from tests.kernels.offline import compile_only
 from tests.runner.toy import chunk, fed, init
 
@@ -46,6 +47,7 @@ SPEC = ModelSpec(
     tie_embeddings=True,
     qk_norm=True,
 )
+SCORED = msgspec.structs.replace(FILTERED, num_logprobs=1)
 BANNING = RowSampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1, banned_ids=(3, 4), banned_before=9999)
 
 
@@ -75,7 +77,12 @@ class Model:
 def steps(rng: random.Random) -> Iterator[StepPlan]:
     """Mixtures of decoding and prompts of many lengths, over contexts of many lengths; no block but the null block."""
     for step_id in range(80):
-        samplings = rng.choice([[GREEDY], [GREEDY, DRAWN], [DRAWN, FILTERED], [GREEDY, BANNING], [FILTERED, BANNING]])
+        samplings = rng.choice(
+            [
+                *([GREEDY], [GREEDY, DRAWN], [DRAWN, FILTERED], [GREEDY, BANNING], [FILTERED, BANNING]),
+                *([SCORED], [GREEDY, SCORED], [DRAWN, CONTROLLED], [BANNING, CONTROLLED], [BANNING, SCORED]),
+            ]
+        )
         pieces: list[SeqSlice] = []
         for row in range(rng.choice([1, 2, 5, MAX_NUM_SEQS])):
             start = rng.randrange(rng.choice([2, 200, MAX_MODEL_LEN - 200]))

@@ -158,7 +158,8 @@ class MetaOps:
         return torch.empty(q_THD.shape, dtype=q_THD.dtype, device=META)
 
     def sample(self, logits_SV: Tensor, batch: SamplingBatch) -> Tensor:
-        assert (logits_SV.dtype, logits_SV.stride(-1)) == (torch.float32, 1)
+        assert logits_SV.dtype in (torch.float32, torch.bfloat16)
+        assert logits_SV.stride(-1) == 1
         assert (batch.top_k_S.dtype, batch.seeds_S.dtype, batch.positions_S.dtype) == (
             torch.int32,
             torch.int64,
@@ -167,13 +168,15 @@ class MetaOps:
         return torch.empty(len(logits_SV), dtype=torch.int64, device=META)
 
     def control_logits(self, logits_SV: Tensor, controls: LogitControls) -> None:
-        assert (logits_SV.dtype, logits_SV.stride(-1)) == (torch.float32, 1)
+        assert logits_SV.dtype in (torch.float32, torch.bfloat16)
+        assert logits_SV.stride(-1) == 1
         assert controls.counts_RV is not None
         assert controls.bias_RV is not None
         assert controls.bad_words is not None
 
     def score(self, logits_SV: Tensor, targets_S: Tensor, num_top: int) -> Scores:
-        assert (logits_SV.dtype, logits_SV.stride(-1)) == (torch.float32, 1)
+        assert logits_SV.dtype in (torch.float32, torch.bfloat16)
+        assert logits_SV.stride(-1) == 1
         assert (targets_S.dtype, targets_S.shape) == (torch.int64, logits_SV.shape[:1])
         top_ids_SK = torch.empty((len(logits_SV), num_top), dtype=torch.int64, device=META)
         return Scores(targets_S.float(), targets_S, top_ids_SK, top_ids_SK.float())

@@ -57,5 +57,5 @@ def test_no_kernel_is_compiled_after_start_up(tmp_path):
     )
     assert child.returncode == 0, child.stderr
     compiled = json.loads(child.stdout)
-    assert len(compiled["warm_up"]) == 16
+    assert len(compiled["warm_up"]) == 18
     assert {name: n for name, n in compiled["later"].items() if n} == {}
