@@ -106,10 +106,10 @@ class TimedScheduler:
         self._watch.planned(start_ns)
         return plan
 
-    def commit(self, result: StepResult) -> Any:
+    def commit(self, result: StepResult, took_s: float) -> Any:
         """The scheduler's."""
         start_ns = now_ns()
-        step = self._scheduler.commit(result)
+        step = self._scheduler.commit(result, took_s)
         self._watch.committed(start_ns)
         return step
 
