@@ -249,21 +249,42 @@ class FakeKV:
 
 
 class FakeScript:
-    """Instead of a model: every sequence says the same, from the beginning and over again. Stores nothing."""
+    """Instead of a model: every sequence says the same, from the beginning and over again. Stores nothing.
 
-    def __init__(self, token_ids: Sequence[int]) -> None:
+    Scores tokens for rows that ask for it, as `scores_of` does without a context.
+    """
+
+    def __init__(self, token_ids: Sequence[int], vocabulary: range = range(BYTE_TOKENS.stop)) -> None:
         self._token_ids = token_ids
+        self._vocabulary = vocabulary
         self._num_sampled: dict[SeqId, int] = {}
+        self._samplings: dict[Row, RowSampling] = {}
 
     def run(self, plan: StepPlan) -> StepResult:
         """The next token of the script for each slice that samples."""
-        token_ids = []
+        self._samplings |= {init.row: init.sampling for init in plan.inits}
+        token_ids, scores = [], []
         for piece in plan.slices:
             if piece.samples:
                 count = self._num_sampled.get(piece.seq_id, 0)
                 self._num_sampled[piece.seq_id] = count + 1
                 token_ids.append(self._token_ids[count % len(self._token_ids)])
-        return StepResult(plan.step_id, tuple(token_ids))
+                num_top = self._samplings[piece.row].num_logprobs
+                scores.append(None if num_top is None else self._score(token_ids[-1], num_top))
+        return StepResult(
+            plan.step_id,
+            tuple(token_ids),
+            tuple(scores) if any(score is not None for score in scores) else (),
+            tuple(self._prompt_scores(piece) for piece in plan.slices if piece.target_ids),
+        )
+
+    def _score(self, token_id: int, num_top: int) -> TokenScores:
+        return scores_of((), self._vocabulary, token_id, num_top)
+
+    def _prompt_scores(self, piece: SeqSlice) -> tuple[TokenScores, ...]:
+        num_top = self._samplings[piece.row].num_prompt_logprobs
+        assert num_top is not None, "targets are for prompts that are scored"
+        return tuple(self._score(token_id, num_top) for token_id in piece.target_ids)
 
 
 class ScriptedFlight:
