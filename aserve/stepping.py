@@ -110,8 +110,8 @@ class Stepper:
         flying = self._flying
         if self._torn_by is not None:
             await self._start_over(self._torn_by, is_of_step=False)
-        now = self._clock()
         try:
+            now = self._clock()
             plan = self._scheduler.plan(now)
         except WISHES:
             raise
