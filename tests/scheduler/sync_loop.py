@@ -6,19 +6,21 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from aserve.core.ids import BlockId, RequestId
+from aserve.core.ids import BlockId, RequestId, Row, SeqId
 from aserve.core.layout import Window
 from aserve.core.outputs import DEADLINE, FinishReason, SeqDelta
 from aserve.core.params import SamplingParams
-from aserve.core.plan import RowSampling, StepPlan, StepResult, TokenScores
+from aserve.core.plan import RowSampling, SeqSlice, StepPlan, StepResult, TokenScores
 from aserve.core.request import Request
 from aserve.scheduler.scheduler import Scheduler
+from aserve.scheduler.step_cost import DECODES_PER_LOOK
 from tests.fakes import FakeKV, continuation, deltas_of, scores_of, seen_by
 from tests.scheduler.reference_beams import reference_beam_search
 
 LETTERS = range(3)
 EOS = 2
 SEEDS_OF_A_SALT = 1000
+STEP_S, TOKEN_S = 0.01, 0.001
 
 
 def salt_mark(sampling: RowSampling) -> int:
@@ -121,7 +123,8 @@ class SyncLoop:
     """Verbs in any order that the scheduler allows; `step` is the order of the engine loop.
 
     depth: 1 lands each step before the next is planned, 2 runs one step ahead, 4 three, or with windows one all the
-    same. checked: check() after every move.
+    same. checked: check() after every move. Where `target_itl_s` is among the limits, what steps take is known already:
+    `STEP_S`, and `TOKEN_S` for each token.
     """
 
     def __init__(self, *, depth: int = 2, checked: bool = True, **limits: object) -> None:
@@ -136,6 +139,10 @@ class SyncLoop:
         self.limits = limits
         self.block_size = int(limits["block_size"])  # type: ignore[call-overload]
         self.scheduler = Scheduler(**limits, max_in_flight=max(self.depth, 2))  # type: ignore[arg-type]  # a mapping of mixed numbers
+        for _ in range(DECODES_PER_LOOK):
+            for num_tokens in (1, 8, 1):
+                known = SeqSlice(SeqId(0), Row(0), 0, num_tokens, (0,) * num_tokens)
+                self.scheduler.step_cost.landed((known,), STEP_S + num_tokens * TOKEN_S)
         self.context_len = self.scheduler._admission.context_len
         self.plans: list[StepPlan] = []
         self.answers: dict[str, Answer] = {}
@@ -217,8 +224,8 @@ class SyncLoop:
 
     def commit(self) -> list[SeqDelta]:
         """Land the oldest step."""
-        _, result = self.in_flight.popleft()
-        deltas = deltas_of(self.scheduler.commit(result))
+        plan, result = self.in_flight.popleft()
+        deltas = deltas_of(self.scheduler.commit(result, STEP_S + plan.num_tokens * TOKEN_S))
         self._take(deltas)
         self.check()
         return deltas

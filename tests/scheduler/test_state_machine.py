@@ -75,6 +75,7 @@ LIMITS = st.fixed_dictionaries(
         "scheduler_delay_factor": st.sampled_from([0.0, 1.0]),
         "keeps_evicted": st.booleans(),
         "is_fair": st.booleans(),
+        "target_itl_s": st.sampled_from([0.0, None, 0.001, 0.014]),
         "windows": st.sampled_from([(None,), (None,), (3,), (None, 3), (5, None, 1, 5)]),
     }
 )
