@@ -13,7 +13,6 @@ from aserve.runner.runner import ModelRunner
 from aserve.scheduler.scheduler import Scheduler
 from tests.runner.fake_cuda import FakeCuda
 from tests.runner.recordable import CONTEXT_LEN, LAYOUTS, TapeGraphs, recordable_runner
-from tests.runner.test_streams import plans, runner_on
 from tests.runner.toy import answer, chunk, fed, init, request
 
 pytestmark = pytest.mark.torch
@@ -145,19 +144,3 @@ def test_what_is_controlled_or_too_large_goes_the_eager_way(why: str) -> None:
     tape = TapeGraphs()
     results_of(recordable_runner(tape), EAGER[why])
     assert (tape.num_captures, tape.num_replays) == (0, 0)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
-def test_on_cuda_captured_prompts_say_what_eager_ones_do_and_never_wait() -> None:
-    eager, captured = runner_on("cuda"), runner_on("cuda", graphs=True)
-    expected = [eager.run(plan).token_ids for plan in plans()]
-    assert [captured.run(plan).token_ids for plan in plans()] == expected
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        assert [captured.run(plan).token_ids for plan in plans()] == expected
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-        for runner in (eager, captured):
-            runner.close()
