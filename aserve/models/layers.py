@@ -22,6 +22,7 @@ from aserve.kernels.packed_linear import (
     plain_is_fast,
     plain_linear,
 )
+from aserve.models.interface import ForwardBatch
 from aserve.models.spec import ModelSpec
 from aserve.models.weights import Weights
 
@@ -170,6 +171,6 @@ class GatedMLP:
         self._down = linear.load(weights, LinearShape({f"{prefix}.down_proj": hidden}, size, spec.mlp_bias))
         self._silu_and_mul = ops.silu_and_mul
 
-    def __call__(self, x_TE: Tensor) -> Tensor:
+    def __call__(self, x_TE: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, E] to [T, E]."""
         return self._down(self._silu_and_mul(self._gate_up(x_TE)))
