@@ -15,6 +15,7 @@ from torch import Tensor
 
 from aserve.kernels.native.library import Library
 from aserve.kernels.native.native_linear import NativeLinear
+from aserve.kernels.native.weight_memory import WeightMemory
 from aserve.kernels.ops import Ops
 from aserve.kernels.packed_linear import (
     can_be_plain,
@@ -154,14 +155,15 @@ class NativeMethod:
 
     def __init__(self, library: Library) -> None:
         self._library = library
+        self._memory = WeightMemory()
 
     def load(self, weights: Weights, shape: LinearShape) -> Linear:
         """One matrix for all that is fused."""
-        return NativeLinear(self._library, *load_fused(weights, shape))
+        return NativeLinear(self._library, self._memory, *load_fused(weights, shape))
 
     def tie(self, table_VE: Tensor) -> tuple[Embedding, Linear]:
         """Both from the packed table."""
-        linear = NativeLinear(self._library, table_VE)
+        linear = NativeLinear(self._library, self._memory, table_VE)
         return linear.embed, linear
 
 

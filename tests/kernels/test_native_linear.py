@@ -1,7 +1,9 @@
 """Our own product on a CPU, in every variant that this processor can run, against torch's in float64."""
 
+import mmap
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from aserve.kernels.native import native_linear
 from aserve.kernels.native.library import Library
 from aserve.kernels.native.native_linear import NativeLinear, can_be_native
 from aserve.kernels.native.native_ops import NativeOps
+from aserve.kernels.native.weight_memory import WeightMemory
 from aserve.models.layers import DenseMethod, LinearShape, NativeMethod, PackingMethod
 from aserve.models.loader import linear_method
 from aserve.models.weights import RandomWeights
@@ -50,7 +53,7 @@ def test_it_is_torchs_but_for_rounding(variant_library: Library, dtype, shape):
     weight_OI, bias_O, x_TI = tensors(shape, dtype)
     rtol, atol = ROUNDING[dtype]
     for bias in (None, bias_O):
-        layer = NativeLinear(variant_library, weight_OI, bias)
+        layer = NativeLinear(variant_library, WeightMemory(), weight_OI, bias)
         expected_TO = F.linear(x_TI.double(), weight_OI.double(), None if bias is None else bias.double())
         for num_rows in (1, 6, 7, 16, 97, MAX_ROWS):
             out_TO = layer(x_TI[:num_rows])
@@ -62,7 +65,7 @@ def test_it_is_torchs_but_for_rounding(variant_library: Library, dtype, shape):
 def test_a_row_has_the_same_bits_among_any_others_on_any_threads(variant_library: Library, dtype, shape):
     """Sums that depend on the size of a tile, on a row's place or on who computes it."""
     weight_OI, bias_O, x_TI = tensors(shape, dtype)
-    layer = NativeLinear(variant_library, weight_OI, bias_O)
+    layer = NativeLinear(variant_library, WeightMemory(), weight_OI, bias_O)
     torch.set_num_threads(1)
     together_TO = layer(x_TI)
     for num_threads, all_num_rows in (
@@ -79,7 +82,7 @@ def test_a_row_has_the_same_bits_among_any_others_on_any_threads(variant_library
 def test_what_is_not_finite_stays_in_its_row(variant_library: Library, dtype):
     """Rows that share a register; weights of 0 that fill a panel or a pair up, times infinity."""
     weight_OI, _, x_TI = tensors((70, 131), dtype, 9)
-    layer = NativeLinear(variant_library, weight_OI)
+    layer = NativeLinear(variant_library, WeightMemory(), weight_OI)
     clean_TO = layer(x_TI)
     x_TI[2, 5], x_TI[6, 130], x_TI[8, 0] = float("nan"), float("inf"), float("-inf")
     out_TO = layer(x_TI)
@@ -92,7 +95,7 @@ def test_what_is_not_finite_stays_in_its_row(variant_library: Library, dtype):
 def test_rows_and_numbers_may_lie_apart(variant_library: Library, dtype):
     """A step from row to row that is taken to be the number of inputs."""
     weight_OI, _, wide_TI = tensors((40, 300), dtype, 20)
-    layer = NativeLinear(variant_library, weight_OI[:, :90])
+    layer = NativeLinear(variant_library, WeightMemory(), weight_OI[:, :90])
     for x_TI in (wide_TI[:, 7:97], wide_TI[::2, :90], wide_TI[:, ::3][:, :90], wide_TI.t()[:90].t()):
         assert torch.equal(layer(x_TI), layer(x_TI.contiguous()))
     assert layer(wide_TI[:0, :90]).shape == (0, 40)
@@ -101,7 +104,7 @@ def test_rows_and_numbers_may_lie_apart(variant_library: Library, dtype):
 @pytest.mark.parametrize("shape", [(1, 1), (65, 129), (300, 96)], ids=str)
 def test_rows_of_the_weight_come_back(variant_library: Library, dtype, shape):
     table_VE, _, _ = tensors(shape, dtype)
-    layer = NativeLinear(variant_library, table_VE)
+    layer = NativeLinear(variant_library, WeightMemory(), table_VE)
     ids_T = torch.randint(shape[0], (200,))
     assert torch.equal(layer.embed(ids_T), table_VE[ids_T])
     assert layer.embed(ids_T[:0]).shape == (0, shape[1])
@@ -144,3 +147,23 @@ def test_matrix_units_and_half_precision_stay_with_onednn(monkeypatch, amx):
         kind = NativeMethod if can_be_native(dtype) else PackingMethod
         assert type(linear_method(ops, dtype)) is kind
     assert not can_be_native(torch.float16)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+def test_weights_share_chunks_of_huge_pages_and_never_bytes():
+    """Weights on top of each other; one larger than a chunk; a chunk that stays when its weights have gone."""
+    memory = WeightMemory()
+    shapes = [(3, 5), (1000, 1000), (1, 1), (4096, 5000), (7, 9)]
+    weights = [memory.empty(shape, torch.float32).fill_(i) for i, shape in enumerate(shapes)]
+    for i, (weight, shape) in enumerate(zip(weights, shapes, strict=True)):
+        assert weight.shape == shape
+        assert weight.data_ptr() % 64 == 0
+        assert (weight == i).all()
+    assert weights[0].data_ptr() % (2 << 20) == 0
+    assert weights[2].data_ptr() - weights[1].data_ptr() == 4_000_000
+    before = resident_bytes()
+    del weights, weight, memory
+    assert before - resident_bytes() > 50_000_000

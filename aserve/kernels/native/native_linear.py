@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from aserve.kernels.native.library import Library
+from aserve.kernels.native.weight_memory import WeightMemory
 from aserve.kernels.packed_linear import has_amx, is_intel
 
 _NAMES: Final = {torch.float32: "f32", torch.bfloat16: "bf16"}
@@ -37,10 +38,10 @@ class NativeLinear:
 
     __slots__ = ("_address", "_bias_O", "_dtype", "_layer", "_packed", "_product", "_unpack_rows")
 
-    def __init__(self, library: Library, weight_OI: Tensor, bias_O: Tensor | None = None) -> None:
+    def __init__(self, library: Library, memory: WeightMemory, weight_OI: Tensor, bias_O: Tensor | None = None) -> None:
         name = _NAMES[weight_OI.dtype]
         (num_outputs, num_inputs), self._dtype = weight_OI.shape, weight_OI.dtype
-        self._packed = _pack(library, weight_OI.contiguous())
+        self._packed = _pack(library, memory, weight_OI.contiguous())
         self._bias_O = None if bias_O is None else bias_O.contiguous()
         bias = None if self._bias_O is None else self._bias_O.data_ptr()
         self._layer = _Layer(self._packed.data_ptr(), bias, num_inputs, num_outputs)
@@ -73,11 +74,12 @@ def _product_name(name: str) -> str:
     return "product_dots_bf16" if name == "bf16" and not is_intel() else f"product_{name}"
 
 
-def _pack(library: Library, weight_OI: Tensor) -> Tensor:
+def _pack(library: Library, memory: WeightMemory, weight_OI: Tensor) -> Tensor:
     """By whole panels, and in whole words of 4 bytes."""
     num_outputs, num_inputs = weight_OI.shape
     panel, per_word = _panel_outputs(library), 4 // weight_OI.itemsize
-    packed = weight_OI.new_empty(-(-num_outputs // panel) * panel, -(-num_inputs // per_word) * per_word)
+    shape = -(-num_outputs // panel) * panel, -(-num_inputs // per_word) * per_word
+    packed = memory.empty(shape, weight_OI.dtype)
     pack = library.function(f"pack_{_NAMES[weight_OI.dtype]}", [_POINTER, _POINTER, _INT, _INT])
     pack(weight_OI.data_ptr(), packed.data_ptr(), num_outputs, num_inputs)
     return packed

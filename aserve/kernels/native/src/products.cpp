@@ -30,7 +30,7 @@ constexpr int64_t WIDTH = REGISTER_BYTES / 4, PANEL = VECTORS * WIDTH, ROWS = 6;
 constexpr int64_t RUN = 128;       // inputs: their weights for a panel stay in the first cache, from tile to tile
 constexpr int64_t ROW_BLOCK = 96;  // rows that are computed before the next panels
 constexpr int64_t GROUP = 4;       // panels that a block of rows is made ready for
-constexpr int64_t CHUNK = 4;       // steps from one fetching of weights ahead to the next
+constexpr int64_t CHUNK = 2;       // steps from one fetching of weights ahead to the next
 constexpr int64_t LINE = 64, CHUNK_LINES = CHUNK * PANEL * 4 / LINE;
 constexpr int64_t MANY_ROWS = 16;            // for fewer, panels are dealt one by one
 constexpr int64_t PARALLEL_FLOPS = 1 << 16;  // what is worth a second thread
