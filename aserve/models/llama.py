@@ -11,13 +11,12 @@ this one. Qwen3 puts its own attention into it (qwen3.py). Shape letters: kernel
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from aserve.kernels.ops import KVLayer, Ops
 from aserve.models.attention import QKV, RotaryAttention, output_projection
 from aserve.models.interface import ForwardBatch
-from aserve.models.layers import GatedMLP, LinearMethod, LinearShape, load_tensor
+from aserve.models.layers import GatedMLP, LinearMethod, LinearShape, embedding, load_tensor
 from aserve.models.spec import ModelSpec
 from aserve.models.weights import Weights
 
@@ -101,21 +100,25 @@ class Llama:
                 feed_forward(spec, ops, weights, linear, f"{prefix}.mlp"),
             )
 
-        self._embedding_VE = load_tensor(weights, "model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
+        def table_VE() -> Tensor:
+            return load_tensor(weights, "model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
+
+        if spec.tie_embeddings:
+            weights.skip("lm_head.weight")
+            self._embed, self._head = linear.tie(table_VE())
+        else:
+            self._embed = embedding(table_VE())
         self._layers = [layer(index) for index in range(spec.num_layers)]
         final_norm_E = load_tensor(weights, "model.norm.weight", spec.hidden_size)
         # The norm after a layer's last sum is the next layer's first, so that every sum is fused with a norm.
         self._next_norms = [layer.attention_norm_E for layer in self._layers[1:]] + [final_norm_E]
-        if spec.tie_embeddings:
-            weights.skip("lm_head.weight")
-            self._head = linear.wrap(self._embedding_VE)
-        else:
+        if not spec.tie_embeddings:
             self._head = linear.load(weights, LinearShape({"lm_head": spec.vocab_size}, spec.hidden_size))
 
     def forward(self, token_ids_T: Tensor, kv: Sequence[KVLayer], batch: ForwardBatch) -> Tensor:
         """Hidden states after the final norm, [T, E]; h_TE is the residual stream, x_TE what its norm gives."""
         ops, eps = self._ops, self.spec.norm_eps
-        h_TE = F.embedding(token_ids_T, self._embedding_VE)
+        h_TE = self._embed(token_ids_T)
         x_TE = ops.rms_norm(h_TE, self._layers[0].attention_norm_E, eps)
         for layer, cache, next_norm_E in zip(self._layers, kv, self._next_norms, strict=True):
             x_TE = layer.attention(x_TE, cache, batch)

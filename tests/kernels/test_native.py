@@ -1,6 +1,5 @@
 """Compiled CPU kernels: which variant is taken, where it is made, and that every variant that can run here agrees."""
 
-import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -93,18 +92,9 @@ def test_kernels_run_on_the_threads_that_torch_has():
     assert len({line.split(maxsplit=5)[5] for line in maps if "libgomp" in line or "libomp" in line}) == 1
 
 
-RUNNABLE = [
-    variant
-    for variant, (needed, _) in native.VARIANTS.get(platform.machine(), {}).items()
-    if native._processor_flags().issuperset(needed.split())
-]
-
-
-@pytest.fixture(scope="module", params=RUNNABLE)
-def variant_ops(request, tmp_path_factory) -> NativeOps:
-    """The operations of each variant that this processor can run, compiled here."""
-    native_ops()
-    return NativeOps(Library(compile_variant(request.param, tmp_path_factory.mktemp(request.param)), request.param))
+@pytest.fixture
+def variant_ops(variant_library: Library) -> NativeOps:
+    return NativeOps(variant_library)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
