@@ -7,6 +7,7 @@ triton is imported anew: without a device nothing else can use the old one.
 """
 
 import os
+import platform
 import sys
 from importlib.metadata import version
 
@@ -14,6 +15,9 @@ import pytest
 import torch
 
 from aserve.kernels.cpu import CpuOps
+from aserve.kernels.native import library as native
+from aserve.kernels.native.library import Library, compile_variant
+from aserve.kernels.native.native_ops import NativeOps
 from tests.kernels.cases import Fast, native_ops
 
 HAS_CUDA = torch.cuda.is_available()
@@ -72,3 +76,17 @@ def sampler(request: pytest.FixtureRequest) -> Fast:
 def triton_fast() -> Fast:
     """Triton in half precision, for a device of one processor."""
     return _triton(1, torch.float16)
+
+
+RUNNABLE = [
+    variant
+    for variant, (needed, _) in native.VARIANTS.get(platform.machine(), {}).items()
+    if native._processor_flags().issuperset(needed.split())
+]
+
+
+@pytest.fixture(scope="session", params=RUNNABLE)
+def variant_ops(request, tmp_path_factory) -> NativeOps:
+    """The operations of each variant that this processor can run, compiled here."""
+    native_ops()
+    return NativeOps(Library(compile_variant(request.param, tmp_path_factory.mktemp(request.param)), request.param))
