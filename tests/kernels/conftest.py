@@ -66,7 +66,7 @@ def triton_each(request: pytest.FixtureRequest) -> Fast:
     return _build(request)
 
 
-@pytest.fixture(params=[CPU[0], pytest.param(TRITON[0], marks=pytest.mark.slow)], ids=_name)
+@pytest.fixture(params=[CPU[0], NATIVE[0], pytest.param(TRITON[0], marks=pytest.mark.slow)], ids=_name)
 def sampler(request: pytest.FixtureRequest) -> Fast:
     """A fast implementation in float32, which logits are whatever the model computes in."""
     return _build(request)

@@ -14,11 +14,15 @@ from torch import Tensor
 from aserve.kernels.cpu import CpuOps
 from aserve.kernels.native.attention import NativeAttention
 from aserve.kernels.native.library import Library
-from aserve.kernels.ops import AttentionBatch
+from aserve.kernels.ops import AttentionBatch, SamplingBatch, Scores
 
 _NAMES: Final = {torch.float32: "f32", torch.bfloat16: "bf16"}
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _MAX_HEAD_DIM: Final = 1024
+_MAX_TOP: Final = 256
+"""So many of the likeliest tokens are found by putting each in its place."""
+_SCRATCH: Final = 3
+"""Numbers that sampling needs room for, for each of the vocabulary, in each thread."""
 
 
 class _Heads(ctypes.Structure):
@@ -31,12 +35,23 @@ class _Heads(ctypes.Structure):
     )
 
 
+class _Sampling(ctypes.Structure):
+    """`Sampling` of sampling.cpp."""
+
+    _fields_ = (
+        *((name, _INT) for name in ("rows", "vocab", "stride", "num_banned")),
+        *((name, _POINTER) for name in ("temperature", "top_k", "top_p", "min_p")),
+        *((name, _POINTER) for name in ("seeds", "positions", "banned", "scratch")),
+    )
+
+
 _ARGUMENTS: Final[dict[str, list[Any]]] = {
     "rms_norm": [_POINTER, _INT, _POINTER, _POINTER, _INT, _INT, _FLOAT],
     "add_rms_norm": [*[_POINTER] * 5, _INT, _INT, _FLOAT],
     "silu_and_mul": [_POINTER, _POINTER, _INT, _INT],
     "gelu_and_mul": [_POINTER, _POINTER, _INT, _INT],
     "rope_and_write_kv": [ctypes.POINTER(_Heads), *[_POINTER] * 11],
+    "sample": [ctypes.POINTER(_Sampling), _POINTER, _POINTER],
 }
 
 
@@ -51,6 +66,8 @@ class NativeOps(CpuOps):
             for dtype, suffix in _NAMES.items()
         }
         self._attention = NativeAttention(library)
+        self._score = library.function("score_f32", [_POINTER, _INT, _INT, _POINTER, _INT, *[_POINTER] * 4])
+        self._scratch = torch.empty(0)
 
     def rms_norm(self, x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
         """A row at a time; heads of a token are rows."""
@@ -205,6 +222,55 @@ class NativeOps(CpuOps):
             out_THD.data_ptr(),
         )
         return out_THD
+
+    def sample(self, logits_SV: Tensor, batch: SamplingBatch) -> Tensor:
+        """A row at a time, from logits as they are."""
+        if logits_SV.dtype not in self._kernels or logits_SV.stride(-1) != 1:
+            return super().sample(logits_SV, batch)
+        num_rows, vocab_size = logits_SV.shape
+        num_numbers = _SCRATCH * vocab_size * min(num_rows, torch.get_num_threads())
+        if len(self._scratch) < num_numbers and not (batch.all_greedy and batch.banned_SC is None):
+            self._scratch = torch.empty(num_numbers)
+        banned_SC = None if batch.banned_SC is None else batch.banned_SC.contiguous()
+        out_S = torch.empty(num_rows, dtype=torch.int64)
+        columns = (batch.temperature_S, batch.top_k_S, batch.top_p_S, batch.min_p_S, batch.seeds_S, batch.positions_S)
+        how = _Sampling(
+            num_rows,
+            vocab_size,
+            logits_SV.stride(0),
+            0 if banned_SC is None else banned_SC.shape[1],
+            *(column_S.data_ptr() for column_S in columns),
+            None if banned_SC is None else banned_SC.data_ptr(),
+            self._scratch.data_ptr(),
+        )
+        self._kernels[logits_SV.dtype]["sample"](how, logits_SV.data_ptr(), out_S.data_ptr())
+        return out_S
+
+    def score(self, logits_SV: Tensor, targets_S: Tensor, num_top: int) -> Scores:
+        """A row at a time, in four passes over it; nothing is sorted."""
+        num_rows, vocab_size = logits_SV.shape
+        num_top = min(num_top, vocab_size)
+        if logits_SV.dtype != torch.float32 or num_top > _MAX_TOP:
+            return super().score(logits_SV, targets_S, num_top)
+        logits_SV, targets_S = logits_SV.contiguous(), targets_S.contiguous()
+        scores = Scores(
+            logprobs_S=torch.empty(num_rows),
+            ranks_S=torch.empty(num_rows, dtype=torch.int64),
+            top_ids_SK=torch.empty(num_rows, num_top, dtype=torch.int64),
+            top_logprobs_SK=torch.empty(num_rows, num_top),
+        )
+        self._score(
+            logits_SV.data_ptr(),
+            num_rows,
+            vocab_size,
+            targets_S.data_ptr(),
+            num_top,
+            scores.logprobs_S.data_ptr(),
+            scores.ranks_S.data_ptr(),
+            scores.top_ids_SK.data_ptr(),
+            scores.top_logprobs_SK.data_ptr(),
+        )
+        return scores
 
 
 def _heads_together(x_THD: Tensor) -> Tensor:

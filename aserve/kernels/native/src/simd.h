@@ -6,6 +6,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
 namespace aserve {
 
 constexpr int64_t LANES = 16;
@@ -95,6 +99,16 @@ inline float max(vf v) {
     float largest = v[0];
     for (int i = 1; i < LANES; i++) largest = v[i] > largest ? v[i] : largest;
     return largest;
+}
+
+inline bool any(vi condition) {
+#ifdef __AVX512F__
+    return _mm512_test_epi32_mask((__m512i)condition, (__m512i)condition);
+#else
+    int32_t total = 0;
+    for (int lane = 0; lane < LANES; lane++) total |= condition[lane];
+    return total;
+#endif
 }
 
 inline vf select(vi condition, vf yes, vf no) { return (vf)(((vi)yes & condition) | ((vi)no & ~condition)); }
