@@ -15,7 +15,9 @@ import pytest
 import torch
 
 from aserve.kernels.cpu import CpuOps
-from aserve.kernels.native.library import VARIANTS, Library, _processor_flags, compile_variant
+from aserve.kernels.native import library as native
+from aserve.kernels.native.library import Library, compile_variant
+from aserve.kernels.native.native_ops import NativeOps
 from tests.kernels.cases import Fast, native_ops
 
 HAS_CUDA = torch.cuda.is_available()
@@ -54,8 +56,8 @@ def _triton(num_sms: int, dtype: torch.dtype) -> Fast:
 
 RUNNABLE = [
     variant
-    for variant, (needed, _) in VARIANTS.get(platform.machine(), {}).items()
-    if _processor_flags().issuperset(needed.split())
+    for variant, (needed, _) in native.VARIANTS.get(platform.machine(), {}).items()
+    if native._processor_flags().issuperset(needed.split())
 ]
 
 
@@ -64,6 +66,12 @@ def variant_library(request: pytest.FixtureRequest, tmp_path_factory: pytest.Tem
     """The kernels of each variant that this processor can run, compiled here."""
     native_ops()
     return Library(compile_variant(request.param, tmp_path_factory.mktemp(request.param)), request.param)
+
+
+@pytest.fixture(scope="session")
+def variant_ops(variant_library: Library) -> NativeOps:
+    """The operations of each variant."""
+    return NativeOps(variant_library)
 
 
 @pytest.fixture(params=CPU + NATIVE + TRITON, ids=_name)

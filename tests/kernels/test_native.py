@@ -10,8 +10,7 @@ import torch
 from aserve.kernels.cpu import CpuOps
 from aserve.kernels.dispatch import describe, select_ops
 from aserve.kernels.native import library as native
-from aserve.kernels.native.library import Library, NativeUnavailableError, choose_variant, compile_variant
-from aserve.kernels.native.native_ops import NativeOps
+from aserve.kernels.native.library import NativeUnavailableError, choose_variant, compile_variant
 from tests.kernels.cases import native_ops
 
 pytestmark = pytest.mark.torch
@@ -90,11 +89,6 @@ def test_kernels_run_on_the_threads_that_torch_has():
     native_ops().rms_norm(torch.ones(64, 1024), torch.ones(1024), 1e-6)
     maps = Path("/proc/self/maps").read_text().splitlines()
     assert len({line.split(maxsplit=5)[5] for line in maps if "libgomp" in line or "libomp" in line}) == 1
-
-
-@pytest.fixture
-def variant_ops(variant_library: Library) -> NativeOps:
-    return NativeOps(variant_library)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
