@@ -218,7 +218,7 @@ def test_which_plans_can_be_graphs() -> None:
         StepPlan(0, ()),
         StepPlan(0, (fed(0, 3), chunk(1, 0, [5], 1))),
         StepPlan(0, (fed(0, 3),), (init(1),)),
-        StepPlan(0, (msgspec.structs.replace(fed(0, 3), samples=False),)),
+        StepPlan(0, (msgspec.structs.replace(fed(0, 3), num_samples=0),)),
         StepPlan(0, (msgspec.structs.replace(fed(0, 3), target_ids=(4,)),)),
     ):
         assert not decodes_alone(plan, {})

@@ -21,7 +21,7 @@ FILTERED = RowSampling(temperature=0.9, top_k=7, top_p=0.9, min_p=0.0, seed=5)
 TWO_PROMPTS = StepPlan(0, (chunk(0, 0, [1, 2, 3], 1, 2, 3), chunk(1, 0, [4], 4, 5)), (init(0), init(1)))
 MIXED = StepPlan(
     1,
-    (fed(0, 3), chunk(2, 0, [5, 6, 7, 8, 9], 6, 7), chunk(3, 0, [5] * 6, 8, 9, samples=False), fed(1, 1)),
+    (fed(0, 3), chunk(2, 0, [5, 6, 7, 8, 9], 6, 7), chunk(3, 0, [5] * 6, 8, 9, num_samples=0), fed(1, 1)),
     (init(2, sampling=FILTERED), init(3)),
 )
 REST = StepPlan(2, (chunk(3, 6, [5, 5]), fed(0, 4), fed(2, 5), fed(1, 2)))
@@ -89,7 +89,7 @@ def test_on_a_model_of_a_gpu_they_say_the_same_while_steps_are_in_flight() -> No
 def test_a_chunk_that_is_not_whole_yields_nothing_and_changes_nobody() -> None:
     plans = [
         TWO_PROMPTS,
-        StepPlan(1, (chunk(2, 0, [5, 6, 7], 6, 7, samples=False),), (init(2),)),
+        StepPlan(1, (chunk(2, 0, [5, 6, 7], 6, 7, num_samples=0),), (init(2),)),
         StepPlan(2, (fed(0, 3),)),
     ]
     tape = TapeGraphs()

@@ -124,15 +124,15 @@ def init(row: int, *blocks: int, sampling: RowSampling = GREEDY) -> RowInit:
     return RowInit(Row(row), SeqId(100 + row), sampling, tuple(map(BlockId, blocks)))
 
 
-def chunk(row: int, start: int, tokens: Sequence[int], *blocks: int, samples: bool = True) -> SeqSlice:
+def chunk(row: int, start: int, tokens: Sequence[int], *blocks: int, num_samples: int = 1) -> SeqSlice:
     """Tokens from the host."""
     new_blocks = tuple(map(BlockId, blocks))
-    return SeqSlice(SeqId(100 + row), Row(row), start, len(tokens), tuple(tokens), new_blocks, samples)
+    return SeqSlice(SeqId(100 + row), Row(row), start, len(tokens), tuple(tokens), new_blocks, num_samples)
 
 
 def fed(row: int, start: int, *blocks: int) -> SeqSlice:
     """The token that the row sampled last."""
-    return SeqSlice(SeqId(100 + row), Row(row), start, 1, (), tuple(map(BlockId, blocks)), True)
+    return SeqSlice(SeqId(100 + row), Row(row), start, 1, (), tuple(map(BlockId, blocks)), 1)
 
 
 def until(happened: Callable[[], bool]) -> None:
