@@ -55,6 +55,7 @@ def test_the_line_that_it_prints_streams_an_answer_token_by_token():
     assert choices[-1]["finish_reason"] == "stop"
 
 
+@pytest.mark.timing
 def test_launch_to_first_token_takes_four_seconds_at_most():
     """The best of some tries, since the machine has other things to do."""
     tries = []

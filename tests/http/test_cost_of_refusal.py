@@ -131,7 +131,7 @@ def run(which):
     return int(done.stdout)
 
 
-@pytest.mark.slow
+@pytest.mark.timing
 @pytest.mark.torch
 @pytest.mark.parametrize(
     "which",
