@@ -28,7 +28,7 @@ class Process:
         return self.popen.stderr.readline().rstrip()
 
     def get(self, path: str, **headers: str) -> int:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         connection.request("GET", path, headers=headers)
         with contextlib.closing(connection):
             return connection.getresponse().status
@@ -36,7 +36,7 @@ class Process:
     @contextlib.contextmanager
     def stream(self) -> Generator[http.client.HTTPResponse]:
         """A stream that has begun."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         body = json.dumps({"prompt": "go on", "max_tokens": 5_000_000, "stream": True})
         connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
         with contextlib.closing(connection), connection.getresponse() as response:
@@ -50,7 +50,7 @@ class Process:
 
     def exit_code(self) -> int:
         """Of a process that ends well before it would by a drain of 30 s."""
-        return self.popen.wait(15)
+        return self.popen.wait(25)
 
 
 @contextlib.contextmanager
@@ -126,7 +126,7 @@ def test_a_log_that_nobody_reads_holds_nothing_up():
     """More lines than a pipe takes; then requests, a stream and the end are as ever."""
     with process("ends") as server:
         assert server.line() == "ready"
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         with contextlib.closing(connection):
             for _ in range(400):
                 connection.request("GET", "/v1/models")
