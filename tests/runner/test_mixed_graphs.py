@@ -39,7 +39,7 @@ def results_of(runner: ModelRunner, *plans: StepPlan) -> list[tuple[int, ...]]:
         runner.close()
 
 
-@pytest.mark.parametrize(("layout", "seed"), zip(LAYOUTS, range(2), strict=True))
+@pytest.mark.parametrize(("layout", "seed"), [("one group", 0), ("two groups", 1)])
 @pytest.mark.parametrize("limits", [{}, {"num_blocks": 40}, {"max_num_batched_tokens": 5}], ids=str)
 async def test_random_traffic_is_answered_as_without_graphs(layout: str, limits: dict[str, int], seed: int) -> None:
     """Prompts are cut, sequences are preempted and come back, rows change hands; nobody is controlled."""
