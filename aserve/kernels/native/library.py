@@ -4,6 +4,8 @@ A variant is the same sources compiled for one instruction set. Wheels bring all
 missing (a source tree, or sources that were changed), it is compiled: a few seconds, once. Its file is named after
 a hash of sources and flags, so that what lies there is never stale. It runs on the OpenMP threads that torch has:
 a second pool of threads would spin against them.
+
+Building a wheel loads this file by itself: it needs Python's own library alone until kernels are asked for.
 """
 
 import ctypes
@@ -16,8 +18,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
-
-import torch  # noqa: F401  (its OpenMP is what kernels run on: it has to be there first)
 
 _SOURCES: Final = Path(__file__).parent / "src"
 _FLAGS: Final = ("-std=c++17", "-O3", "-fopenmp", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-Wall")
@@ -61,6 +61,8 @@ def library() -> Library:
 
     Raises `NativeUnavailableError` where they cannot be had.
     """
+    import torch  # noqa: F401  (its OpenMP is what kernels run on)
+
     variant = choose_variant(platform.machine(), _processor_flags())
     ctypes.CDLL(str(_openmp()), mode=ctypes.RTLD_GLOBAL)
     path = next((path for path in _places(variant) if path.exists()), None) or _compile_somewhere(variant)
