@@ -180,7 +180,9 @@ def measure(
     elif device.type == "cpu":
         budget_bytes = cpu_kv_budget()
     else:
-        num_tokens = options.max_num_batched_tokens or default_max_num_batched_tokens(device.type)
+        num_tokens = options.max_num_batched_tokens or default_max_num_batched_tokens(
+            device.type, flops_per_token(model.spec)
+        )
         max_model_len = min(options.max_model_len or model.spec.context_len, model.spec.context_len)
         plan = largest_step(
             options.max_num_seqs or default_max_num_seqs(),
@@ -338,8 +340,10 @@ def make_scheduler(config: EngineConfig) -> Scheduler:
         windows=config.kv_windows,
         keeps_evicted=has_host_tier(config),
         max_in_flight=config.max_in_flight,
+        plans_behind_prompts=config.plans_behind_prompts,
         is_fair=config.scheduling_policy == "fair",
         target_itl_s=None if config.target_itl_ms is None else config.target_itl_ms / 1e3,
+        itl_factor=config.itl_factor,
     )
 
 
