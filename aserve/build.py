@@ -34,6 +34,9 @@ from aserve.core.config import (
 from aserve.core.errors import CheckpointError, ConfigError, InsufficientMemoryError, InvalidRequestError
 from aserve.core.layout import KVLayout, lay_out, stretched
 from aserve.core.params import SamplingParams
+from aserve.core.ports import Proposer
+from aserve.core.speculation import SpeculativeConfig
+from aserve.drafting.ngram import NgramProposer
 from aserve.engine import EngineParts, Loader, Progress
 from aserve.kv_cache.host_memory import copying_pays
 from aserve.model_folder import DEMO_MODEL, find_model, load_text
@@ -340,6 +343,16 @@ def make_scheduler(config: EngineConfig) -> Scheduler:
         max_in_flight=config.max_in_flight,
         is_fair=config.scheduling_policy == "fair",
         target_itl_s=None if config.target_itl_ms is None else config.target_itl_ms / 1e3,
+        proposer=_make_proposer(config.speculative_config),
+    )
+
+
+def _make_proposer(config: SpeculativeConfig | None) -> Proposer | None:
+    """Who guesses tokens: `METHODS` has one."""
+    if config is None:
+        return None
+    return NgramProposer(
+        most=config.num_speculative_tokens, shortest=config.prompt_lookup_min, longest=config.prompt_lookup_max
     )
 
 

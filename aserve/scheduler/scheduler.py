@@ -34,11 +34,13 @@ from aserve.core.ids import BlockHash, RequestId, SeqId
 from aserve.core.layout import Window, stretched
 from aserve.core.outputs import StepTokens
 from aserve.core.plan import StepPlan, StepResult
+from aserve.core.ports import Proposer
 from aserve.core.request import Request
 from aserve.kv_cache.paged_cache import PagedCache
 from aserve.scheduler.admission import Admission, Pace
 from aserve.scheduler.checks import check_running, check_sequences
 from aserve.scheduler.deadlines import Deadlines, Expired, expire
+from aserve.scheduler.drafting import Drafter
 from aserve.scheduler.landing import Landing
 from aserve.scheduler.planner import Planner
 from aserve.scheduler.preemption import PreemptionRule
@@ -66,7 +68,7 @@ class Scheduler:
     at most. windows: of each layer group. keeps_evicted: the swap space is a host tier of the prefix cache too.
     max_in_flight: steps planned and not landed, at most; not over 2 with windows, whose blocks are counted for two.
     is_fair: tenants share by weight, see fairness.py; the policy orders the requests of each. target_itl_s: what a step
-    may take in which somebody decodes, see `StreamPace`.
+    may take in which somebody decodes, see `StreamPace`. proposer: guesses tokens for steps to verify; None for none.
     """
 
     def __init__(  # noqa: PLR0913  the numbers of one engine, each used here or by one part
@@ -90,6 +92,7 @@ class Scheduler:
         max_in_flight: int = 2,
         is_fair: bool = False,
         target_itl_s: float | None = 0.0,
+        proposer: Proposer | None = None,
     ) -> None:
         assert max_in_flight <= 2 or not any(windows), "I24: windows hold two steps of positions"
         self.max_in_flight = self._most_in_flight = max_in_flight
@@ -111,23 +114,22 @@ class Scheduler:
             max_num_queued=max_num_queued_reqs,
         )
         self._residents = Residents(self._cache, self._admission, preemption, max_num_seqs, max_chunk if is_fair else 0)
-        self._policy = policy
-        self._max_num_batched_tokens = max_num_batched_tokens
+        self._policy, self._max_num_batched_tokens = policy, max_num_batched_tokens
         self._aftermath = Aftermath(max_num_batched_tokens)
         self.step_cost = StepCost()
-        streams = StreamPace(self.step_cost, target_itl_s, max_num_batched_tokens)
+        self._drafter = Drafter(proposer, self.step_cost)
+        streams, pace = StreamPace(self.step_cost, target_itl_s, max_num_batched_tokens), Pace(scheduler_delay_factor)
         self._planner = Planner(
-            *(self._residents, self._admission, Pace(scheduler_delay_factor), streams),
-            budget=self._aftermath.budget,
+            *(self._residents, self._admission, pace, streams, self._drafter, self._aftermath.budget),
             max_chunk=max_chunk,
             may_stretch=max_chunk == max_num_batched_tokens,
         )
         self._sequences: dict[SeqId, Sequence] = {}
         self._requests: dict[RequestId, list[Sequence]] = {}
         self._histories: dict[RequestId, dict[int, Several[int]]] = {}
-        self._landing = Landing(self._sequences, self._cache, self._residents, end=self._end, end_request=self.cancel)
-        self._deadlines = Deadlines()
-        self._in_flight: deque[StepPlan] = deque()
+        parts = self._sequences, self._cache, self._residents, self._drafter.counts
+        self._landing = Landing(*parts, end=self._end, end_request=self.cancel)
+        self._deadlines, self._in_flight = Deadlines(), deque[StepPlan]()
         self._next_seq_id = self._next_step_id = 0
 
     # Requests come and go.
@@ -220,6 +222,8 @@ class Scheduler:
         self._requests[request.id] = members
         if len(members) > 1 or beam is not None:
             Group(request, members)
+        for sequence in members:
+            self._drafter.adopt(sequence)
         self._deadlines.add(request, self._requests)
 
     @property
@@ -319,8 +323,11 @@ class Scheduler:
         self._histories = {name: past for name, past in self._histories.items() if name in wanted}
         if sequence is not None and self._is_to_blame(sequence, is_landing=torn_at is not None):
             self._requests.pop(sequence.request_id, None)
+        known = set(self._sequences)
         self._sequences.clear()
         self._sequences.update((sequence.id, sequence) for members in self._requests.values() for sequence in members)
+        for seq_id in known - self._sequences.keys():
+            self._drafter.forget(seq_id)
         self._residents.restart(self._sequences.values())
         return Restart(taken_in, tuple(name for name in wanted if name not in self._requests))
 
@@ -348,8 +355,8 @@ class Scheduler:
 
     def statistics(self) -> Statistics:
         """A snapshot."""
-        error = self.step_cost.error
-        return snapshot(self._cache, self._residents, self._admission, len(self._in_flight), error)
+        parts = self._cache, self._residents, self._admission, self._drafter.counts
+        return snapshot(*parts, len(self._in_flight), self.step_cost.error)
 
     def check(self) -> None:
         """Assert every invariant, by number. For tests: the cost is that of the whole pool."""
@@ -365,6 +372,7 @@ class Scheduler:
         """Forget a sequence, but for the tokens of a choice that can be forked, and take back all it holds (I11)."""
         self._residents.remove(sequence)
         del self._sequences[sequence.id]
+        self._drafter.forget(sequence.id)
         members = self._requests[sequence.request_id]
         members.remove(sequence)
         if sequence.group is None or not sequence.group.is_held_back:

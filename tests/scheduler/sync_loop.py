@@ -1,5 +1,6 @@
 """The engine loop without asyncio: the real scheduler over `FakeKV`, one call a verb, and the oracle beside it."""
 
+import random
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -117,6 +118,24 @@ class Answer:
     def drop(self) -> None:
         for choice in self.choices:
             choice.dropped |= choice.is_open
+
+
+class Guesser:
+    """A `Proposer` that guesses letters, of which one in three is right. known: sequences that have not ended."""
+
+    most = 4
+
+    def __init__(self) -> None:
+        self.known: set[SeqId] = set()
+
+    def propose(self, seq_id: SeqId, token_ids: Iterable[int], most: int) -> tuple[int, ...]:
+        """A function of the tokens alone, so that equal calls give equal plans."""
+        self.known.add(seq_id)
+        rng = random.Random(repr(tuple(token_ids)))
+        return tuple(rng.choices(LETTERS, k=rng.randint(0, most)))
+
+    def forget(self, seq_id: SeqId) -> None:
+        self.known.discard(seq_id)
 
 
 class SyncLoop:
