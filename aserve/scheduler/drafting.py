@@ -88,7 +88,8 @@ class Drafter:
         self._num_calls += 1
         record = self._records[sequence.id]
         tokens = sequence.token_ids
-        record.learn(tokens)
+        if record.guess:
+            record.learn(tokens)
         guess = self._proposer.propose(sequence.id, tokens, self._proposer.most)
         if not guess:
             return ()
@@ -108,21 +109,21 @@ class Drafter:
 
 
 class _Record:
-    """What became of a sequence's guesses."""
+    """What became of a sequence's guesses. guess: the one that is followed, of the tokens from a position on."""
 
     def __init__(self) -> None:
         self._right, self._wrong = FIRST_GUESS
-        self._guess: tuple[int, ...] = ()
+        self.guess: tuple[int, ...] = ()
         self._position = 0
 
     def note(self, guess: tuple[int, ...], position: int) -> None:
         """The tokens from a position on are guessed. One guess at a time is followed to its end."""
-        if not self._guess:
-            self._guess, self._position = guess, position
+        if not self.guess:
+            self.guess, self._position = guess, position
 
     def learn(self, tokens: Several[int]) -> None:
         """See what became of the guess that is followed."""
-        guess = self._guess
+        guess = self.guess
         num_known = min(len(tokens) - self._position, len(guess))
         if num_known <= 0:
             return
@@ -131,7 +132,7 @@ class _Record:
             return  # right so far
         self._right = self._right * FORGETS + num_right
         self._wrong = self._wrong * FORGETS + (num_right < len(guess))
-        self._guess = ()
+        self.guess = ()
 
     def worth(self, price: float, most: int) -> tuple[int, float]:
         """How many drafts are worth their price, and how many of them will be accepted."""

@@ -240,7 +240,8 @@ class Residents:
         for sequence in sequences:
             sequence.num_preemptions += sequence.state is not State.WAITING
             sequence.state = State.WAITING
-            sequence.table = self._cache.new_table(sequence.request.cache_salt, sequence.request.prompt_hashes)
+            request = sequence.request
+            sequence.table = self._cache.new_table(request.cache_salt, request.prompt_hashes, request.extra_keys)
             sequence.row = sequence.num_bound = sequence.resume_after = sequence.origin = None
             sequence.num_computed = 0
             if sequence.group is not None and sequence.group.beams is not None:

@@ -24,6 +24,7 @@ Invariants, besides those of the block pool and the paged cache:
   I25 behind where a step has landed nothing is sealed, hashed or counted: a rejected draft leaves nothing behind.
 """
 
+from array import array
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Sequence as Several
@@ -126,7 +127,7 @@ class Scheduler:
         )
         self._sequences: dict[SeqId, Sequence] = {}
         self._requests: dict[RequestId, list[Sequence]] = {}
-        self._histories: dict[RequestId, dict[int, Several[int]]] = {}
+        self._histories: dict[RequestId, dict[int, array[int]]] = {}
         parts = self._sequences, self._cache, self._residents, self._drafter.counts
         self._landing = Landing(*parts, end=self._end, end_request=self.cancel)
         self._deadlines, self._in_flight = Deadlines(), deque[StepPlan]()
@@ -144,7 +145,7 @@ class Scheduler:
 
     def prompt_hashes(self, request: Request) -> Iterator[list[BlockHash]]:
         """A request's, some at a time, to be made before `add`: a plan takes as long as what it still has to hash."""
-        return self._cache.prompt_hashes(request.cache_salt, request.prompt_token_ids)
+        return self._cache.prompt_hashes(request.cache_salt, request.prompt_token_ids, request.extra_keys)
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises as `check_fits`, `InvalidRequestError` while another has the same id or for beams
@@ -191,11 +192,16 @@ class Scheduler:
         finally:
             self._histories.pop(request_id, None)
 
-    def finish(self, request_id: RequestId, index: int = 0) -> None:
-        """The loop found the end of a choice in its text (a stop string). Later tokens of it are dropped."""
+    def finish(self, request_id: RequestId, index: int = 0, *, num_dropped: int = 0) -> None:
+        """The loop found the end of a choice in its text (a stop string). Later tokens of it are dropped.
+
+        num_dropped: of those that have landed, how many are later: drafts come together with the end.
+        """
         for sequence in tuple(self._requests.get(request_id, ())):
             if sequence.index == index and (sequence.group is None or not sequence.group.is_held_back):
                 self._end(sequence)
+        if num_dropped and (history := self._histories.get(request_id, {}).get(index)):
+            del history[-num_dropped:]
 
     def reset_prefix_cache(self) -> int:
         """No later request finds what was computed so far. Returns how many blocks were forgotten."""
@@ -213,7 +219,7 @@ class Scheduler:
         for index in range(request.params.num_sequences if beam is None else beam.width):
             seq_id = SeqId(self._next_seq_id)
             self._next_seq_id += 1
-            table = self._cache.new_table(request.cache_salt, request.prompt_hashes)
+            table = self._cache.new_table(request.cache_salt, request.prompt_hashes, request.extra_keys)
             sequence = Sequence(seq_id, request, table, self._policy(request, seq_id), context_len, index)
             sequence.origin = origin
             members.append(sequence)

@@ -198,7 +198,7 @@ class Sequence:
                 sampling.controls, prompt_ids=self.request.prompt_token_ids, output_ids=output_ids
             )
             sampling = msgspec.structs.replace(sampling, controls=controls)
-        return RowInit(row, self.id, sampling, tuple(self.table.block_ids[:num_bound]))
+        return RowInit(row, self.id, sampling, tuple(self.table.block_ids[:num_bound]), self.request.adapter)
 
     def __repr__(self) -> str:
         return (

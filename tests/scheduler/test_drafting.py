@@ -107,6 +107,14 @@ def test_tokens_behind_an_ending_one_are_dropped():
     assert scheduler.statistics().num_used_blocks == 0
 
 
+@pytest.mark.parametrize("stop_ids", [frozenset(), frozenset({EOS})])
+def test_tokens_behind_a_stop_string_are_not_in_what_is_continued(stop_ids):
+    scheduler = decoding({(0, 1, 5): (6, 7, EOS)}, stop_ids=stop_ids)
+    [delta] = land(scheduler, planned(scheduler), 6, 7, EOS, 8, num_accepted=(3,))
+    scheduler.finish(RequestId("a"), num_dropped=len(delta.token_ids) - 1)  # token 6 completed it
+    assert scheduler.history(RequestId("a")) == (0, 1, 5, 6)
+
+
 def test_there_are_no_more_drafts_than_tokens_to_come():
     scheduler = decoding({(0, 1, 5): (6, 7, 8)}, max_tokens=3)
     plan = planned(scheduler)

@@ -5,6 +5,7 @@ import pytest
 
 from aserve.core.ids import BlockHash
 from aserve.core.plan import BlockOps
+from aserve.core.request import Request
 from aserve.kv_cache import paged_cache
 from aserve.kv_cache.block_pool import BlockPool
 from aserve.kv_cache.host_memory import HostMemory
@@ -66,10 +67,16 @@ def ignored_salt(monkeypatch):
 
 
 @pytest.fixture
+def ignored_adapter(monkeypatch):
+    """A block's hash covers tokens alone."""
+    monkeypatch.setattr(Request, "extra_keys", ())
+
+
+@pytest.fixture
 def ignored_parent(monkeypatch):
     """A block's hash covers its own tokens and no longer those before."""
 
-    def extend(chain, token_ids, num_blocks, block_size):
+    def extend(chain, token_ids, num_blocks, block_size, _extra_keys):
         for index in range(len(chain) - 1, num_blocks):
             chain.append(BlockHash(bytes(token_ids[index * block_size : (index + 1) * block_size])))
 
@@ -339,7 +346,15 @@ def test_check_names_the_invariant_that_a_fault_breaks(fault, invariant, request
 @pytest.mark.parametrize(
     "fault",
     [
-        *("stale_hit", "ignored_salt", "ignored_parent", "early_seal", "wrong_victim", "missing_copy"),
+        *(
+            "stale_hit",
+            "ignored_salt",
+            "ignored_adapter",
+            "ignored_parent",
+            "early_seal",
+            "wrong_victim",
+            "missing_copy",
+        ),
         *("written_together", "early_fork", "mixed_up_swap", "one_seed_for_all", "rejected_drafts_sealed"),
     ],
 )

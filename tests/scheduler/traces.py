@@ -91,6 +91,7 @@ def _add(loop: SyncLoop, rng: random.Random) -> None:
         arrival_s=len(loop.answers) - rng.choice((0.0, 0.0, 2.0)),
         priority=rng.choice((0, 0, 2)),
         seed=rng.randint(1, 9),
+        adapter=random.Random(len(loop.answers)).choice((None, None, None, 1, 2)),
         **_params(rng),
         **_terms(loop),
     )
