@@ -37,6 +37,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     drain_delay: float = 0.0
     keepalive_timeout: float = 75.0
     client_header_timeout: float = 5.0
+    max_body_bytes: int | None = None
     send_timeout: float = 30.0
     log_level: str = "info"
     log_format: str = "text"
@@ -103,6 +104,12 @@ def _seconds(least: float = 0.0) -> Callable[[str], float]:
         return seconds
 
     return read
+
+
+def _bytes(word: str) -> int:
+    if not 1 <= (num_bytes := read_count(word)) <= 2**31 - 1:
+        raise ConfigError(f"bytes in [1, {2**31 - 1}] are expected, got {word!r}")
+    return num_bytes
 
 
 def _choice(allowed: Sequence[str]) -> Callable[[str], str]:
@@ -175,7 +182,7 @@ ENGINE_FLAGS: Final = (
         read_number,
         "MS",
         "how long a step may take in which somebody decodes, prompts being computed in smaller pieces for it;"
-        " 0 is any time (if not given: 2.5 times as long as without prompts on CUDA, any time on a CPU)",
+        " 0 is any time (if not given: 2.5 times as long as without prompts on CUDA, 4 times on a CPU)",
     ),
     Flag(
         "max_num_queued_reqs",
@@ -201,6 +208,12 @@ SERVER_FLAGS: Final = (
     Flag("drain_delay", _seconds(), "SECONDS", "how long requests are taken after SIGTERM, while /ready says 503"),
     Flag("keepalive_timeout", _seconds(0.1), "SECONDS", "how long a connection may be idle"),
     Flag("client_header_timeout", _seconds(0.1), "SECONDS", "how long a request's head may take"),
+    Flag(
+        "max_body_bytes",
+        _bytes,
+        "N",
+        "of a request (if not given: 3 Mi, and 8 for each token of the context, up to 8 Mi); one more is a 413",
+    ),
     Flag("send_timeout", _seconds(0.1), "SECONDS", "how long a client may take nothing of its answer"),
     Flag("log_level", _choice(LOG_LEVELS), "|".join(LOG_LEVELS), "the least that is logged"),
     Flag("log_format", _choice(LOG_FORMATS), "|".join(LOG_FORMATS), "how a line of the log is written"),

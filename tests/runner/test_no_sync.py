@@ -21,7 +21,7 @@ from aserve.core.plan import RowControls, RowSampling, StepPlan
 from aserve.kernels.ops import AttentionBatch, LogitControls, SamplingBatch, Scores
 from aserve.models.interface import CausalLM
 from aserve.models.layers import DenseMethod
-from aserve.models.registry import NATIVE
+from aserve.models.loader import native_model
 from aserve.models.rope import rope_table
 from aserve.models.spec import read_spec
 from aserve.runner import mixed_graphs
@@ -199,7 +199,7 @@ def native(architecture: str, **config: object) -> CausalLM:
     spec = read_spec({"architectures": [architecture], **SHAPE, **config})
     assert spec.rope is not None
     cos_sin_LD = rope_table(spec.rope, spec.head_dim, spec.context_len, META)
-    return NATIVE[architecture](spec, MetaOps(), NoWeights(), DenseMethod(), cos_sin_LD)
+    return native_model(architecture)(spec, MetaOps(), NoWeights(), DenseMethod(), cos_sin_LD)
 
 
 def by_transformers(recipe: str) -> CausalLM:

@@ -45,7 +45,7 @@ def completions(engine: AsyncEngine, limits: StreamLimits) -> Handler:
         )
         given = await exchange.work(prompts_of, fields.prompt)
         check_num_sequences(len(given), params)
-        check_lengths(engine, fields, given)
+        await exchange.work(check_lengths, engine, fields, given)
         whole = [await text_prompt(engine, fields, prompt) for prompt in given]
         prompts = [truncated(engine, fields, params, prompt) for prompt in whole]
         texts = None
