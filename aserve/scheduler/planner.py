@@ -115,8 +115,8 @@ class Planner:
         start = sequence.num_computed
         if not sequence.may_advance():
             return 0
-        if not sequence.may_have_drafts or start < sequence.num_prefill:
-            return None
+        if not sequence.may_have_drafts or sequence.awaits_tokens or start < sequence.num_prefill:
+            return None  # what is sampled next may depend on the token that it awaits, by more than the model
         most = min(budget, self._max_chunk, sequence.last_position - start + 1) - 1
         draft_ids = self._drafter.drafts_for(sequence, most, len(self._residents.running))
         if draft_ids is None:

@@ -176,6 +176,12 @@ def test_whose_logits_depend_on_earlier_tokens_has_no_drafts(params):
     assert [s.may_have_drafts for s in scheduler._sequences.values() if s.request_id == "b"] == [True]
 
 
+def test_who_awaits_its_tokens_has_no_drafts():
+    scheduler = decoding({(0, 1, 5): (6, 7, 8)})
+    scheduler._sequences[SeqId(0)].await_tokens()
+    assert planned(scheduler).slices == (SeqSlice(0, 0, 2, 1, (), (2,), 1),)
+
+
 def test_proposers_forget_who_has_ended():
     scheduler = decoding({})
     scheduler.add(request("b", (3, 3), max_tokens=8))
