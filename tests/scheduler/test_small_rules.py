@@ -8,6 +8,7 @@ import pytest
 from aserve.core.params import BeamParams, SamplingParams
 from aserve.core.plan import TokenScores
 from aserve.scheduler.beam import BeamSearch
+from aserve.scheduler.fairness import FairQueue
 from aserve.scheduler.preemption import PreemptionRule
 from aserve.scheduler.sequence import row_sampling
 from tests.scheduler.sync_loop import SyncLoop, request
@@ -91,3 +92,22 @@ def test_copies_for_beams_that_have_left_are_not_made():
     loop.drain()
     loop.check()
     loop.compare()
+
+
+@pytest.mark.parametrize(("lead", "weight", "passes"), [(32.0, 1.0, True), (33.0, 1.0, False), (16.5, 2.0, False)])
+def test_a_tenant_may_be_four_chunks_ahead_of_one_that_is_held_back(lead, weight, passes):
+    """Caught: `<` for `<=`, and another product than four times the largest chunk, here of 8 tokens."""
+    queue = SimpleNamespace(_max_chunk=8, _has_few_rows=lambda _tenancy: True)
+    lowest, other = (SimpleNamespace(counter=5.0 + ahead, weight=weight) for ahead in (0.0, lead))
+    assert FairQueue._may_pass(queue, other, lowest) == passes
+    assert FairQueue._may_pass(queue, lowest, lowest)
+
+
+def test_a_step_of_which_nobody_says_how_long_it_took_teaches_nothing_of_cost(monkeypatch):
+    """Caught: another default of `took_s` than 0.0 in `commit`."""
+    loop, told = SyncLoop(depth=1), []
+    monkeypatch.setattr(loop.scheduler.step_cost, "landed", lambda _slices, seconds: told.append(seconds))
+    loop.add(request("a", (0, 1), max_tokens=3))
+    while (plan := loop.scheduler.plan(0.0)) is not None:
+        loop.scheduler.commit(loop._kv.run(plan))
+    assert told == []
