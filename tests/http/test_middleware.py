@@ -427,3 +427,14 @@ async def test_a_refused_body_counts_no_longer_while_its_answer_is_being_read():
     assert (await put(guarded, post, pieces(b"x" * 99_000))).status == 200
     read.set()
     await refused
+
+
+def test_bodies_fit_up_to_the_last_byte_and_small_ones_always():
+    """Caught: `<` for `<=`, of all bodies together and of a small one."""
+    held = middleware_module.HeldBytes(max_bytes=200_000)
+    held.num_bytes = 200_000
+    assert held.fits(150_000)
+    held.num_bytes = 200_001
+    assert not held.fits(150_000)
+    assert held.fits(SMALL_BODY_BYTES)
+    assert not held.fits(SMALL_BODY_BYTES + 1)

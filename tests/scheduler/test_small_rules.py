@@ -79,13 +79,17 @@ def test_copies_for_beams_that_have_left_are_not_made():
     """
     loop = SyncLoop(num_blocks=20, depth=1)
     beams = {"n": 2, "beam": BeamParams(width=2)}
+    loop.add(request("other", (1, 1), max_tokens=30))
     loop.add(request("beams", (0, 1, 1, 0, 1), max_tokens=8, **beams))
     residents = loop.scheduler._residents
     for _ in range(12):
         if residents.copies:
             break
         loop.step()
-    assert residents.copies, "no beam has taken over another's past"
+    due = list(residents.copies)
+    assert due, "no beam has taken over another's past"
+    loop.cancel("other")
+    assert residents.copies == due, "copies for others stay due"
     loop.cancel("beams")
     assert residents.copies == []
     loop.add(request("next", (1, 0, 1, 1, 0, 0, 1), max_tokens=6))
