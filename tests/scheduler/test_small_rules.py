@@ -61,15 +61,15 @@ def test_a_search_that_never_stops_early_counts_on_the_longest_beam(early_stoppi
 def test_who_comes_back_is_admitted_once_and_says_what_was_cached_at_first():
     """Caught: `!=` for `==` of `num_preemptions == 0`; then admissions are counted again, and the cache's hits too."""
     loop = SyncLoop(num_blocks=10, block_size=2, watermark=0.0)
-    for name in "abc":
-        loop.add(request(name, (0, 1, 1, 0, 1), max_tokens=9))
+    for first, name in enumerate("abc"):
+        loop.add(request(name, (first, 1, 1, 0, 1), max_tokens=9))
     loop.drain()
     loop.check()
     counts = loop.scheduler.statistics()
     assert counts.num_preemptions > 0
     assert counts.num_admitted == 3
-    assert loop.answers["a"].last is not None
-    assert loop.answers["a"].last.num_cached_tokens == 0
+    assert counts.num_cache_hits > 0, "nobody has found what it computed before"
+    assert [answer.last.num_cached_tokens for answer in loop.answers.values() if answer.last] == [0, 0, 0]
 
 
 def test_copies_for_beams_that_have_left_are_not_made():
