@@ -229,14 +229,6 @@ struct Places {
         alignas(64) static const T zeros[MAX_HEAD_DIM] = {};
         return offsets[position] < 0 ? zeros : cache + offsets[position];
     }
-
-    // Asks memory for SUB positions, which are read next: processors do not foresee where another block lies.
-    template <typename T>
-    void prefetch(const T* cache, int64_t begin, int64_t head_dim) const {
-        for (int64_t p = begin; p < begin + SUB; p++)
-            if (offsets[p] >= 0)
-                for (int64_t d = 0; d < head_dim; d += 64 / sizeof(T)) __builtin_prefetch(cache + offsets[p] + d);
-    }
 };
 
 // Keys of `width` positions, a lane each: packed[number of the head][position].
@@ -387,10 +379,7 @@ struct Call {
         const Range all = {seen.begin / LANES * LANES, rounded_up(seen.end, LANES)};
         const Places places(attention, item, tile_begin, tile_begin + seen.begin, tile_begin + seen.end);
         const int64_t first_sub = seen.begin / SUB * SUB;
-        places.prefetch(k, first_sub, head_dim);
         for (int64_t sub = first_sub; sub < seen.end; sub += SUB) {
-            const bool is_last = sub + SUB >= seen.end;
-            places.prefetch(is_last ? v : k, is_last ? first_sub : sub + SUB, head_dim);
             const int64_t width = all.end - sub < SUB ? all.end - sub : SUB;
             pack_keys(k, places, sub, width, head_dim, packed);
             multiply(rows.num, queries, MAX_HEAD_DIM, packed, SUB, scores + sub, TILE, head_dim, width, false);
@@ -401,7 +390,6 @@ struct Call {
             weigh(row, all, rows.seen_by(r, attention.window, tile_begin), factor(), largest, largest + 1);
         }
         for (int64_t sub = first_sub; sub < seen.end; sub += SUB) {
-            if (sub + SUB < seen.end) places.prefetch(v, sub + SUB, head_dim);
             const int64_t begin = sub < seen.begin ? seen.begin : sub;
             const int64_t count = (seen.end - sub < SUB ? seen.end : sub + SUB) - begin;
             pack_values(v, places, begin, count, head_dim, width(), packed);
