@@ -21,7 +21,7 @@ from aserve.scheduler.undo import StepBudget
 class Planner:
     """budget: of a step, in tokens. max_chunk: known tokens of one sequence that a step computes at most.
 
-    may_stretch: whether a chunk may be somewhat longer if it is then its prompt's last; see `STRETCH`.
+    A chunk that may fill a step may be somewhat longer if it is then its prompt's last; see `STRETCH`.
     """
 
     def __init__(
@@ -33,7 +33,6 @@ class Planner:
         *,
         budget: StepBudget,
         max_chunk: int,
-        may_stretch: bool,
     ) -> None:
         self._residents = residents
         self._admission = admission
@@ -41,7 +40,7 @@ class Planner:
         self._budget = budget
         self._streams = streams
         self._max_chunk = max_chunk
-        self._may_stretch = may_stretch
+        self._may_stretch = max_chunk == budget.most
         self._settling: set[SeqId] = set()
         self.num_tokens = 0
         """Of the plan made last."""
@@ -90,7 +89,7 @@ class Planner:
                 if new_blocks is None:
                     break  # it was the last itself
             # Hundreds of these are made each step: positional, and without a look at the row, which all who run have.
-            slices.append(SeqSlice(sequence.id, sequence.row, start, 1, (), new_blocks, True))  # type: ignore[arg-type]
+            slices.append(SeqSlice(sequence.id, sequence.row, start, 1, (), new_blocks, 1))  # type: ignore[arg-type]
             sequence.num_computed = start + 1
             budget -= 1
         if residents.waiting or residents.swapped:
@@ -141,7 +140,9 @@ class Planner:
         if not draft.knows_allowance:
             draft.knows_allowance = True
             running = self._residents.running
-            draft.allowance = self._streams.allowance(s for s in running if s.num_prefill <= s.num_computed)
+            decoding = [sequence for sequence in running if sequence.num_prefill <= sequence.num_computed]
+            num_newcomers = len(running) - len(decoding) + self._residents.num_next_up
+            draft.allowance = self._streams.allowance(decoding, num_newcomers)
         return draft.allowance
 
     def _known(self, sequence: Sequence, end: int, new_blocks: tuple[BlockId, ...], draft: "_Draft") -> int:
@@ -163,7 +164,7 @@ class Planner:
                 num_tokens=end - start,
                 token_ids=tuple(sequence.token_ids[start:end]),
                 new_blocks=new_blocks,
-                samples=end == sequence.num_prefill,
+                num_samples=int(end == sequence.num_prefill),
                 target_ids=tuple(sequence.token_ids[start + 1 : num_targets + 1]),
             )
         )

@@ -54,6 +54,26 @@ def _triton(num_sms: int, dtype: torch.dtype) -> Fast:
     return Fast(TritonOps(num_sms), torch.device("cuda" if HAS_CUDA else "cpu"), dtype, interpreted=not HAS_CUDA)
 
 
+RUNNABLE = [
+    variant
+    for variant, (needed, _) in native.VARIANTS.get(platform.machine(), {}).items()
+    if native._processor_flags().issuperset(needed.split())
+]
+
+
+@pytest.fixture(scope="session", params=RUNNABLE)
+def variant_library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Library:
+    """The kernels of each variant that this processor can run, compiled here."""
+    native_ops()
+    return Library(compile_variant(request.param, tmp_path_factory.mktemp(request.param)), request.param)
+
+
+@pytest.fixture(scope="session")
+def variant_ops(variant_library: Library) -> NativeOps:
+    """The operations of each variant."""
+    return NativeOps(variant_library)
+
+
 @pytest.fixture(params=CPU + NATIVE + TRITON, ids=_name)
 def fast(request: pytest.FixtureRequest) -> Fast:
     """A fast implementation, its device and a type."""
@@ -76,17 +96,3 @@ def sampler(request: pytest.FixtureRequest) -> Fast:
 def triton_fast() -> Fast:
     """Triton in half precision, for a device of one processor."""
     return _triton(1, torch.float16)
-
-
-RUNNABLE = [
-    variant
-    for variant, (needed, _) in native.VARIANTS.get(platform.machine(), {}).items()
-    if native._processor_flags().issuperset(needed.split())
-]
-
-
-@pytest.fixture(scope="session", params=RUNNABLE)
-def variant_ops(request, tmp_path_factory) -> NativeOps:
-    """The operations of each variant that this processor can run, compiled here."""
-    native_ops()
-    return NativeOps(Library(compile_variant(request.param, tmp_path_factory.mktemp(request.param)), request.param))

@@ -60,7 +60,7 @@ class NativeOps(CpuOps):
 
     def __init__(self, library: Library) -> None:
         super().__init__()
-        self.variant = library.variant
+        self.library, self.variant = library, library.variant
         self._kernels = {
             dtype: {name: library.function(f"{name}_{suffix}", types) for name, types in _ARGUMENTS.items()}
             for dtype, suffix in _NAMES.items()
