@@ -3,8 +3,8 @@
 // A row is one head of one token. Its keys are taken in tiles of TILE positions, which begin at multiples of TILE: each
 // tile yields a maximum, a total of weights and a weighted sum of values, and these are folded into the row's in order
 // (online softmax: Milakov and Gimelshein, 2018; tiles on different threads: flash-decoding, Dao et al., 2023). All of
-// a row's sums are its own, and take its keys in order: its bits depend neither on what rows are computed with it nor on
-// what thread computes which tile. What a row does not see has a weight of 0; what no row of an item sees is not read.
+// a row's sums are its own, and take its keys in order: its bits depend neither on the rows that are computed with it nor
+// on which thread has which tile. What a row does not see has a weight of 0; what no row of an item sees is not read.
 //
 // Keys and values are packed, SUB positions at once, for a product that has key positions, or numbers of a head, in the
 // lanes of its vectors, and takes several rows for each vector loaded. Both are float there: bfloat16's own products
@@ -22,7 +22,7 @@ struct Attention {
     int64_t num_heads, num_kv_heads, head_dim;
     int64_t block_size, block_stride, slot_stride, head_stride;
     int64_t window;  // 0 for none
-    // Written by plan_attention: how many items there are, how many rows their partial results have, and what they cost.
+    // Written by plan_attention: of items, of rows of their partial results, and of work.
     int64_t num_items, num_partial_rows, cost;
 };
 
@@ -220,7 +220,8 @@ struct Places {
             int64_t offset = blocks[block] * attention.block_stride + (position - block_begin) * attention.slot_stride +
                              item.kv_head * attention.head_stride;
             const int64_t stop = block_begin + attention.block_size < end ? block_begin + attention.block_size : end;
-            for (; position < stop; position++, offset += attention.slot_stride) offsets[position - tile_begin] = offset;
+            for (; position < stop; position++, offset += attention.slot_stride)
+                offsets[position - tile_begin] = offset;
         }
     }
 
@@ -416,7 +417,8 @@ struct Call {
         const Rows rows(attention, item);
         load_queries(rows, queries);
         const int64_t stride = partial_stride(attention.head_dim);
-        if (item.partial >= 0) return attend_tile(item, rows, queries, item.first_tile, partials + item.partial * stride);
+        if (item.partial >= 0)
+            return attend_tile(item, rows, queries, item.first_tile, partials + item.partial * stride);
         alignas(64) float results[ROWS * (MAX_HEAD_DIM + LANES)], tile_results[ROWS * (MAX_HEAD_DIM + LANES)];
         start(results, rows.num);
         for (int64_t tile = item.first_tile; tile < item.end_tile; tile++) {
