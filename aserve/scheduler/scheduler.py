@@ -39,10 +39,11 @@ from aserve.kv_cache.paged_cache import PagedCache
 from aserve.scheduler.admission import Admission, Pace
 from aserve.scheduler.checks import check_running, check_sequences
 from aserve.scheduler.deadlines import Deadlines, Expired, expire
+from aserve.scheduler.fairness import FairQueue
 from aserve.scheduler.landing import Landing
 from aserve.scheduler.planner import Planner
 from aserve.scheduler.preemption import PreemptionRule
-from aserve.scheduler.queue import Arrival, Policy, first_come_first_served
+from aserve.scheduler.queue import Arrival, Policy, SequenceQueue, Waiting, WaitingQueue, first_come_first_served
 from aserve.scheduler.residents import Residents
 from aserve.scheduler.sequence import Group, Sequence
 from aserve.scheduler.statistics import Statistics, snapshot
@@ -113,10 +114,14 @@ class Scheduler:
             watermark=watermark,
             max_num_queued=max_num_queued_reqs,
         )
-        self._residents = Residents(self._cache, self._admission, preemption, max_num_seqs, max_chunk if is_fair else 0)
+        self.step_cost = StepCost()
+
+        def new_waiting(running: SequenceQueue) -> Waiting:
+            return FairQueue(running, max_num_seqs, max_chunk, self.step_cost) if is_fair else WaitingQueue()
+
+        self._residents = Residents(self._cache, self._admission, preemption, max_num_seqs, new_waiting)
         self._policy, self._plans_behind_prompts = policy, plans_behind_prompts
         self._aftermath = Aftermath(max_num_batched_tokens)
-        self.step_cost = StepCost()
         streams = StreamPace(self.step_cost, target_itl_s, max_num_batched_tokens, itl_factor)
         self._planner = Planner(
             *(self._residents, self._admission, Pace(scheduler_delay_factor), streams),
