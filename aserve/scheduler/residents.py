@@ -23,6 +23,9 @@ from aserve.scheduler.queue import SequenceQueue, Waiting
 from aserve.scheduler.sequence import Sequence
 from aserve.scheduler.states import State, move
 
+NewWaiting = Callable[[SequenceQueue], Waiting]
+"""Makes the queue of those who wait, of those who run."""
+
 
 class Residents:
     """The queues, the rows, and the block operations of the plan to come.
@@ -36,7 +39,7 @@ class Residents:
         admission: Admission,
         rule: PreemptionRule | None,
         num_rows: int,
-        new_waiting: Callable[[SequenceQueue], Waiting],
+        new_waiting: NewWaiting,
     ) -> None:
         self.num_preemptions = 0
         self.num_swap_outs = 0
@@ -242,7 +245,8 @@ class Residents:
         for sequence in sequences:
             sequence.num_preemptions += sequence.state is not State.WAITING
             sequence.state = State.WAITING
-            sequence.table = self._cache.new_table(sequence.request.cache_salt, sequence.request.prompt_hashes)
+            request = sequence.request
+            sequence.table = self._cache.new_table(request.cache_salt, request.prompt_hashes, request.extra_keys)
             sequence.row = sequence.num_bound = sequence.resume_after = sequence.origin = None
             sequence.num_computed = 0
             if sequence.group is not None and sequence.group.beams is not None:
