@@ -101,7 +101,8 @@ def test_copies_for_beams_that_have_left_are_not_made():
 @pytest.mark.parametrize(("lead", "weight", "passes"), [(32.0, 1.0, True), (33.0, 1.0, False), (16.5, 2.0, False)])
 def test_a_tenant_may_be_four_chunks_ahead_of_one_that_is_held_back(lead, weight, passes):
     """Caught: `<` for `<=`, and another product than four times the largest chunk, here of 8 tokens."""
-    queue = SimpleNamespace(_max_chunk=8, _has_few_rows=lambda _tenancy: True)
+    step = SimpleNamespace(is_guest_of=lambda _tenancy, _lowest: False)
+    queue = SimpleNamespace(_max_chunk=8, _has_few_rows=lambda _tenancy: True, _this_step=lambda: step)
     lowest, other = (SimpleNamespace(counter=5.0 + ahead, weight=weight) for ahead in (0.0, lead))
     assert FairQueue._may_pass(queue, other, lowest) == passes
     assert FairQueue._may_pass(queue, lowest, lowest)
