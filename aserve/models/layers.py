@@ -160,7 +160,8 @@ class NativeMethod:
 
     def load(self, weights: Weights, shape: LinearShape) -> Linear:
         """One matrix for all that is fused."""
-        return NativeLinear(self._library, self._memory, *load_fused(weights, shape))
+        scratch = partial(self._memory.scratch, dtype=weights.empty(0).dtype)
+        return NativeLinear(self._library, self._memory, *load_fused(weights, shape, scratch))
 
     def tie(self, table_VE: Tensor) -> tuple[Embedding, Linear]:
         """Both from the packed table."""
@@ -173,10 +174,15 @@ def embedding(table_VE: Tensor) -> Embedding:
     return partial(F.embedding, weight=table_VE)
 
 
-def load_fused(weights: Weights, shape: LinearShape) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias whose rows are the checkpoint's matrices, one below the other: [O, I] and [O]."""
+def load_fused(
+    weights: Weights, shape: LinearShape, empty: Callable[[int, int], Tensor] | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias whose rows are the checkpoint's matrices, one below the other: [O, I] and [O].
+
+    empty: where the weight goes, by default to memory of its own.
+    """
     num_outputs = sum(shape.outputs.values())
-    weight_OI = weights.empty(num_outputs, shape.num_inputs)
+    weight_OI = (empty or weights.empty)(num_outputs, shape.num_inputs)
     bias_O = weights.empty(num_outputs) if shape.bias else None
     start = 0
     for name, size in shape.outputs.items():

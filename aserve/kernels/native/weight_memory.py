@@ -20,7 +20,7 @@ class WeightMemory:
     """Gives tensors that lie one behind the other in chunks; a chunk is given back when its last tensor has gone."""
 
     def __init__(self) -> None:
-        self._rest = torch.empty(0, dtype=torch.uint8)
+        self._rest = self._scratch = torch.empty(0, dtype=torch.uint8)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """An uninitialised tensor that begins at a cache line."""
@@ -30,6 +30,16 @@ class WeightMemory:
             self._rest = _chunk(max(taken, _CHUNK_BYTES))
         memory, self._rest = self._rest[:num_bytes], self._rest[taken:]
         return memory.view(dtype).view(shape)
+
+    def scratch(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """An uninitialised tensor, in the memory of the last that was asked for here.
+
+        What is loaded and then packed goes there: the C library's heap would keep holes of that size.
+        """
+        num_bytes = torch.Size(shape).numel() * dtype.itemsize
+        if num_bytes > len(self._scratch):
+            self._scratch = _chunk(num_bytes)
+        return self._scratch[:num_bytes].view(dtype).view(shape)
 
 
 def _chunk(num_bytes: int) -> Tensor:

@@ -1,5 +1,6 @@
 // Linear layers: x W^T + b. W is packed in panels of PANEL outputs, and in a panel input by input, so that all that one
-// number of x is multiplied by lies side by side; bfloat16 in pairs of inputs, a pair being a word. Twin: torch's linear.
+// number of x is multiplied by lies side by side; bfloat16 in pairs of inputs, a pair being a word. Twin: torch's
+// linear.
 // A row has the same bits with any number of others and on any threads: an output adds up RUN of its inputs one after
 // the other, and then those sums, whatever is computed beside it.
 #include "simd.h"
@@ -124,7 +125,8 @@ inline void spread(const bf16* x, uint32_t* out, int64_t n) {
 // that come next are fetched, so that memory is never idle.
 template <typename Steps, int COUNT>
 void add_run(
-    const uint32_t* weights, const typename Steps::X* x, int64_t steps, float* totals, const char* ahead, int64_t lines) {
+    const uint32_t* weights, const typename Steps::X* x, int64_t steps, float* totals, const char* ahead,
+    int64_t lines) {
     vector sums[COUNT][VECTORS];
 #pragma GCC unroll 8
     for (int r = 0; r < COUNT; r++)
@@ -221,19 +223,24 @@ void product(
 
 // A line of each row of the weight at a time, so that what is read and what is written is in the cache.
 template <typename T>
-void pack(const T* weight, T* packed, int64_t outputs, int64_t inputs) {
-    constexpr int64_t PER_WORD = 4 / sizeof(T), PER_LINE = LINE / sizeof(T);
-    const int64_t padded = ceil_div(inputs, PER_WORD) * PER_WORD;
+void pack(const T* weight, uint32_t* packed, int64_t outputs, int64_t inputs) {
+    constexpr int64_t PER_WORD = 4 / sizeof(T), PER_LINE = LINE / 4;
+    const int64_t whole = inputs / PER_WORD, words = ceil_div(inputs, PER_WORD);
 #pragma omp parallel for schedule(static)
     for (int64_t panel = 0; panel < ceil_div(outputs, PANEL); panel++) {
         const T* from = weight + panel * PANEL * inputs;
-        T* to = packed + panel * PANEL * padded;
+        uint32_t* to = packed + panel * PANEL * words;
         const int64_t count = outputs - panel * PANEL < PANEL ? outputs - panel * PANEL : PANEL;
-        if (count < PANEL || padded > inputs) memset(to, 0, PANEL * padded * sizeof(T));
-        for (int64_t begin = 0; begin < inputs; begin += PER_LINE)
+        if (count < PANEL || words > whole) memset(to, 0, PANEL * words * 4);
+        for (int64_t begin = 0; begin < words; begin += PER_LINE) {
+            const int64_t end = begin + PER_LINE < whole ? begin + PER_LINE : whole;
             for (int64_t o = 0; o < count; o++)
-                for (int64_t i = begin; i < begin + PER_LINE && i < inputs; i++)
-                    to[(i / PER_WORD * PANEL + o) * PER_WORD + i % PER_WORD] = from[o * inputs + i];
+                for (int64_t i = begin; i < end; i++)
+                    memcpy(to + i * PANEL + o, from + o * inputs + i * PER_WORD, 4);
+        }
+        if (words > whole)
+            for (int64_t o = 0; o < count; o++)
+                memcpy(to + whole * PANEL + o, from + o * inputs + whole * PER_WORD, sizeof(T));
     }
 }
 
@@ -258,7 +265,7 @@ void unpack_rows(const Layer* layer, const int64_t* ids, T* out, int64_t count) 
 }  // namespace
 
 #define KERNELS(T, Steps, name)                                                                                       \
-    void pack_##name(const T* weight, T* packed, int64_t outputs, int64_t inputs) {                                   \
+    void pack_##name(const T* weight, uint32_t* packed, int64_t outputs, int64_t inputs) {                            \
         pack(weight, packed, outputs, inputs);                                                                        \
     }                                                                                                                 \
     void unpack_rows_##name(const Layer* layer, const int64_t* ids, T* out, int64_t count) {                          \
