@@ -19,7 +19,7 @@ from aserve.core.plan import BlockOps, SeqSlice, StepPlan
 from aserve.kv_cache.paged_cache import Copy, PagedCache
 from aserve.scheduler.admission import Admission
 from aserve.scheduler.preemption import PreemptionRule, choose_victims
-from aserve.scheduler.queue import SequenceQueue, Waiting
+from aserve.scheduler.queue import SequenceQueue, Waiting, WaitingQueue
 from aserve.scheduler.sequence import Sequence
 from aserve.scheduler.states import State, move
 
@@ -27,7 +27,7 @@ from aserve.scheduler.states import State, move
 class Residents:
     """The queues, the rows, and the block operations of the plan to come.
 
-    fair_chunk: where tenants share, how much of a tenant's prompts a step begins; 0 where they do not.
+    fair_queue: where tenants share, makes the queue of those who wait, told who runs; None where they do not.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Residents:
         admission: Admission,
         rule: PreemptionRule | None,
         num_rows: int,
-        new_waiting: Callable[[SequenceQueue], Waiting],
+        fair_queue: Callable[[SequenceQueue], Waiting] | None = None,
     ) -> None:
         self.num_preemptions = 0
         self.num_swap_outs = 0
@@ -47,13 +47,13 @@ class Residents:
         self._admission = admission
         self._rule = rule or PreemptionRule()
         self._num_rows = num_rows
-        self._new_waiting = new_waiting
+        self._fair_queue = fair_queue
         self.has_host_memory = cache.has_host_memory
         self._clear()
 
     def _clear(self) -> None:
         self.running = SequenceQueue()
-        self.waiting: Waiting = self._new_waiting(self.running)
+        self.waiting: Waiting = WaitingQueue() if self._fair_queue is None else self._fair_queue(self.running)
         self.swapped = SequenceQueue()
         self._free_rows = [Row(row) for row in reversed(range(self._num_rows))]
         self.copies: list[Copy] = []

@@ -25,6 +25,7 @@ Invariants, besides those of the block pool and the paged cache:
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Sequence as Several
+from functools import partial
 from itertools import chain
 
 from aserve.core.errors import InvalidRequestError
@@ -42,7 +43,7 @@ from aserve.scheduler.group import Group
 from aserve.scheduler.landing import Landing
 from aserve.scheduler.planner import Planner
 from aserve.scheduler.preemption import PreemptionRule
-from aserve.scheduler.queue import Arrival, Policy, SequenceQueue, Waiting, WaitingQueue, first_come_first_served
+from aserve.scheduler.queue import Arrival, Policy, first_come_first_served
 from aserve.scheduler.residents import Residents
 from aserve.scheduler.sequence import Sequence
 from aserve.scheduler.statistics import Statistics, snapshot
@@ -111,13 +112,9 @@ class Scheduler:
             max_num_queued=max_num_queued_reqs,
         )
         self.step_cost = StepCost()
-
-        def new_waiting(running: SequenceQueue) -> Waiting:
-            return FairQueue(running, max_num_seqs, max_chunk, self.step_cost) if is_fair else WaitingQueue()
-
-        self._residents = Residents(self._cache, self._admission, preemption, max_num_seqs, new_waiting)
-        self._policy = policy
-        self._max_num_batched_tokens = max_num_batched_tokens
+        fair = partial(FairQueue, num_rows=max_num_seqs, max_chunk=max_chunk, cost=self.step_cost)
+        self._residents = Residents(self._cache, self._admission, preemption, max_num_seqs, fair if is_fair else None)
+        self._policy, self._max_num_batched_tokens = policy, max_num_batched_tokens
         self._aftermath = Aftermath(max_num_batched_tokens)
         streams = StreamPace(self.step_cost, target_itl_s, max_num_batched_tokens)
         self._planner = Planner(
