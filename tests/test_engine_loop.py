@@ -53,7 +53,7 @@ def tokenizer(tmp_path_factory):
 class Bench:
     """A loop over fakes, and the means to ask it things."""
 
-    def __init__(self, tokenizer, runner, num_blocks=64, max_in_flight=2, **options):
+    def __init__(self, tokenizer, runner, num_blocks=64, max_in_flight=2, plans_behind_prompts=True, **options):
         self.tokenizer = tokenizer
         self.clock = FakeClock()
         self.new_stream = TextStream
@@ -65,9 +65,10 @@ class Bench:
             max_num_batched_tokens=16,
             max_model_len=128,
             max_in_flight=max_in_flight,
+            plans_behind_prompts=plans_behind_prompts,
         )
-        metrics = EngineMetrics(CollectorRegistry(), "model", self.scheduler.statistics)
-        self.loop = EngineLoop(self.scheduler, runner, metrics, self.clock, tokenizer.token_texts, **options)
+        self.metrics = EngineMetrics(CollectorRegistry(), "model", self.scheduler.statistics)
+        self.loop = EngineLoop(self.scheduler, runner, self.metrics, self.clock, tokenizer.token_texts, **options)
 
     def open(self, name, prompt, max_tokens, **fields):
         params = SamplingParams(**fields)
@@ -130,6 +131,24 @@ async def test_the_loop_runs_ahead_of_the_device(tokenizer, max_in_flight):
         bench.runner.let_land()
         ids = [token_id async for delta in mailbox for token_id in delta.token_ids]
         assert ids == continuation([1, 2, 3], 5, vocabulary=BYTES)
+
+
+async def test_nothing_is_planned_behind_a_prompt_where_it_is_worth_waiting_for(tokenizer):
+    """Who comes while a step with prompts runs is in the very next one; decoding, the loop runs ahead."""
+    bench = Bench(tokenizer, fake_kv(), plans_behind_prompts=False)
+    async with running(bench):
+        bench.runner.hold()
+        async with bench.open("a", [1, 2, 3], 9) as first:
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert [plan.num_tokens for plan in bench.runner.plans] == [3]
+            async with bench.open("b", [4, 5, 6, 7], 9) as second:
+                bench.runner.let_land()
+                for mailbox, prompt in ((first, [1, 2, 3]), (second, [4, 5, 6, 7])):
+                    ids = [token_id async for delta in mailbox for token_id in delta.token_ids]
+                    assert ids == continuation(prompt, 9, vocabulary=BYTES)
+    assert [plan.num_tokens for plan in bench.runner.plans[:3]] == [3, 1 + 4, 2]
+    assert bench.scheduler.max_in_flight == 2
 
 
 async def test_a_reader_who_leaves_frees_his_blocks_at_once(tokenizer):
@@ -407,3 +426,16 @@ async def test_branches_of_an_open_request_are_read_beside_it(tokenizer):
         assert bench.loop.num_readers == 1
         with pytest.raises(InvalidRequestError, match="'b' is not open"):
             bench.loop.request(RequestId("b"))
+
+
+async def test_a_failed_step_is_counted_and_a_count_that_fails_is_told_to_the_log_alone(tokenizer, monkeypatch, caplog):
+    """Caught: the call of `step_failed` removed, or its place in the log swapped with the log."""
+    async with running(Bench(tokenizer, fake_kv(poison=poisoned_by(99, ValueError())))) as bench:
+        with pytest.raises(StepFailedError):
+            await bench.ask("culprit", [1, 99, 3], 5)
+        assert bench.metrics.num_step_failures > 0
+        monkeypatch.setattr(bench.metrics, "step_failed", lambda _error: 1 // 0)
+        with pytest.raises(StepFailedError):
+            await bench.ask("another", [1, 99, 3], 5)
+        assert (await bench.ask("neighbour", [1, 2, 3], 5))[0] == continuation([1, 2, 3], 5, vocabulary=BYTES)
+    assert any("counting" in record.message and "ZeroDivisionError" in record.message for record in caplog.records)

@@ -21,7 +21,7 @@ from aserve.scheduler.undo import StepBudget
 class Planner:
     """budget: of a step, in tokens. max_chunk: known tokens of one sequence that a step computes at most.
 
-    may_stretch: whether a chunk may be somewhat longer if it is then its prompt's last; see `STRETCH`.
+    A chunk that may fill a step may be somewhat longer if it is then its prompt's last; see `STRETCH`.
     """
 
     def __init__(
@@ -33,7 +33,6 @@ class Planner:
         *,
         budget: StepBudget,
         max_chunk: int,
-        may_stretch: bool,
     ) -> None:
         self._residents = residents
         self._admission = admission
@@ -41,7 +40,7 @@ class Planner:
         self._budget = budget
         self._streams = streams
         self._max_chunk = max_chunk
-        self._may_stretch = may_stretch
+        self._may_stretch = max_chunk == budget.most
         self._settling: set[SeqId] = set()
         self.num_tokens = 0
         """Of the plan made last."""
@@ -76,8 +75,8 @@ class Planner:
         running = residents.running if only is None else _only_running(residents.running, only)
         for sequence in running:  # preemption removes from the far end only
             start = sequence.num_computed
-            if start > sequence.last_position:
-                continue  # all is planned: its last token is on its way
+            if start > sequence.free_until and not sequence.may_advance():
+                continue
             if not budget:
                 break
             if start < sequence.num_prefill:
@@ -91,7 +90,7 @@ class Planner:
                 if new_blocks is None:
                     break  # it was the last itself
             # Hundreds of these are made each step: positional, and without a look at the row, which all who run have.
-            slices.append(SeqSlice(sequence.id, sequence.row, start, 1, (), new_blocks, True))  # type: ignore[arg-type]
+            slices.append(SeqSlice(sequence.id, sequence.row, start, 1, (), new_blocks, 1))  # type: ignore[arg-type]
             sequence.num_computed = start + 1
             budget -= 1
         if residents.waiting or residents.swapped:
@@ -114,7 +113,11 @@ class Planner:
         return bool(draft.slices)
 
     def _next_chunk(self, sequence: Sequence, budget: int, draft: "_Draft") -> int:
-        """As `_known`, for who runs; only with windows can blocks be missing. 0 if it had to make room itself."""
+        """Plan the next known tokens of a running sequence, as `_known`, and return their number.
+
+        0 if they have to wait, or if the blocks for them were only to be had by preempting the sequence itself. Blocks
+        are lacking with sliding windows alone: other tables hold their whole prompt from admission on.
+        """
         num_tokens = self._chunk_len(sequence, budget, draft)
         if not num_tokens:
             return 0
@@ -141,7 +144,9 @@ class Planner:
         if not draft.knows_allowance:
             draft.knows_allowance = True
             running = self._residents.running
-            draft.allowance = self._streams.allowance(s for s in running if s.num_prefill <= s.num_computed)
+            decoding = [sequence for sequence in running if sequence.num_prefill <= sequence.num_computed]
+            num_newcomers = len(running) - len(decoding) + self._residents.num_next_up
+            draft.allowance = self._streams.allowance(decoding, num_newcomers)
         return draft.allowance
 
     def _known(self, sequence: Sequence, end: int, new_blocks: tuple[BlockId, ...], draft: "_Draft") -> int:
@@ -163,7 +168,7 @@ class Planner:
                 num_tokens=end - start,
                 token_ids=tuple(sequence.token_ids[start:end]),
                 new_blocks=new_blocks,
-                samples=end == sequence.num_prefill,
+                num_samples=int(end == sequence.num_prefill),
                 target_ids=tuple(sequence.token_ids[start + 1 : num_targets + 1]),
             )
         )
@@ -209,7 +214,10 @@ class Planner:
         self.leaves_waiting = bool(residents.waiting)
 
     def _first_chunk(self, sequence: Sequence, budget: int, draft: "_Draft") -> int:
-        """As `_known`, for who has just come and has room for a position at least, at nobody's cost."""
+        """Plan the first known tokens of a sequence that was just admitted, as `_known`, and return their number.
+
+        It computes as many as free blocks allow, and preempts nobody; admission has left room for one at least.
+        """
         sequence.settled_in = draft.step_id
         num_tokens = max(1, self._chunk_len(sequence, budget, draft))
         end = self._residents.extend(sequence, sequence.num_computed + num_tokens)

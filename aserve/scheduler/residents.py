@@ -68,6 +68,11 @@ class Residents:
         if self._free_rows and self.waiting:
             self.waiting.settle()
 
+    @property
+    def num_next_up(self) -> int:
+        """How many of those who wait have a row to go to."""
+        return min(len(self.waiting), len(self._free_rows))
+
     def next_up(self, only: Collection[RequestId] | None) -> Sequence | None:
         """Who of those who wait is to be admitted next, if there is a row; of these requests, where not all may."""
         if only is None:
@@ -159,7 +164,10 @@ class Residents:
         return min(num_positions, sequence.table.capacity)
 
     def take_over(self, sequence: Sequence, parent: Sequence) -> None:
-        """A beam that was pruned goes on as another that both have computed as far."""
+        """Have the slot of a pruned beam go on as a copy of `parent`: its tokens, its blocks, and the row set up anew.
+
+        Both have computed equally many positions, so that the copy needs no block more than the slot has.
+        """
         if sequence.token_ids == parent.token_ids:
             return
         copies = self._cache.rebase(sequence.table, parent.table, sequence.num_computed)

@@ -8,8 +8,9 @@ first, then to newcomers. A plan advances `num_computed` at once, and the next p
 Blocks and rows that are given back are reused by the next plan, while steps in flight may still read and write them:
 steps run in the order of their plans, so whoever gets them writes after that (I6).
 
-A sequence is one choice of a request. What choices have in common is known to group.py and beam.py, who holds rows and
-blocks to residents.py, who computes what next to planner.py, what a step has brought to landing.py.
+A sequence is one choice of a request, and choices of one request are a group (sequence.py). Which of them are told is
+known to held_back.py and beam.py, who holds rows and blocks to residents.py, who computes what next to planner.py, what
+a step has brought to landing.py.
 
 Invariants, besides those of the block pool and the paged cache:
   I11 a sequence that ends or is preempted gives back all that it held, once; unknown ids are no-ops;
@@ -18,8 +19,9 @@ Invariants, besides those of the block pool and the paged cache:
   I14 who comes first, of its tenant where tenants share, is admitted first;  I16 who came last is preempted first;
   I15 an admitted request ends after a number of steps bounded by its tokens and those before it;
   I17 what can never fit is refused by `add`;  I23 choices share blocks and nothing else;
-  I18 a running sequence has computed less than it has tokens, those in flight included; a beam that waits, as much;
-  I19 a sequence ends once, and nothing of it comes out afterwards.
+  I18 a running sequence has a token at its next position, landed or in flight; a beam that waits for others has none;
+  I19 a sequence ends once, and nothing of it comes out afterwards;
+  I25 behind where a step has landed nothing is sealed, hashed or counted: a rejected draft leaves nothing behind.
 """
 
 from collections import deque
@@ -39,15 +41,14 @@ from aserve.scheduler.admission import Admission, Pace
 from aserve.scheduler.checks import check_running, check_sequences
 from aserve.scheduler.deadlines import Deadlines, Expired, expire
 from aserve.scheduler.fairness import FairQueue
-from aserve.scheduler.group import Group
 from aserve.scheduler.landing import Landing
 from aserve.scheduler.planner import Planner
 from aserve.scheduler.preemption import PreemptionRule
 from aserve.scheduler.queue import Arrival, Policy, first_come_first_served
 from aserve.scheduler.residents import Residents
-from aserve.scheduler.sequence import Sequence
+from aserve.scheduler.sequence import Group, Sequence
 from aserve.scheduler.statistics import Statistics, snapshot
-from aserve.scheduler.step_cost import StepCost, StreamPace
+from aserve.scheduler.step_cost import AUTO_FACTOR, StepCost, StreamPace
 from aserve.scheduler.undo import Aftermath, Restart
 
 
@@ -67,7 +68,8 @@ class Scheduler:
     at most. windows: of each layer group. keeps_evicted: the swap space is a host tier of the prefix cache too.
     max_in_flight: steps planned and not landed, at most; not over 2 with windows, whose blocks are counted for two.
     is_fair: tenants share by weight, see fairness.py; the policy orders the requests of each. target_itl_s: what a step
-    may take in which somebody decodes, see `StreamPace`.
+    may take in which somebody decodes, itl_factor: how much longer than without prompts, where that is None; see
+    `StreamPace`. plans_behind_prompts: whether a step with prompts may be in flight while the next is planned.
     """
 
     def __init__(  # noqa: PLR0913  the numbers of one engine, each used here or by one part
@@ -91,6 +93,8 @@ class Scheduler:
         max_in_flight: int = 2,
         is_fair: bool = False,
         target_itl_s: float | None = 0.0,
+        itl_factor: float = AUTO_FACTOR,
+        plans_behind_prompts: bool = True,
     ) -> None:
         assert max_in_flight <= 2 or not any(windows), "I24: windows hold two steps of positions"
         self.max_in_flight = self._most_in_flight = max_in_flight
@@ -114,15 +118,11 @@ class Scheduler:
         self.step_cost = StepCost()
         fair = partial(FairQueue, num_rows=max_num_seqs, max_chunk=max_chunk, cost=self.step_cost)
         self._residents = Residents(self._cache, self._admission, preemption, max_num_seqs, fair if is_fair else None)
-        self._policy, self._max_num_batched_tokens = policy, max_num_batched_tokens
+        self._policy, self._plans_behind_prompts = policy, plans_behind_prompts
         self._aftermath = Aftermath(max_num_batched_tokens)
-        streams = StreamPace(self.step_cost, target_itl_s, max_num_batched_tokens)
-        self._planner = Planner(
-            *(self._residents, self._admission, Pace(scheduler_delay_factor), streams),
-            budget=self._aftermath.budget,
-            max_chunk=max_chunk,
-            may_stretch=max_chunk == max_num_batched_tokens,
-        )
+        streams = StreamPace(self.step_cost, target_itl_s, max_num_batched_tokens, itl_factor)
+        parts = self._residents, self._admission, Pace(scheduler_delay_factor), streams
+        self._planner = Planner(*parts, budget=self._aftermath.budget, max_chunk=max_chunk)
         self._sequences: dict[SeqId, Sequence] = {}
         self._requests: dict[RequestId, list[Sequence]] = {}
         self._histories: dict[RequestId, dict[int, Several[int]]] = {}
@@ -255,6 +255,9 @@ class Scheduler:
             return None
         self._next_step_id += 1
         self._in_flight.append(plan)
+        if not (self._plans_behind_prompts or self._aftermath.is_on):
+            has_prompt = planner.num_tokens > len(plan.slices)
+            self.max_in_flight = 1 if has_prompt else self._most_in_flight
         return plan
 
     def _plan_trial(self, now: float) -> StepPlan | None:
@@ -357,7 +360,7 @@ class Scheduler:
         check_sequences(self._sequences, self._requests, self._residents)
         check_running(self._residents.running, self._in_flight, self._cache, self._admission.context_len)
         for plan in self._in_flight:
-            most = stretched(self._max_num_batched_tokens, self._max_num_batched_tokens)
+            most = stretched(self._aftermath.budget.most, self._aftermath.budget.most)
             assert 0 < plan.num_tokens <= most, f"I13: a step of {plan.num_tokens} tokens"
 
     # Ends.

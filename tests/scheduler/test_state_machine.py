@@ -76,6 +76,7 @@ LIMITS = st.fixed_dictionaries(
         "keeps_evicted": st.booleans(),
         "is_fair": st.booleans(),
         "target_itl_s": st.sampled_from([0.0, None, 0.001, 0.014]),
+        "plans_behind_prompts": st.sampled_from([True, True, False]),
         "windows": st.sampled_from([(None,), (None,), (3,), (None, 3), (5, None, 1, 5)]),
     }
 )
@@ -185,7 +186,7 @@ class ThreeAheadMachine(SchedulerMachine):
 
 
 # Most examples are a few calls long; hence more of them than of other properties, whatever the profile.
-MACHINE_SETTINGS = settings(max_examples=3 * settings.default.max_examples)
+MACHINE_SETTINGS = settings(max_examples=2 * settings.default.max_examples)
 
 TestOneStepAhead = SchedulerMachine.TestCase
 TestOneStepAhead.settings = MACHINE_SETTINGS
