@@ -142,10 +142,10 @@ def new_branch(
 ) -> Request:
     """A Request that continues a choice of `origin`, whose prompt and answer so far are `history`.
 
-    Its salt is the origin's, whatever the terms say. Raises as `new_request`.
+    Its salt and its adapter are the origin's, whatever the terms say. Raises as `new_request`.
     """
     branch = new_request(info, tokenizer, history, params, terms)
-    return msgspec.structs.replace(branch, cache_salt=origin.cache_salt)
+    return msgspec.structs.replace(branch, cache_salt=origin.cache_salt, adapter=origin.adapter)
 
 
 def check_room(info: ModelInfo, num_tokens: int, param: str = "prompt") -> int:

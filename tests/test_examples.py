@@ -30,7 +30,7 @@ def test_embed():
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=280,
         check=True,
     )
     assert done.stderr == ""

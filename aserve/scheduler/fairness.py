@@ -19,10 +19,10 @@ A tenant that is held back thus has something running: nothing ever waits for an
 pass, if they have less than their share of the rows and are not ahead by more than some chunks.
 
 A tenant floods whose prompts at hand are more than a chunk and more than two of its usual ones; a guest is one that
-does not, and has asked for something lately. While there are both, a step computes of a flood's prompts as much as
-is predicted (step_cost.py) to let a guest's first token come within about 1.5 times what it takes alone:
-  - in a step that computes a guest's prompt, a tenth of what that step takes without them;
-  - else 0.4 of what the step takes without them and a guest's usual prompt takes by itself. The step is under way
+does not, and has asked for something lately. While there are both, what a step computes of a flood's prompts is bounded
+by its predicted time (step_cost.py), so that a guest's first token comes within about 1.5 times what it takes alone:
+  - in a step that computes a guest's prompt, to a tenth of what that step takes without them;
+  - else to 0.4 of what the step takes without them and a guest's usual prompt takes by itself. The step is under way
     when the guest comes, and the longer its own prompt, the less that matters.
 With one tenant, or none that floods, nothing is bounded (docs/adr/0007-tenants-in-turn.md has what it costs).
 

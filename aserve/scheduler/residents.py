@@ -19,15 +19,18 @@ from aserve.core.plan import BlockOps, SeqSlice, StepPlan
 from aserve.kv_cache.paged_cache import Copy, PagedCache
 from aserve.scheduler.admission import Admission
 from aserve.scheduler.preemption import PreemptionRule, choose_victims
-from aserve.scheduler.queue import SequenceQueue, Waiting, WaitingQueue
+from aserve.scheduler.queue import SequenceQueue, Waiting
 from aserve.scheduler.sequence import Sequence
 from aserve.scheduler.states import State, move
+
+NewWaiting = Callable[[SequenceQueue], Waiting]
+"""Makes the queue of those who wait, of those who run."""
 
 
 class Residents:
     """The queues, the rows, and the block operations of the plan to come.
 
-    fair_queue: where tenants share, makes the queue of those who wait, told who runs; None where they do not.
+    fair_chunk: where tenants share, how much of a tenant's prompts a step begins; 0 where they do not.
     """
 
     def __init__(
@@ -36,7 +39,7 @@ class Residents:
         admission: Admission,
         rule: PreemptionRule | None,
         num_rows: int,
-        fair_queue: Callable[[SequenceQueue], Waiting] | None = None,
+        new_waiting: NewWaiting,
     ) -> None:
         self.num_preemptions = 0
         self.num_swap_outs = 0
@@ -47,13 +50,13 @@ class Residents:
         self._admission = admission
         self._rule = rule or PreemptionRule()
         self._num_rows = num_rows
-        self._fair_queue = fair_queue
+        self._new_waiting = new_waiting
         self.has_host_memory = cache.has_host_memory
         self._clear()
 
     def _clear(self) -> None:
         self.running = SequenceQueue()
-        self.waiting: Waiting = WaitingQueue() if self._fair_queue is None else self._fair_queue(self.running)
+        self.waiting: Waiting = self._new_waiting(self.running)
         self.swapped = SequenceQueue()
         self._free_rows = [Row(row) for row in reversed(range(self._num_rows))]
         self.copies: list[Copy] = []
@@ -242,7 +245,8 @@ class Residents:
         for sequence in sequences:
             sequence.num_preemptions += sequence.state is not State.WAITING
             sequence.state = State.WAITING
-            sequence.table = self._cache.new_table(sequence.request.cache_salt, sequence.request.prompt_hashes)
+            request = sequence.request
+            sequence.table = self._cache.new_table(request.cache_salt, request.prompt_hashes, request.extra_keys)
             sequence.row = sequence.num_bound = sequence.resume_after = sequence.origin = None
             sequence.num_computed = 0
             if sequence.group is not None and sequence.group.beams is not None:

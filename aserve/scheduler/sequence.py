@@ -11,6 +11,7 @@ Which position may be planned next is asked of `Sequence.may_advance`:
 
     last_position      what lies behind it yields no token that is wanted
     awaits_tokens      the next position is planned when the token that stands there has landed, not before
+    drafted_until      so it is behind drafts: how many of them are accepted says where the next position is
 
 Sequences of a group have rows, seeds and ends of their own. They have a past in common, which is computed once:
 
@@ -52,6 +53,8 @@ class Sequence:
         4 that is position 5. Behind it nothing is computed.
     awaits_tokens: whether a position is planned only when its token is on the host: for a beam, or any other whose next
         step depends on which token it was. Their neighbours are planned ahead as ever.
+    may_have_drafts: whether tokens may be guessed for it, see drafting.py. drafted_until: the end of its newest slice
+        with drafts; -1 where it has had none.
     free_until: up to this position it may advance without `may_advance` being asked; -1 where that is always asked.
     quiet_until: a token that lands with at most so many positions computed is passed on as it is, if it ends nothing;
         all others take the slow way, as the first does. -1 where all do (scores, ranked choices).
@@ -71,12 +74,14 @@ class Sequence:
     __slots__ = (
         "awaits_tokens",
         "choice_id",
+        "drafted_until",
         "free_until",
         "group",
         "id",
         "index",
         "last_position",
         "max_len",
+        "may_have_drafts",
         "num_bound",
         "num_cached",
         "num_charged",
@@ -127,7 +132,8 @@ class Sequence:
         self.sampling = row_sampling(request, index)
         self.max_len = min(num_prompt + request.max_tokens, context_len)
         self.last_position = self.free_until = self.max_len - 2
-        self.awaits_tokens = False
+        self.awaits_tokens = self.may_have_drafts = False
+        self.drafted_until = -1
         scores_prompt = self.sampling.num_prompt_logprobs is not None
         self.quiet_until = -1
         self.num_prefill = num_prompt
@@ -149,12 +155,17 @@ class Sequence:
     def may_advance(self) -> bool:
         """Whether its next position may be planned now; to be asked where that is behind `free_until`."""
         position = self.num_computed
-        return position <= self.last_position and (not self.awaits_tokens or position < len(self.token_ids))
+        may_run_ahead = not self.awaits_tokens and position != self.drafted_until
+        return position <= self.last_position and (may_run_ahead or position < len(self.token_ids))
 
     def await_tokens(self, *, awaits: bool = True) -> None:
         """From now on plan a position only when its token has landed; or, with False, as soon as one may be planned."""
         self.awaits_tokens = awaits
-        self.free_until = -1 if awaits else self.last_position
+        self.free_until = -1 if awaits or self.may_have_drafts else self.last_position
+
+    def allow_drafts(self) -> None:
+        """From now on tokens may be guessed for it."""
+        self.may_have_drafts, self.free_until = True, -1
 
     @property
     def num_prompt(self) -> int:
@@ -187,7 +198,7 @@ class Sequence:
                 sampling.controls, prompt_ids=self.request.prompt_token_ids, output_ids=output_ids
             )
             sampling = msgspec.structs.replace(sampling, controls=controls)
-        return RowInit(row, self.id, sampling, tuple(self.table.block_ids[:num_bound]))
+        return RowInit(row, self.id, sampling, tuple(self.table.block_ids[:num_bound]), self.request.adapter)
 
     def __repr__(self) -> str:
         return (
