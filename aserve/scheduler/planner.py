@@ -65,6 +65,7 @@ class Planner:
         only: the requests that may run; None lets all.
         """
         residents = self._residents
+        residents.waiting.next_step(now)
         num_preemptions = residents.num_preemptions
         self.num_tokens, self.leaves_waiting = 0, False
         if self._settling or self._pace.delays:
@@ -149,6 +150,7 @@ class Planner:
         """If all who run wait for one that cannot come, make room for it. Whether anything can run now."""
         while not draft.slices and self._residents.running:
             self._residents.preempt(choose_victims(self._residents.running, None), None, may_swap=False)
+            self._residents.waiting.next_step(now)
             self._newcomers(now, self._budget.num_tokens, draft, None)
         return bool(draft.slices)
 
@@ -174,8 +176,10 @@ class Planner:
         if self._may_stretch and num_left <= most + most // STRETCH:
             most = num_left
         most = min(most, num_left)
-        allowance = self._allowance(draft)
-        return most if allowance is None else allowance.take(sequence.num_computed, most)
+        for allowance in (self._allowance(draft), self._residents.waiting.allowance(sequence)):
+            if allowance is not None:
+                most = allowance.take(sequence.num_computed, most)
+        return most
 
     def _allowance(self, draft: "_Draft") -> Allowance | None:
         """Of the step, for prompts; worked out when the first of them is about to be planned."""

@@ -28,6 +28,7 @@ from array import array
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Sequence as Several
+from functools import partial
 from itertools import chain
 
 from aserve.core.errors import InvalidRequestError
@@ -42,10 +43,11 @@ from aserve.scheduler.admission import Admission, Pace
 from aserve.scheduler.checks import check_running, check_sequences
 from aserve.scheduler.deadlines import Deadlines, Expired, expire
 from aserve.scheduler.drafting import Drafter
+from aserve.scheduler.fairness import FairQueue
 from aserve.scheduler.landing import Landing
 from aserve.scheduler.planner import Planner
 from aserve.scheduler.preemption import PreemptionRule
-from aserve.scheduler.queue import Arrival, Policy, first_come_first_served
+from aserve.scheduler.queue import Arrival, Policy, SequenceQueue, Waiting, WaitingQueue, first_come_first_served
 from aserve.scheduler.residents import Residents
 from aserve.scheduler.sequence import Group, Sequence
 from aserve.scheduler.statistics import Statistics, snapshot
@@ -118,10 +120,11 @@ class Scheduler:
             watermark=watermark,
             max_num_queued=max_num_queued_reqs,
         )
-        self._residents = Residents(self._cache, self._admission, preemption, max_num_seqs, max_chunk if is_fair else 0)
+        self.step_cost = StepCost()
+        new_waiting = partial(_new_waiting, max_num_seqs, max_chunk, self.step_cost if is_fair else None)
+        self._residents = Residents(self._cache, self._admission, preemption, max_num_seqs, new_waiting)
         self._policy, self._plans_behind_prompts = policy, plans_behind_prompts
-        self._aftermath, self.step_cost = Aftermath(max_num_batched_tokens), StepCost()
-        self._drafter = Drafter(proposer, self.step_cost)
+        self._aftermath, self._drafter = Aftermath(max_num_batched_tokens), Drafter(proposer, self.step_cost)
         streams = StreamPace(self.step_cost, target_itl_s, max_num_batched_tokens, itl_factor)
         pace = Pace(scheduler_delay_factor)
         planned_by = self._residents, self._admission, pace, streams, self._drafter, self._aftermath.budget
@@ -389,3 +392,8 @@ class Scheduler:
             self._histories.setdefault(sequence.request_id, {})[sequence.index] = sequence.token_ids
         if not members:
             del self._requests[sequence.request_id]
+
+
+def _new_waiting(num_rows: int, max_chunk: int, cost: StepCost | None, running: SequenceQueue) -> Waiting:
+    """Who waits; with a cost of steps in turn, by tenant."""
+    return WaitingQueue() if cost is None else FairQueue(running, num_rows, max_chunk, cost)
