@@ -20,6 +20,7 @@ from aserve.core.plan import SeqSlice, StepPlan
 from aserve.kernels.ops import AttentionBatch, LogitControls, SamplingBatch
 from aserve.runner.controls import ControlTable
 from aserve.runner.device import Array, StepDevice
+from aserve.runner.masks import PendingMasks
 from aserve.runner.rows import RowChanges, RowSamplings, RowTable
 from aserve.runner.scoring import PromptTargets, SampledTargets
 
@@ -40,6 +41,7 @@ class StepBatch:
     controls: LogitControls | None = None
     sampled_targets: SampledTargets | None = None
     prompt_targets: PromptTargets | None = None
+    masks: PendingMasks | None = None
 
 
 class Uploads(NamedTuple, Generic[A]):

@@ -291,7 +291,7 @@ def decodes_alone(plan: StepPlan, eager_before: dict[Row, float]) -> bool:
 
 
 def is_controlled(plan: StepPlan, eager_before: dict[Row, float]) -> bool:
-    """Whether something about a plan goes beyond temperatures and filters: scores, or rows that need the eager way."""
-    return any(
+    """Whether something about a plan goes beyond temperatures and filters: masks, scores, rows of the eager way."""
+    return bool(plan.masks) or any(
         piece.target_ids or piece.start + piece.num_tokens < eager_before.get(piece.row, 0) for piece in plan.slices
     )
