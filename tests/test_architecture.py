@@ -166,6 +166,15 @@ def test_imports_point_down(package: str):
         assert {name for name in of_aserve if not name.startswith("__")} <= allowed, name_of(path)
 
 
+def test_no_module_imports_itself_in_a_circle():
+    """Under TYPE_CHECKING neither: two modules that name each other's types are one idea in two files."""
+    files = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
+    imports = {name: set(imported_modules(path)) & set(files) for name, path in files.items()}
+    while leaves := {name for name, others in imports.items() if not others}:
+        imports = {name: others - leaves for name, others in imports.items() if name not in leaves}
+    assert imports == {}, f"these import each other, or what does: {sorted(imports)}"
+
+
 @pytest.mark.parametrize("package", existing(list(ONLY_STDLIB_AND)))
 def test_the_core_needs_little_of_others(package: str):
     allowed = sys.stdlib_module_names | ONLY_STDLIB_AND[package] | {"aserve"}

@@ -110,7 +110,7 @@ class BlockPool:
             if num_refs == 0:
                 (empty if hashes[block_id] is None else cached).append(block_id)
         self._free.append(cached)
-        self._free.prepend(reversed(empty))  # as one after another
+        self._free.prepend(reversed(empty))  # the last one released is given out first, as if each were prepended alone
 
     def register(self, block_id: BlockId, block_hash: BlockHash) -> None:
         """Let the block be found by its hash. Of two blocks with equal contents the first stays the one found."""

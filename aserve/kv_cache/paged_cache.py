@@ -93,7 +93,8 @@ class PagedCache:
 
         With windows the cached ones alone, if there will be room for the others as it grows.
         Returns the cached ones, or None, with nothing changed, if fewer than `num_spare_blocks` would be left free.
-        reads_cache: False computes everything anew, for who needs what comes out on the way.
+        reads_cache: False takes no cached block, so that every position is computed: a prompt whose tokens are scored
+        needs the logits of each, which no block keeps.
         """
         assert not table.block_ids, "I11: the table holds blocks"
         hits = self._match(table, token_ids) if reads_cache else []

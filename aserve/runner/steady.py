@@ -18,9 +18,11 @@ class SteadyBuilder:
         self._builder = builder
         self._rows = rows
         self._last: StepBatch | None = None
-        """The last batch, if its rows decode in the plan's order, and nothing but their parameters governs them."""
+        """The last batch, if every row of it decoded one token, in the plan's order, and how rows are sampled depends
+        on their parameters alone: not on penalties, bans or scores, which change with each token."""
         self._next: list[tuple[int, int]] = []
-        """Row and position of each of its sequences, if they go on."""
+        """Row and position of each slice of the plan to which that batch can be moved on: its rows, each one position
+        further."""
 
     def build(self, plan: StepPlan) -> StepBatch | None:
         """As `BatchBuilder.build`."""

@@ -12,9 +12,9 @@ from aserve.core.errors import ContextLengthError, InvalidRequestError, Overload
 from aserve.core.ids import SeqId
 from aserve.core.request import Request
 from aserve.kv_cache.paged_cache import Copy, PagedCache
-from aserve.scheduler.group import fork_source
 from aserve.scheduler.queue import Arrival, Waiting
 from aserve.scheduler.sequence import Sequence, SortKey
+from aserve.scheduler.states import State
 from aserve.scheduler.throughput import Throughput
 
 MAX_RETRY_AFTER_S = 60
@@ -113,7 +113,8 @@ class Admission:
         """Take blocks for all tokens of a waiting sequence. Returns what must be copied for it; None: it must wait.
 
         What it has in common with a running sequence it forks from that, unless more of it is in the prefix cache.
-        settling: who is being set up or computes a chunk in the step being planned: what that makes is there after it.
+        settling: sequences that the step being planned sets up or computes a chunk of. Their blocks hold what that step
+        makes only when it has run, so whoever would fork from one of them waits for the next plan.
         others_run: whether sequences run that have nothing to do with it.
         """
         num_spare_blocks = self.num_spare_blocks if others_run else 0
@@ -168,6 +169,18 @@ class Admission:
 
 def _retry_after_s(wait_s: float) -> int:
     return min(max(1, ceil(wait_s)), MAX_RETRY_AFTER_S)
+
+
+def fork_source(sequence: Sequence) -> tuple[Sequence, int] | None:
+    """A running sequence with whom a waiting one has a past in common, and how many positions of it."""
+    if sequence.group is not None:
+        running = sequence.group.running()
+        if running:
+            return max(running, key=lambda member: member.num_computed), sequence.group.num_common
+    origin = sequence.origin
+    if origin is not None and origin.state is State.RUNNING:
+        return origin, sequence.num_prompt - 1
+    return None
 
 
 class Pace:

@@ -85,7 +85,7 @@ def _last_deltas(members: list[Sequence]) -> Iterable[SeqDelta]:
     """Of a request that ends with what it has: of each choice that is open, or of those that are chosen."""
     group = members[0].group
     if group is not None and group.beams is not None:
-        return group.beams.cut_short(members[0])
+        return group.beams.cut_short(members[0].num_cached, members[0].queued_s)
     deltas = [_last_delta(member) for member in members]
     if group is None or group.ranking is None:
         return deltas

@@ -1,6 +1,6 @@
 """Landing: what a step has brought is taken in: tokens appended, full blocks sealed, what has ended is ended.
 
-Knows no budget and no queue; who holds what is known to residents.py, what is told of groups to group.py.
+Knows no budget and no queue; who holds what is known to residents.py, what is told of groups to held_back.py.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -11,10 +11,9 @@ from aserve.core.ids import RequestId, SeqId
 from aserve.core.outputs import SeqDelta, StepTokens
 from aserve.core.plan import SeqSlice, StepPlan, StepResult, TokenScores
 from aserve.kv_cache.paged_cache import PagedCache
-from aserve.scheduler.group import Group
 from aserve.scheduler.residents import Residents
 from aserve.scheduler.scores import take_scores
-from aserve.scheduler.sequence import Sequence
+from aserve.scheduler.sequence import Group, Sequence
 from aserve.scheduler.states import State
 from aserve.scheduler.stopping import reason_to_stop
 
@@ -94,7 +93,10 @@ class Landing:
     def _landed(
         self, sequence: Sequence, token_id: int, num_landed: int, score: TokenScores | None
     ) -> Iterable[SeqDelta]:
-        """A token that begins or ends an answer, has scores, or is not for the reader yet: what comes out of it."""
+        """Take in a token that is not passed on as it is: a first or last one, one with scores, one that is held back.
+
+        Returns what readers learn from it: nothing yet where the choice is held back.
+        """
         group = sequence.group
         if group is not None and group.beams is not None:
             assert score is not None, "beams are scored"

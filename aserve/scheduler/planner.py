@@ -75,8 +75,8 @@ class Planner:
         running = residents.running if only is None else _only_running(residents.running, only)
         for sequence in running:  # preemption removes from the far end only
             start = sequence.num_computed
-            if start > sequence.last_position:
-                continue  # all is planned: its last token is on its way
+            if start > sequence.free_until and not sequence.may_advance():
+                continue
             if not budget:
                 break
             if start < sequence.num_prefill:
@@ -112,7 +112,11 @@ class Planner:
         return bool(draft.slices)
 
     def _next_chunk(self, sequence: Sequence, budget: int, draft: "_Draft") -> int:
-        """As `_known`, for who runs; only with windows can blocks be missing. 0 if it had to make room itself."""
+        """Plan the next known tokens of a running sequence, as `_known`, and return their number.
+
+        0 if they have to wait, or if the blocks for them were only to be had by preempting the sequence itself. Blocks
+        are lacking with sliding windows alone: other tables hold their whole prompt from admission on.
+        """
         num_tokens = self._chunk_len(sequence, budget, draft)
         if not num_tokens:
             return 0
@@ -205,7 +209,10 @@ class Planner:
         self.leaves_waiting = bool(residents.waiting)
 
     def _first_chunk(self, sequence: Sequence, budget: int, draft: "_Draft") -> int:
-        """As `_known`, for who has just come and has room for a position at least, at nobody's cost."""
+        """Plan the first known tokens of a sequence that was just admitted, as `_known`, and return their number.
+
+        It computes as many as free blocks allow, and preempts nobody; admission has left room for one at least.
+        """
         sequence.settled_in = draft.step_id
         num_tokens = max(1, self._chunk_len(sequence, budget, draft))
         end = self._residents.extend(sequence, sequence.num_computed + num_tokens)

@@ -162,7 +162,10 @@ class Residents:
         return min(num_positions, sequence.table.capacity)
 
     def take_over(self, sequence: Sequence, parent: Sequence) -> None:
-        """A beam that was pruned goes on as another that both have computed as far."""
+        """Have the slot of a pruned beam go on as a copy of `parent`: its tokens, its blocks, and the row set up anew.
+
+        Both have computed equally many positions, so that the copy needs no block more than the slot has.
+        """
         if sequence.token_ids == parent.token_ids:
             return
         copies = self._cache.rebase(sequence.table, parent.table, sequence.num_computed)

@@ -8,8 +8,9 @@ first, then to newcomers. A plan advances `num_computed` at once, and the next p
 Blocks and rows that are given back are reused by the next plan, while steps in flight may still read and write them:
 steps run in the order of their plans, so whoever gets them writes after that (I6).
 
-A sequence is one choice of a request. What choices have in common is known to group.py and beam.py, who holds rows and
-blocks to residents.py, who computes what next to planner.py, what a step has brought to landing.py.
+A sequence is one choice of a request, and choices of one request are a group (sequence.py). Which of them are told is
+known to held_back.py and beam.py, who holds rows and blocks to residents.py, who computes what next to planner.py, what
+a step has brought to landing.py.
 
 Invariants, besides those of the block pool and the paged cache:
   I11 a sequence that ends or is preempted gives back all that it held, once; unknown ids are no-ops;
@@ -18,7 +19,7 @@ Invariants, besides those of the block pool and the paged cache:
   I14 who comes first, of its tenant where tenants share, is admitted first;  I16 who came last is preempted first;
   I15 an admitted request ends after a number of steps bounded by its tokens and those before it;
   I17 what can never fit is refused by `add`;  I23 choices share blocks and nothing else;
-  I18 a running sequence has computed less than it has tokens, those in flight included; a beam that waits, as much;
+  I18 a running sequence has a token at its next position, landed or in flight; a beam that waits for others has none;
   I19 a sequence ends once, and nothing of it comes out afterwards.
 """
 
@@ -37,13 +38,12 @@ from aserve.kv_cache.paged_cache import PagedCache
 from aserve.scheduler.admission import Admission, Pace
 from aserve.scheduler.checks import check_running, check_sequences
 from aserve.scheduler.deadlines import Deadlines, Expired, expire
-from aserve.scheduler.group import Group
 from aserve.scheduler.landing import Landing
 from aserve.scheduler.planner import Planner
 from aserve.scheduler.preemption import PreemptionRule
 from aserve.scheduler.queue import Arrival, Policy, first_come_first_served
 from aserve.scheduler.residents import Residents
-from aserve.scheduler.sequence import Sequence
+from aserve.scheduler.sequence import Group, Sequence
 from aserve.scheduler.statistics import Statistics, snapshot
 from aserve.scheduler.step_cost import StepCost, StreamPace
 from aserve.scheduler.undo import Aftermath, Restart

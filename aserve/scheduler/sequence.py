@@ -1,4 +1,4 @@
-"""Sequence: one row of tokens on its way from prompt to answer, as the scheduler knows it.
+"""Sequence: one row of tokens on its way from prompt to answer; Group: the sequences of a request with several.
 
     positions   |<------- num_prefill ------->|<--------- decoded, one a step --------->|
                 0            num_computed ->                                  last_position
@@ -7,11 +7,22 @@
 `num_computed` counts positions that a plan covers, whether it has landed or not. While it is below `num_prefill` the
 sequence's slices carry their tokens; from there on each step computes the row's last sampled token, which may not have
 come back yet. `num_prefill` is the prompt, and after a preemption the prompt and all that was generated.
-Knows no budget, and not who changes it (the scheduler alone).
+Which position may be planned next is asked of `Sequence.may_advance`:
+
+    last_position      what lies behind it yields no token that is wanted
+    awaits_tokens      the next position is planned when the token that stands there has landed, not before
+
+Sequences of a group have rows, seeds and ends of their own. They have a past in common, which is computed once:
+
+    leader     prompt ------------------> token, token ...        admitted like any sequence
+    siblings   prompt[:-1] | last token -> token, token ...       forked from one that runs; else admitted like any
+
+Knows no budget, no block and no step; changed by the scheduler alone.
 """
 
 from array import array
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
@@ -20,10 +31,8 @@ from aserve.core.outputs import FinishReason, SeqDelta
 from aserve.core.plan import RowControls, RowInit, RowSampling, TokenScores
 from aserve.core.request import Request
 from aserve.kv_cache.table import BlockTable
+from aserve.scheduler.held_back import Beams, Ranking
 from aserve.scheduler.states import State
-
-if TYPE_CHECKING:
-    from aserve.scheduler.group import Group
 
 SortKey = tuple[float, int]
 """Orders sequences; smaller goes first and is preempted last."""
@@ -39,9 +48,13 @@ class Sequence:
     group: those that share the prompt with it; None for one that is alone.
     origin: the sequence that it continues, while that runs; its prompt is then the other's past.
     max_len: tokens at which it ends with reason "length", prompt included.
-    last_position: the last one worth computing: it yields the token that brings max_len (or, of a beam, the next).
-    quiet_until: up to this position a token that ends nothing needs no second look; -1 where every token does, as
-        the first always.
+    last_position: the position that yields the last token, which brings max_len: with 3 prompt tokens and max_tokens
+        4 that is position 5. Behind it nothing is computed.
+    awaits_tokens: whether a position is planned only when its token is on the host: for a beam, or any other whose next
+        step depends on which token it was. Their neighbours are planned ahead as ever.
+    free_until: up to this position it may advance without `may_advance` being asked; -1 where that is always asked.
+    quiet_until: a token that lands with at most so many positions computed is passed on as it is, if it ends nothing;
+        all others take the slow way, as the first does. -1 where all do (scores, ranked choices).
     settled_in: id of the step that was planned when it took its row.
     row: its place in the runner's tables while RUNNING.
     num_bound: blocks that its next RowInit brings; None when the runner knows the row.
@@ -56,7 +69,9 @@ class Sequence:
     """
 
     __slots__ = (
+        "awaits_tokens",
         "choice_id",
+        "free_until",
         "group",
         "id",
         "index",
@@ -111,7 +126,8 @@ class Sequence:
         self.stop_ids = request.stop_ids
         self.sampling = row_sampling(request, index)
         self.max_len = min(num_prompt + request.max_tokens, context_len)
-        self.last_position = self.max_len - 2
+        self.last_position = self.free_until = self.max_len - 2
+        self.awaits_tokens = False
         scores_prompt = self.sampling.num_prompt_logprobs is not None
         self.quiet_until = -1
         self.num_prefill = num_prompt
@@ -129,6 +145,16 @@ class Sequence:
         self.table = table
         self.row: Row | None = None
         self.num_bound: int | None = None
+
+    def may_advance(self) -> bool:
+        """Whether its next position may be planned now; to be asked where that is behind `free_until`."""
+        position = self.num_computed
+        return position <= self.last_position and (not self.awaits_tokens or position < len(self.token_ids))
+
+    def await_tokens(self, *, awaits: bool = True) -> None:
+        """From now on plan a position only when its token has landed; or, with False, as soon as one may be planned."""
+        self.awaits_tokens = awaits
+        self.free_until = -1 if awaits else self.last_position
 
     @property
     def num_prompt(self) -> int:
@@ -168,6 +194,57 @@ class Sequence:
             f"<Sequence {self.id} {self.state.value} {self.num_computed}/{len(self.token_ids)} "
             f"row={self.row} blocks={self.table.block_ids}>"
         )
+
+
+class Group:
+    """Sequences of one request that answer one prompt: n, best_of or beams.
+
+    members: those that have not ended, by index. num_common: leading positions that all of them share.
+    ranking, beams: who tells what comes out, where that is held back until the end; else choices stream as they come.
+    """
+
+    def __init__(self, request: Request, members: list[Sequence]) -> None:
+        self.request = request
+        self.members = members
+        self.num_common = len(request.prompt_token_ids) - 1
+        self.ranking: Ranking | None = None
+        self.beams: Beams | None = None
+        params = request.params
+        if params.beam is not None:
+            self.beams = Beams(request, members[0].max_len - members[0].num_prompt)
+        elif params.num_sequences > params.n:
+            self.ranking = Ranking(params.n, params.num_sequences, shows_scores=params.logprobs is not None)
+        for member in members:
+            member.group = self
+            if self.beams is not None:
+                member.await_tokens()
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether nothing is told before the end."""
+        return self.ranking is not None or self.beams is not None
+
+    def running(self) -> list[Sequence]:
+        """Members that run."""
+        return [member for member in self.members if member.state is State.RUNNING]
+
+    def advance_beams(self, take_over: Callable[[Sequence, Sequence], None]) -> tuple[SeqDelta, ...]:
+        """Every beam has reported: let the search choose, and the slots do as it says; its outcome, once it is done.
+
+        take_over: has a member go on as another, whose past is not its own.
+        """
+        beams, members = self.beams, self.members
+        assert beams is not None, "the group is one of beams"
+        moves = beams.search.advance(beams.take_reports())
+        if beams.search.is_done:
+            return tuple(beams.outcome(members[0].num_cached, members[0].queued_s))
+        for member, (parent, _) in zip(members, moves, strict=True):
+            if parent != member.index:
+                take_over(member, members[parent])
+        for member, (_, token_id) in zip(members, moves, strict=True):
+            member.token_ids.append(token_id)
+            member.num_prefill = len(member.token_ids)
+        return ()
 
 
 def row_sampling(request: Request, index: int = 0) -> RowSampling:

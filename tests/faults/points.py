@@ -27,7 +27,7 @@ from aserve.mailbox import Keeper, Mailbox
 from aserve.metrics.engine_metrics import EngineMetrics, RequestTimes
 from aserve.scheduler import landing
 from aserve.scheduler.beam import BeamSearch
-from aserve.scheduler.group import Ranking
+from aserve.scheduler.held_back import Ranking
 from aserve.scheduler.residents import Residents
 from aserve.tenants import Tenants
 from aserve.text.detokenizer import Detokenizer

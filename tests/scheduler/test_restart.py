@@ -12,7 +12,7 @@ from aserve.kv_cache.block_pool import BlockPool
 from aserve.kv_cache.paged_cache import PagedCache
 from aserve.scheduler import landing
 from aserve.scheduler.beam import BeamSearch
-from aserve.scheduler.group import Ranking
+from aserve.scheduler.held_back import Ranking
 from aserve.scheduler.residents import Residents
 from tests.fakes import deltas_of
 from tests.scheduler.sync_loop import LETTERS, SyncLoop, request

@@ -58,6 +58,23 @@ def test_a_prompt_is_computed_and_then_one_token_a_step():
     assert scheduler.statistics().num_used_blocks == 0
 
 
+def test_who_awaits_its_tokens_is_planned_when_they_have_landed_and_its_neighbours_ahead_of_that():
+    scheduler = scheduler_of()
+    for name in "ab":
+        scheduler.add(request(name, (0, 1), max_tokens=3))
+    scheduler._sequences[0].await_tokens()
+    first, second = planned(scheduler), planned(scheduler)
+    assert [piece.seq_id for piece in first.slices] == [0, 1]
+    assert [piece.seq_id for piece in second.slices] == [1], "the token of a is in flight"
+    land(scheduler, first, 5, 6)
+    third = planned(scheduler)
+    assert [(piece.seq_id, piece.start) for piece in third.slices] == [(0, 2), (1, 3)]
+    land(scheduler, second, 6)
+    assert scheduler.plan(0.0) is None, "a waits, and all of b is planned"
+    assert [delta.token_ids for delta in land(scheduler, third, 5, 6)] == [(6,), (5,)]
+    assert [piece.start for piece in planned(scheduler).slices] == [3]
+
+
 def test_step_by_step_gives_the_same_plans_as_one_step_ahead():
     ahead, behind = scheduler_of(), scheduler_of()
     for scheduler in (ahead, behind):

@@ -60,6 +60,40 @@ def test_a_sequence_is_capped_by_its_request_and_by_the_context():
     assert (sequence_of(context_len=5).max_len, sequence_of(context_len=5).last_position) == (5, 3)
 
 
+def test_a_sequence_may_run_ahead_up_to_its_last_position():
+    sequence = sequence_of()
+    sequence.num_computed = 5  # the token there may still be in flight
+    assert sequence.may_advance()
+    sequence.num_computed = 6
+    assert not sequence.may_advance()
+    assert sequence.free_until == 5, "up to there nobody asks"
+
+
+def test_a_sequence_that_awaits_its_tokens_may_advance_once_they_have_landed():
+    sequence = sequence_of()
+    sequence.await_tokens()
+    for num_computed in range(3):  # the prompt is known
+        sequence.num_computed = num_computed
+        assert sequence.may_advance()
+    sequence.num_computed = 3
+    assert sequence.free_until < 0, "it is always asked"
+    assert not sequence.may_advance(), "the token at position 3 is in flight"
+    sequence.token_ids.append(8)
+    assert sequence.may_advance()
+    sequence.token_ids.extend((8, 8, 8))
+    sequence.num_computed = 6
+    assert not sequence.may_advance(), "the limit holds for it too"
+
+
+def test_a_sequence_need_not_await_its_tokens_for_ever():
+    sequence = sequence_of()
+    sequence.await_tokens()
+    sequence.await_tokens(awaits=False)
+    sequence.num_computed = 4
+    assert sequence.may_advance()
+    assert sequence.free_until == sequence.last_position
+
+
 @pytest.mark.parametrize(
     ("token_ids", "expected"),
     [
