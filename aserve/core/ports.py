@@ -1,12 +1,38 @@
 """The seams between floors, as Protocols: whoever implements one is chosen in build.py, and has a fake in tests."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from aserve.core.plan import StepPlan, StepResult
+from aserve.core.plan import StepPlan, StepResult, TokenMask
 
 Clock = Callable[[], float]
 """Seconds, monotonic, from an arbitrary origin (time.monotonic)."""
+
+
+class Constraint(TokenMask, Protocol):
+    """What one answer may say: it follows the tokens that the answer has, and its mask is of what may come next.
+
+    The scheduler calls `advance` and `rollback` where it plans, and only when no step is under way that has the mask in
+    it: so there is nothing to lock. What goes wrong raises nothing: from then on every mask is 0.
+    """
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens of the answer it has followed."""
+        ...
+
+    @property
+    def failure(self) -> str | None:
+        """Why its masks are 0, in words for the user: a limit of the library, or a vocabulary that cannot say it."""
+        ...
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """The answer has these tokens more."""
+        ...
+
+    def rollback(self, num_tokens: int) -> None:
+        """The answer's last tokens, so many, are taken back."""
+        ...
 
 
 class Flight(Protocol):

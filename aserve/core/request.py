@@ -1,6 +1,7 @@
 """Request: what the scheduler is asked to generate, everything slow already done."""
 
 import re
+from collections.abc import Callable
 from typing import Final, TypedDict
 
 import msgspec
@@ -8,6 +9,7 @@ import msgspec
 from aserve.core.errors import InvalidRequestError
 from aserve.core.ids import BlockHash, RequestId
 from aserve.core.params import SamplingParams
+from aserve.core.ports import Constraint
 from aserve.core.rules import Rules, integer, matching, number, optional
 
 REQUEST_ID: Final = re.compile(r"^[!-~]{1,128}\Z")
@@ -83,6 +85,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     arrival_s: the engine's clock when it came, in seconds; orders the queue, never compared with wall time.
     deadline_s: on the same clock, when it ends with what it has; None is never.
     tenant: on whose account it runs; "" where nobody is told apart. weight: the tenant's share, under the fair policy.
+    new_constraint: makes what params.structured says of an answer, one for each sequence; None where it says nothing.
     """
 
     id: RequestId
@@ -100,3 +103,4 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float | None = None
     tenant: str = ""
     weight: float = 1.0
+    new_constraint: Callable[[], Constraint] | None = None

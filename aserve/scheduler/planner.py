@@ -6,9 +6,9 @@ Makes the slices of a plan and moves `num_computed` on. Knows no request and no 
 from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Several
 
-from aserve.core.ids import BlockId, RequestId, SeqId
+from aserve.core.ids import BlockId, RequestId, Row, SeqId
 from aserve.core.layout import STRETCH
-from aserve.core.plan import RowInit, SeqSlice, StepPlan
+from aserve.core.plan import RowInit, SeqSlice, StepPlan, TokenMask
 from aserve.scheduler.admission import Admission, Pace
 from aserve.scheduler.preemption import choose_victims
 from aserve.scheduler.residents import Residents, is_flying
@@ -75,7 +75,7 @@ class Planner:
         running = residents.running if only is None else _only_running(residents.running, only)
         for sequence in running:  # preemption removes from the far end only
             start = sequence.num_computed
-            if start > sequence.free_until and not sequence.may_advance():
+            if start > sequence.free_until and not draft.takes(sequence):
                 continue
             if not budget:
                 break
@@ -102,7 +102,8 @@ class Planner:
         self.at = None
         self.num_tokens += len(slices)
         moves = residents.copies or residents.scrubs or residents.has_host_memory
-        return StepPlan(step_id, tuple(slices), tuple(draft.inits), residents.take_block_ops() if moves else None)
+        block_ops = residents.take_block_ops() if moves else None
+        return StepPlan(step_id, tuple(slices), tuple(draft.inits), block_ops, draft.masks())
 
     def _unblock(self, now: float, draft: "_Draft") -> bool:
         """If all who run wait for one that cannot come, make room for it. Whether anything can run now."""
@@ -168,6 +169,8 @@ class Planner:
             )
         )
         sequence.num_computed = end
+        if sequence.constraint is not None and end == sequence.num_prefill:
+            draft.constrained.append(sequence)
         return end - start
 
     def _newcomers(
@@ -220,16 +223,33 @@ class Planner:
 
 
 class _Draft:
-    """What a plan will be made of."""
+    """What a plan will be made of. constrained: who may get a token in it that a constraint decides on."""
 
-    __slots__ = ("allowance", "inits", "knows_allowance", "slices", "step_id")
+    __slots__ = ("allowance", "constrained", "inits", "knows_allowance", "slices", "step_id")
 
     def __init__(self, step_id: int) -> None:
         self.step_id = step_id
         self.slices: list[SeqSlice] = []
         self.inits: list[RowInit] = []
+        self.constrained: list[Sequence] = []
         self.allowance: Allowance | None = None
         self.knows_allowance = False
+
+    def takes(self, sequence: Sequence) -> bool:
+        """Whether a running sequence may advance. One that does by a token, which a constraint decides on, is noted."""
+        if not sequence.may_advance():
+            return False
+        if sequence.constraint is not None and sequence.num_computed >= sequence.num_prefill:
+            self.constrained.append(sequence)
+        return True
+
+    def masks(self) -> tuple[tuple[Row, TokenMask], ...]:
+        """Of the constrained sequences that have a slice which samples: others may have found no room after all."""
+        return tuple(
+            (sequence.row, sequence.constraint_now())
+            for sequence in self.constrained
+            if sequence.row is not None and sequence.num_computed == len(sequence.token_ids)
+        )
 
 
 def _only_running(running: Several[Sequence], only: Collection[RequestId]) -> Iterator[Sequence]:

@@ -1,8 +1,9 @@
 """The engine loop without asyncio: the real scheduler over `FakeKV`, one call a verb, and the oracle beside it."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -14,7 +15,7 @@ from aserve.core.plan import RowSampling, SeqSlice, StepPlan, StepResult, TokenS
 from aserve.core.request import Request
 from aserve.scheduler.scheduler import Scheduler
 from aserve.scheduler.step_cost import DECODES_PER_LOOK
-from tests.fakes import FakeKV, continuation, deltas_of, scores_of, seen_by
+from tests.fakes import AllowedAfter, FakeConstraint, FakeKV, continuation, deltas_of, scores_of, seen_by
 from tests.scheduler.reference_beams import reference_beam_search
 
 LETTERS = range(3)
@@ -42,9 +43,13 @@ def request(
     tenant: str = "",
     weight: float = 1.0,
     deadline_s: float | None = None,
+    allowed_after: AllowedAfter | None = None,
     **params: object,
 ) -> Request:
-    """A greedy request unless `params` (of SamplingParams) say otherwise. Its seed tells its salt: see `salt_mark`."""
+    """A greedy request unless `params` (of SamplingParams) say otherwise. Its seed tells its salt: see `salt_mark`.
+
+    allowed_after: what its constraint is made of.
+    """
     params = {"temperature": 0.0, "min_tokens": min(min_tokens, max_tokens)} | params
     return Request(
         id=RequestId(name),
@@ -60,7 +65,13 @@ def request(
         tenant=tenant,
         weight=weight,
         deadline_s=deadline_s,
+        new_constraint=None if allowed_after is None else partial(FakeConstraint, allowed_after),
     )
+
+
+def two_of_three(said: Sequence[int]) -> Collection[int]:
+    """Each token of the answer changes which letter may not follow."""
+    return set(LETTERS) - {(2 * sum(said) + len(said)) % 3}
 
 
 @dataclass
@@ -392,6 +403,7 @@ class SyncLoop:
             min_tokens=wanted.params.min_tokens,
             seed=0 if wanted.params.is_greedy else wanted.seed + index,
             windows=self.windows,
+            allowed_after=None if wanted.new_constraint is None else two_of_three,
         )
 
     def scores(self, wanted: Request, token_ids: list[int], num_top: int) -> list[TokenScores]:
