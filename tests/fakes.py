@@ -68,13 +68,14 @@ AllowedAfter = Callable[[Sequence[int]], Collection[int]]
 class FakeConstraint:
     """A `Constraint` that is a function of the answer. Says so where it is told of a token that it did not allow."""
 
-    def __init__(self, allowed_after: AllowedAfter) -> None:
+    def __init__(self, allowed_after: AllowedAfter, said: Sequence[int] = ()) -> None:
         self._allowed_after = allowed_after
-        self._said: list[int] = []
+        self._num_before = len(said)
+        self._said = list(said)
 
     @property
     def num_tokens(self) -> int:
-        return len(self._said)
+        return len(self._said) - self._num_before
 
     @property
     def failure(self) -> str | None:
@@ -91,6 +92,20 @@ class FakeConstraint:
     def mask(self) -> bytes:
         bits = sum(1 << token_id for token_id in self._allowed_after(self._said))
         return bits.to_bytes(BYTE_TOKENS.stop // 8, "little")
+
+
+class FakeStructure:
+    """A `Structure` of such constraints."""
+
+    def __init__(self, allowed_after: AllowedAfter, said: Sequence[int] = ()) -> None:
+        self._allowed_after = allowed_after
+        self._said = tuple(said)
+
+    def constraint(self) -> FakeConstraint:
+        return FakeConstraint(self._allowed_after, self._said)
+
+    def after(self, token_ids: Sequence[int]) -> "FakeStructure":
+        return FakeStructure(self._allowed_after, (*self._said, *token_ids))
 
 
 def ids_of(mask: bytes) -> set[int]:

@@ -35,6 +35,18 @@ class Constraint(TokenMask, Protocol):
         ...
 
 
+class Structure(Protocol):
+    """What answers are asked to be, compiled once. Shared by requests, and never changed."""
+
+    def constraint(self) -> Constraint:
+        """Of one answer, that has no token yet."""
+        ...
+
+    def after(self, token_ids: Sequence[int]) -> "Structure":
+        """What is left of it for an answer that goes on where another has come to with these tokens."""
+        ...
+
+
 class Flight(Protocol):
     """A launched step."""
 

@@ -1,7 +1,6 @@
 """Request: what the scheduler is asked to generate, everything slow already done."""
 
 import re
-from collections.abc import Callable
 from typing import Final, TypedDict
 
 import msgspec
@@ -9,7 +8,7 @@ import msgspec
 from aserve.core.errors import InvalidRequestError
 from aserve.core.ids import BlockHash, RequestId
 from aserve.core.params import SamplingParams
-from aserve.core.ports import Constraint
+from aserve.core.ports import Structure
 from aserve.core.rules import Rules, integer, matching, number, optional
 
 REQUEST_ID: Final = re.compile(r"^[!-~]{1,128}\Z")
@@ -85,7 +84,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     arrival_s: the engine's clock when it came, in seconds; orders the queue, never compared with wall time.
     deadline_s: on the same clock, when it ends with what it has; None is never.
     tenant: on whose account it runs; "" where nobody is told apart. weight: the tenant's share, under the fair policy.
-    new_constraint: makes what params.structured says of an answer, one for each sequence; None where it says nothing.
+    structure: params.structured, compiled; None where an answer may be anything.
     """
 
     id: RequestId
@@ -103,4 +102,4 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float | None = None
     tenant: str = ""
     weight: float = 1.0
-    new_constraint: Callable[[], Constraint] | None = None
+    structure: Structure | None = None

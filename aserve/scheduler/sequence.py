@@ -133,7 +133,7 @@ class Sequence:
         self.max_len = min(num_prompt + request.max_tokens, context_len)
         self.last_position = self.free_until = self.max_len - 2
         self.awaits_tokens = False
-        self.constraint = None if request.new_constraint is None else request.new_constraint()
+        self.constraint = None if request.structure is None else request.structure.constraint()
         if self.constraint is not None:
             self.await_tokens()
         scores_prompt = self.sampling.num_prompt_logprobs is not None
@@ -281,7 +281,7 @@ def row_sampling(request: Request, index: int = 0) -> RowSampling:
         return RowSampling(0.0, 0, 1.0, 0.0, request.seed, num_logprobs=num_scores)
     is_ranked = params.num_sequences > params.n
     banned_ids = tuple(sorted(request.stop_ids)) if params.min_tokens else ()
-    is_masked = request.new_constraint is not None
+    is_masked = request.structure is not None
     biases = params.logit_bias
     if is_masked and params.ignore_eos:
         biases += tuple((eos_id, -inf) for eos_id in sorted(request.eos_ids))

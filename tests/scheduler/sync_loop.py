@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import msgspec
 
@@ -15,7 +14,7 @@ from aserve.core.plan import RowSampling, SeqSlice, StepPlan, StepResult, TokenS
 from aserve.core.request import Request
 from aserve.scheduler.scheduler import Scheduler
 from aserve.scheduler.step_cost import DECODES_PER_LOOK
-from tests.fakes import AllowedAfter, FakeConstraint, FakeKV, continuation, deltas_of, scores_of, seen_by
+from tests.fakes import AllowedAfter, FakeKV, FakeStructure, continuation, deltas_of, scores_of, seen_by
 from tests.scheduler.reference_beams import reference_beam_search
 
 LETTERS = range(3)
@@ -65,7 +64,7 @@ def request(
         tenant=tenant,
         weight=weight,
         deadline_s=deadline_s,
-        new_constraint=None if allowed_after is None else partial(FakeConstraint, allowed_after),
+        structure=None if allowed_after is None else FakeStructure(allowed_after),
     )
 
 
@@ -403,7 +402,7 @@ class SyncLoop:
             min_tokens=wanted.params.min_tokens,
             seed=0 if wanted.params.is_greedy else wanted.seed + index,
             windows=self.windows,
-            allowed_after=None if wanted.new_constraint is None else two_of_three,
+            allowed_after=None if wanted.structure is None else two_of_three,
         )
 
     def scores(self, wanted: Request, token_ids: list[int], num_top: int) -> list[TokenScores]:
