@@ -98,7 +98,7 @@ class Compiler:
         return matcher, ""
 
     def _locate(self, schema: Any, problem: str) -> None:
-        """Raise for the innermost schema that has the same problem by itself; parts are compiled from the outside in."""
+        """Raise for the innermost schema that has the same problem by itself, looked for from the outside in."""
         end_s = time.monotonic() + LOCATING_S
         definitions = {key: schema[key] for key in DEFINITIONS if key in schema} if isinstance(schema, dict) else {}
         place, part = "#", schema
