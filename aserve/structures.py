@@ -46,11 +46,14 @@ class Structures:
             await asyncio.wait_for(self._turns.acquire(), COMPILE_S)
         except TimeoutError:
             raise OverloadedError("other structures are being compiled, and take long") from None
-        work = asyncio.ensure_future(self._workers.run(self._compile, structured))
+        has_begun = threading.Event()
+        work = asyncio.ensure_future(self._workers.run(self._begin, structured, has_begun))
         work.add_done_callback(self._done)
         try:
             return await asyncio.wait_for(asyncio.shield(work), COMPILE_S)
         except TimeoutError:
+            if not has_begun.is_set():
+                raise OverloadedError("no thread is free to compile a structure") from None
             raise InvalidRequestError(
                 f"structured.{structured.kind} takes more than {COMPILE_S:g} s to compile: it is too complex",
                 "structured",
@@ -61,8 +64,12 @@ class Structures:
         if not work.cancelled():
             work.exception()  # nobody may be left to hear of it
 
-    def _compile(self, structured: StructuredOutputs) -> Structure:
-        """In a thread."""
+    def _begin(self, structured: StructuredOutputs, has_begun: threading.Event) -> Structure:
+        has_begun.set()
+        return self.compile(structured)
+
+    def compile(self, structured: StructuredOutputs) -> Structure:
+        """In a thread: `compiled`, as long as it takes."""
         with self._importing:
             if self._compiler is None:
                 from aserve.constraints.compiler import Compiler

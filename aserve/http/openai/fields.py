@@ -69,7 +69,7 @@ def check_names(fields: Mapping[str, Any], supported: Collection[str], where: st
         if name in supported:
             continue
         path = where + echo(name)[1:-1]
-        param = where.rstrip(".").partition("[")[0] or path
+        param = where.partition(".")[0].partition("[")[0] or path
         if name in WITHOUT_EFFECT:
             if len(msgspec.json.encode(value)) > MAX_IGNORED_BYTES:
                 raise InvalidRequestError(f"{path} is longer than {MAX_IGNORED_BYTES} bytes", param)
