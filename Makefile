@@ -9,6 +9,7 @@ setup: $(STAMP)
 $(STAMP): constraints.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m aserve.kernels.native
 	touch $@
 
 serve: setup

@@ -122,7 +122,7 @@ def load(options: Options, report: Report) -> EngineParts:
 
 
 def _load(options: Options, checkpoint: "Checkpoint", report: Report) -> EngineParts:
-    from aserve.kernels.dispatch import select_ops
+    from aserve.kernels.dispatch import describe, select_ops
     from aserve.models.loader import read_dtype
     from aserve.runner.graph_device import graph_device
 
@@ -142,7 +142,7 @@ def _load(options: Options, checkpoint: "Checkpoint", report: Report) -> EngineP
     weights = f"{_describe_weights(options, checkpoint)} as {str(dtype).removeprefix('torch.')} on {device}"
     graphs = None if options.enforce_eager else graph_device(device)
     runner, config = _runner(config, layout, model, ops, dtype, device, graphs, report)
-    notes = (*_plan_lines(info, config, facts, weights), *config.notes)
+    notes = (*_plan_lines(info, config, facts, weights), *filter(None, [describe(ops)]), *config.notes)
     return EngineParts(
         info=info,
         config=msgspec.structs.replace(config, notes=notes),

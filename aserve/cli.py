@@ -200,7 +200,7 @@ def serve(options: Options, server_options: ServerOptions) -> int:
         engine = AsyncEngine.from_options(options, on_progress=printer.report)
         limits = StreamLimits(send_timeout_s=given.send_timeout)
         keyring = Keyring(given.api_key, path=given.api_keys_file, tenants=engine.tenants)
-        app = create_app(engine, keyring=keyring, stream_limits=limits)
+        app = create_app(engine, keyring=keyring, max_body_bytes=given.max_body_bytes, stream_limits=limits)
 
         def ready(url: str) -> None:
             EventSourceResponse(iter(()))  # the first has anyio import its backend, and all streams would wait for that

@@ -37,6 +37,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     drain_delay: float = 0.0
     keepalive_timeout: float = 75.0
     client_header_timeout: float = 5.0
+    max_body_bytes: int | None = None
     send_timeout: float = 30.0
     log_level: str = "info"
     log_format: str = "text"
@@ -95,6 +96,12 @@ def _seconds(least: float = 0.0) -> Callable[[str], float]:
         return seconds
 
     return read
+
+
+def _bytes(word: str) -> int:
+    if not 1 <= (num_bytes := read_count(word)) <= 2**31 - 1:
+        raise ConfigError(f"bytes in [1, {2**31 - 1}] are expected, got {word!r}")
+    return num_bytes
 
 
 def _choice(allowed: Sequence[str]) -> Callable[[str], str]:
@@ -186,6 +193,12 @@ SERVER_FLAGS: Final = (
     Flag("drain_delay", _seconds(), "SECONDS", "how long requests are taken after SIGTERM, while /ready says 503"),
     Flag("keepalive_timeout", _seconds(0.1), "SECONDS", "how long a connection may be idle"),
     Flag("client_header_timeout", _seconds(0.1), "SECONDS", "how long a request's head may take"),
+    Flag(
+        "max_body_bytes",
+        _bytes,
+        "N",
+        "of a request (if not given: 3 Mi, and 8 for each token of the context, up to 8 Mi); one more is a 413",
+    ),
     Flag("send_timeout", _seconds(0.1), "SECONDS", "how long a client may take nothing of its answer"),
     Flag("log_level", _choice(LOG_LEVELS), "|".join(LOG_LEVELS), "the least that is logged"),
     Flag("log_format", _choice(LOG_FORMATS), "|".join(LOG_FORMATS), "how a line of the log is written"),

@@ -171,6 +171,8 @@ def check_room(info: ModelInfo, num_tokens: int, param: str = "prompt") -> int:
 
 def check_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
     """Raise `InvalidRequestError` for the first id that is outside the vocabulary."""
+    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        return
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
             raise InvalidRequestError(f"{field}: token id {token_id} is not in [0, {vocab_size})", field)

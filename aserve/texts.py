@@ -22,6 +22,8 @@ OFF_LOOP_CHARS: Final = 2048
 """Texts longer than this are tokenized in a thread; below it the hop costs more than the work."""
 MAX_TEXT_CHARS: Final = 2**20
 """Of a text that need not fit the context, unless a longer one could: about a second of tokenizing."""
+MAX_BATCH_TOKENS: Final = 2**18
+"""Of several prompts of token ids in one request, unless the context has more."""
 MAX_DECODED_TOKENS: Final = 2**17
 """Of tokens that are decoded, unless the context has more."""
 MEASURED_CHARS_PER_TOKEN: Final = 8
@@ -46,17 +48,30 @@ class Texts:
         per_token = tokenizer.max_chars_per_token
         self._max_prompt_chars = None if per_token is None else per_token * info.max_model_len
         self._max_chars = max(MAX_TEXT_CHARS, self._max_prompt_chars or 0)
+        self._max_batch = max(MAX_BATCH_TOKENS, info.max_model_len)
         self._max_decoded = max(MAX_DECODED_TOKENS, info.max_model_len)
 
     def check_length(self, prompt: str | Sequence[int], param: str = "prompt") -> None:
-        """Raise `ContextLengthError` for a prompt that cannot fit, as far as its length tells."""
+        """Raise for a prompt that cannot fit, as far as its length tells, or has ids that are none."""
         if not isinstance(prompt, str):
-            check_room(self._info, len(prompt))
+            check_room(self._info, len(prompt), param)
+            check_ids(param, prompt, self._info.vocab_size)
         elif self._max_prompt_chars is not None and len(prompt) > self._max_prompt_chars:
             raise ContextLengthError(
                 f"the prompt has {len(prompt)} characters, and no more than {self._max_prompt_chars} can fit: "
                 f"the context is {self._info.max_model_len} tokens",
                 param,
+            )
+
+    def check_num_ids(self, num_ids: int) -> None:
+        """Raise `ContextLengthError` for a prompt of so many token ids, where they cannot fit."""
+        check_room(self._info, num_ids)
+
+    def check_batch(self, num_ids: int) -> None:
+        """Raise `InvalidRequestError` for prompts with so many token ids together, where those are too many."""
+        if num_ids > self._max_batch:
+            raise InvalidRequestError(
+                f"prompt: at most {self._max_batch} token ids in all prompts together, got {num_ids}", "prompt"
             )
 
     def check_json(self, prompt: bytes, *, must_fit: bool) -> None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from aserve.kernels.cpu import CpuOps
+from aserve.kernels.dispatch import select_ops
 from aserve.models.checkpoint import resolve_checkpoint
 from aserve.models.interface import CausalLM
 from aserve.models.loader import load_model
@@ -52,6 +53,7 @@ def _threads() -> Iterator[None]:
 # ---- attention
 
 
+@pytest.mark.parametrize("ops", [CpuOps(), select_ops(torch.device("cpu"))], ids=lambda ops: type(ops).__name__)
 @settings(max_examples=30)
 @given(
     heads=st.sampled_from(HEADS),
@@ -65,9 +67,11 @@ def _threads() -> Iterator[None]:
 @example((14, 2, 64), torch.bfloat16, None, [137, 144], 1, 1, 16)
 @example((4, 2, 8), torch.float32, None, [300, 700], 1, 1, 8)
 @example((2, 2, 128), torch.float32, None, [390, 1], 33, 2, 8)
-def test_attention_gives_a_query_the_same_bits_in_any_step(heads, dtype, window, lens, chunk, num_threads, block_size):
+def test_attention_gives_a_query_the_same_bits_in_any_step(
+    ops, heads, dtype, window, lens, chunk, num_threads, block_size
+):
     torch.manual_seed(0)
-    fast = Fast(CpuOps(), torch.device("cpu"), dtype)
+    fast = Fast(ops, torch.device("cpu"), dtype)
     query_lens = sorted(1 if s % 2 else min(chunk, length) for s, length in enumerate(lens))
     lens = [max(pair) for pair in zip(sorted(lens), query_lens, strict=True)]
     case = paged(fast, lens, query_lens, heads=heads[:2], head_dim=heads[2], block_size=block_size)
@@ -140,18 +144,26 @@ def random_prompts(model: CausalLM, lens: Sequence[int]) -> list[list[int]]:
     return [[rng.randrange(model.spec.vocab_size) for _ in range(length)] for length in lens]
 
 
-def load(folder: Path, dtype: str) -> CausalLM:
+def load(folder: Path, dtype: str, ops: CpuOps) -> CausalLM:
     checkpoint = resolve_checkpoint(str(folder), None, None, trust_remote_code=False)
-    return load_model(checkpoint, device="cpu", ops=CpuOps(), dtype=dtype, max_model_len=2048)
+    return load_model(checkpoint, device="cpu", ops=ops, dtype=dtype, max_model_len=2048)
 
 
 @pytest.fixture(
-    scope="module", params=[(recipe, dtype) for recipe in SHAPES for dtype in ("float32", "bfloat16")], ids=str
+    scope="module",
+    params=[
+        (recipe, dtype, kernels)
+        for recipe in SHAPES
+        for dtype in ("float32", "bfloat16")
+        for kernels in ("own", "torch's")
+    ],
+    ids=str,
 )
 def model(request, tmp_path_factory) -> tuple[CausalLM, torch.dtype]:
-    recipe, dtype = request.param
+    recipe, dtype, kernels = request.param
     folder = write_checkpoint(tmp_path_factory.mktemp(recipe) / recipe, recipe, **SHAPES[recipe])
-    return load(folder, dtype), getattr(torch, dtype)
+    ops = select_ops(torch.device("cpu")) if kernels == "own" else CpuOps()
+    return load(folder, dtype, ops), getattr(torch, dtype)
 
 
 @settings(max_examples=4)
@@ -177,7 +189,7 @@ GRID_ROWS = (1, 2, 3, 5, 8, 16, 17, 31, 32, 33, 48, 63, 64)
 def test_the_grid(name, dtype):
     if not (ROOT / name).is_dir():
         pytest.skip(f"python scripts/make_models.py models makes {name}")
-    model = load(ROOT / name, dtype)
+    model = load(ROOT / name, dtype, select_ops(torch.device("cpu")))
     budget = 512 if name.endswith("q05") else 4096
     rng = random.Random(0)
     num_positions = 0

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 import aserve
 from aserve.build import AsyncEngine, default_sampling, has_host_tier, load, make_options, startup_lines
@@ -18,6 +19,7 @@ from aserve.core.ids import RequestId
 from aserve.core.params import SamplingParams
 from aserve.core.request import Request
 from aserve.engine import EngineParts, Progress
+from aserve.kernels.dispatch import describe, select_ops
 from tests.checkpoints import EOS_ID, VOCAB_SIZE, checkpoints
 
 __all__ = ["checkpoints"]
@@ -151,6 +153,7 @@ def test_the_plan_is_printed(folder):
         "KV cache: 511 blocks x 8 = 4088 tokens, 1.0 MiB",
         "concurrency: 7 sequences at the full length of 512 tokens, 256 at most",
         "generation_config.json: temperature 0.6",
+        describe(select_ops(torch.device("cpu"))),
     ]
     dummy = startup_lines(parts_of(folder, load_format="dummy", dtype="bfloat16", seed=3))
     assert dummy[0] == f"model: {folder}, random weights (seed 3) as bfloat16 on cpu"

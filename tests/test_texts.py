@@ -141,7 +141,7 @@ def test_where_characters_may_vanish_there_is_no_bound(change):
 
 
 async def test_over_http_every_way_in_is_bounded():
-    async with scripted_engine() as engine, client_of(create_app(engine)) as client:
+    async with scripted_engine() as engine, client_of(create_app(engine, max_body_bytes=2**24)) as client:
         for url, body, code in [
             ("/v1/completions", {"prompt": SPACES}, "context_length_exceeded"),
             ("/v1/completions", {"prompt": ["a", "b" * 10_000]}, "context_length_exceeded"),

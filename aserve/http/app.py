@@ -1,13 +1,14 @@
 """create_app: the OpenAI API of an engine as an ASGI application, to be served or to be mounted in another one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
-from aserve.core.errors import AserveError
+from aserve.core.errors import AserveError, UnavailableError
 from aserve.engine import AsyncEngine
 from aserve.http.access import AccessLog
 from aserve.http.body import Glance
@@ -25,13 +26,18 @@ from aserve.http.ops import ops_routes
 from aserve.http.request_id import RequestIds
 from aserve.http.sse import StreamLimits
 
+BASE_BODY_BYTES: Final = 3 * 1024 * 1024
+"""Of a body, whatever the context: a long field besides the prompt, or a batch of short prompts."""
+BODY_BYTES_PER_TOKEN: Final = 8
+"""A token in JSON: a number of six digits and a comma, or a word of text, some characters escaped."""
+
 
 def create_app(
     engine: AsyncEngine,
     *,
     api_keys: Sequence[str] = (),
     keyring: Keyring | None = None,
-    max_body_bytes: int = MAX_BODY_BYTES,
+    max_body_bytes: int | None = None,
     max_total_body_bytes: int = MAX_TOTAL_BODY_BYTES,
     body_timeout_s: float = 10.0,
     stream_limits: StreamLimits | None = None,
@@ -40,7 +46,8 @@ def create_app(
 
     api_keys: with any, a request needs one of them as a bearer token, except for the health routes. keyring: instead of
     them, where it matters whose key it is.
-    max_body_bytes, body_timeout_s: how long a request's body may be, and how long the client may be silent within it.
+    max_body_bytes: of a request; None for `body_limit`, up to which a body that is refused costs little to refuse.
+    body_timeout_s: how long the client may be silent within its body.
     max_total_body_bytes: of all that are being received; a large one beyond it is answered with 503.
     """
     limits = stream_limits or StreamLimits()
@@ -67,7 +74,7 @@ def create_app(
                 guard,
                 api_keys=api_keys,
                 keyring=keyring,
-                max_body_bytes=max_body_bytes,
+                max_body_bytes=max_body_bytes or body_limit(engine),
                 max_total_body_bytes=max_total_body_bytes,
                 body_timeout_s=body_timeout_s,
             ),
@@ -76,3 +83,19 @@ def create_app(
     )
     app.router.redirect_slashes = False  # a redirect would be built from the Host header; and OpenAI's has none
     return app
+
+
+def body_limit(engine: AsyncEngine) -> Callable[[], int]:
+    """Tells how many bytes a body may have: 3 MiB and 8 bytes for each token of the model's context, up to 8 MiB.
+
+    Before the model is loaded, which is when no body is parsed, 8 MiB.
+    """
+
+    def max_bytes() -> int:
+        try:
+            context = engine.info.max_model_len
+        except UnavailableError:
+            return MAX_BODY_BYTES
+        return min(MAX_BODY_BYTES, BASE_BODY_BYTES + BODY_BYTES_PER_TOKEN * context)
+
+    return max_bytes

@@ -13,7 +13,7 @@ is full, and then neither the client's departure nor the end of the request reac
 import asyncio
 import re
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 from urllib.parse import unquote
 
@@ -24,9 +24,9 @@ from aserve.http.errors import HttpError, error_response
 from aserve.http.keys import Keyring
 from aserve.http.scope import METHODS, route_path
 
-MAX_BODY_BYTES: Final = 16 * 1024 * 1024
+MAX_BODY_BYTES: Final = 8 * 1024 * 1024
 """The largest request body. A context of a million tokens is about 5 MB of JSON text, or 8 MB of token ids."""
-MAX_TOTAL_BODY_BYTES: Final = 16 * MAX_BODY_BYTES
+MAX_TOTAL_BODY_BYTES: Final = 32 * MAX_BODY_BYTES
 """Of all bodies together that have been received and not yet been read by the application."""
 SMALL_BODY_BYTES: Final = 64 * 1024
 """Bodies up to this size are taken in any case: connections are few enough to bound them."""
@@ -53,7 +53,6 @@ UNAUTHORIZED: Final = HttpError(
     "a valid API key is needed: send it as 'Authorization: Bearer <key>'",
     {"www-authenticate": "Bearer"},
 )
-TOO_LARGE: Final = HttpError(413, "request_too_large", "the request body is too large")
 TOO_MUCH: Final = HttpError(
     503, "server_overloaded", "too many large requests are being received", {"retry-after": "1"}
 )
@@ -65,7 +64,7 @@ def guard(
     *,
     api_keys: Sequence[str] = (),
     keyring: Keyring | None = None,
-    max_body_bytes: int = MAX_BODY_BYTES,
+    max_body_bytes: int | Callable[[], int] = MAX_BODY_BYTES,
     max_total_body_bytes: int = MAX_TOTAL_BODY_BYTES,
     body_timeout_s: float = 10.0,
     public_paths: Iterable[str] = PUBLIC_PATHS,
@@ -73,12 +72,14 @@ def guard(
     """Put an application behind the guard.
 
     api_keys: any of these opens every path; none means that no key is asked for. keyring: instead of them.
+    max_body_bytes: of one request; what tells it, where it is known only later.
     max_total_body_bytes: of bodies being received, and of those that wait to be read by the application.
     body_timeout_s: how long a body may stand still, and how long it may take beyond what its size allows.
     public_paths: exact paths (below where the application is mounted) that are open without a key.
     """
     held = HeldBytes(max_total_body_bytes)
-    app = WholeBody(app, held, max_bytes=max_body_bytes, timeout_s=body_timeout_s)
+    max_bytes = max_body_bytes if callable(max_body_bytes) else lambda: max_body_bytes
+    app = WholeBody(app, held, max_bytes=max_bytes, timeout_s=body_timeout_s)
     keyring = keyring or Keyring(api_keys)
     if not keyring.is_open:
         app = BearerAuth(app, keyring, public_paths)
@@ -226,7 +227,7 @@ class WholeBody:
     body never reaches the application.
     """
 
-    def __init__(self, app: ASGIApp, held: HeldBytes, *, max_bytes: int, timeout_s: float) -> None:
+    def __init__(self, app: ASGIApp, held: HeldBytes, *, max_bytes: Callable[[], int], timeout_s: float) -> None:
         self._app = app
         self._held = held
         self._max_bytes = max_bytes
@@ -237,13 +238,14 @@ class WholeBody:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        max_bytes = self._max_bytes()
         lengths = [int(value) for name, value in scope["headers"] if name == b"content-length"]
-        if lengths and max(lengths) > self._max_bytes:
-            await refuse(TOO_LARGE, scope, receive, send)
+        if lengths and max(lengths) > max_bytes:
+            await refuse(too_large(max_bytes), scope, receive, send)
             return
         body = Body(self._held, receive)
         try:
-            outcome = await self._read(body, receive)
+            outcome = await self._read(body, receive, max_bytes)
             if isinstance(outcome, HttpError):
                 body.release()
                 await refuse(outcome, scope, receive, send)
@@ -252,7 +254,7 @@ class WholeBody:
         finally:
             body.release()
 
-    async def _read(self, body: Body, receive: Receive) -> bool | HttpError:
+    async def _read(self, body: Body, receive: Receive, max_bytes: int) -> bool | HttpError:
         """Whether the body came to its end, or why it is refused; not if the client left."""
         clock = asyncio.get_running_loop().time
         start_s = clock()
@@ -267,11 +269,17 @@ class WholeBody:
                 return False
             if not body.add(message.get("body", b"")):
                 return TOO_MUCH
-            if body.num_bytes > self._max_bytes:
-                return TOO_LARGE
+            if body.num_bytes > max_bytes:
+                return too_large(max_bytes)
             if not message.get("more_body", False):
                 return True
-        return TOO_LARGE
+        return HttpError(413, "request_too_large", f"the request body comes in over {MAX_BODY_PIECES} pieces")
+
+
+def too_large(max_bytes: int) -> HttpError:
+    """For a body of more bytes."""
+    why = "the most that this server takes, by its model's context or as its operator says"
+    return HttpError(413, "request_too_large", f"the request body is larger than {max_bytes} bytes, {why}")
 
 
 async def refuse(error: HttpError, scope: Scope, receive: Receive, send: Send) -> None:

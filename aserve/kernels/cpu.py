@@ -78,9 +78,10 @@ class Turns:
 
 
 class CpuOps:
-    """`Ops` for a CPU; bfloat16, float16 and float32."""
+    """`Ops` for a CPU; bfloat16, float16 and float32. why_plain: why it is these, and not `NativeOps`, for people."""
 
-    def __init__(self) -> None:
+    def __init__(self, why_plain: str = "they were asked for") -> None:
+        self.why_plain = why_plain
         self._gather = ContextGather()
         self._turns = Turns()
         self._planned: deque[tuple[AttentionBatch, int | None, Sequence[Read]]] = deque(maxlen=_MAX_LAYER_KINDS)

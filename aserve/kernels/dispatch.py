@@ -4,17 +4,20 @@ import torch
 
 from aserve.core.errors import ConfigError
 from aserve.kernels.cpu import CpuOps
+from aserve.kernels.native.library import NativeUnavailableError, library
+from aserve.kernels.native.native_ops import NativeOps
 from aserve.kernels.ops import Ops
 
 
 def select_ops(device: torch.device, *, batch_invariant: bool = False) -> Ops:
     """The fastest operations for a device. Triton is imported for CUDA alone: it takes time, and Linux.
 
-    batch_invariant: those that give a row the same bits in any batch, as a CPU's do anyway.
+    batch_invariant: those that give a row the same bits in any batch, as a CPU's do anyway. The first call on a CPU
+    may take seconds: our own kernels are compiled where no build of them lies yet.
     Raises ConfigError for a device that has none.
     """
     if device.type == "cpu":
-        return CpuOps()
+        return _cpu_ops()
     if device.type == "cuda":
         from aserve.kernels.fixed_ops import FixedOps
         from aserve.kernels.triton_ops import TritonOps
@@ -23,3 +26,19 @@ def select_ops(device: torch.device, *, batch_invariant: bool = False) -> Ops:
         kind = FixedOps if batch_invariant else TritonOps
         return kind(properties.multi_processor_count, (properties.major, properties.minor))
     raise ConfigError(f"device must be cpu or cuda, got {device.type}")
+
+
+def describe(ops: Ops) -> str | None:
+    """On a CPU, which kernels these are, and what would change it."""
+    if isinstance(ops, NativeOps):
+        return f"CPU kernels: aserve's own, compiled for {ops.variant}"
+    if isinstance(ops, CpuOps):
+        return f"CPU kernels: torch's, which are slower than aserve's own: {ops.why_plain}"
+    return None
+
+
+def _cpu_ops() -> CpuOps:
+    try:
+        return NativeOps(library())
+    except NativeUnavailableError as reason:
+        return CpuOps(str(reason))

@@ -173,10 +173,10 @@ async def test_a_long_list_of_numbers_is_decoded_piece_by_piece_to_the_same(num,
 
 
 async def test_a_body_of_legitimate_size_is_taken(client):
-    for content in ({"prompt": list(range(100)) * 10_000}, {"prompt": "word " * 800_000}):
+    for content in ({"prompt": list(range(100)) * 10_000}, {"prompt": "word " * 600_000}):
         error = error_of(await client.post(TEXT, json=content))
         assert error["code"] == "context_length_exceeded"
-    messages = [{"role": "user", "content": [{"type": "text", "text": "a"}]}] * 10_000
+    messages = [{"role": "user", "content": [{"type": "text", "text": "a"}]}] * 2000
     assert error_of(await client.post(CHAT, json={"messages": messages}))["code"] == "context_length_exceeded"
 
 
@@ -185,6 +185,23 @@ async def test_a_body_of_too_many_numbers_is_refused(client):
         await client.post(TEXT, content=b'{"prompt":[[' + b"1," * (MAX_VALUES + 1) + b"1]]}", headers=JSON)
     )
     assert f"{MAX_VALUES} values" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("url", "content", "param", "message"),
+    [
+        (CHAT, b'{"messages":[%b]}' % b",".join([b'{"role":"user","content":"a"}'] * 2049), "messages", "<= 2048"),
+        (TEXT, b'{"prompt":[%b]}' % b",".join([b"[" + b"1," * 99 + b"1]"] * 2700), "prompt", "at most 262144"),
+        (TEXT, b'{"prompt":[%b"a"]}' % (b"[%b1]," % (b"1," * 99) * 1000), "prompt", "a list of either"),
+        (TEXT, b'{"prompt":"%b"}' % (b"\\n" * 1_048_577), None, "more than 1048576 escapes"),
+    ],
+    ids=["messages", "ids of several prompts", "ids and a text", "escapes"],
+)
+async def test_of_what_a_large_body_may_hold_only_so_much(client, url, content, param, message):
+    """Catches a bound that is looked at under another name, or only once all has been decoded."""
+    error = error_of(await client.post(url, content=content, headers=JSON))
+    assert error["param"] == param
+    assert message in error["message"]
 
 
 async def test_of_equal_keys_the_last_wins(client):

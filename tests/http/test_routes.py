@@ -12,6 +12,8 @@ from starlette.routing import Mount
 from aserve import __version__
 from aserve.engine import AsyncEngine, EngineState
 from aserve.http import create_app
+from aserve.http.app import BASE_BODY_BYTES, BODY_BYTES_PER_TOKEN, body_limit
+from aserve.http.middleware import MAX_BODY_BYTES
 from tests.engines import EOS, scripted_engine, scripted_loader
 from tests.http.conftest import client_of
 
@@ -184,3 +186,21 @@ async def test_two_engines_in_one_application():
         async with client_of(app) as client:
             for name in ("one", "two"):
                 assert (await client.post(f"/{name}/v1/completions", json={"prompt": "hi"})).json()["model"] == name
+
+
+async def test_how_long_a_body_may_be_is_told_by_the_context():
+    """Catches a limit that is the same for every model, or that the operator's own does not replace."""
+    async with scripted_engine(max_model_len=4096) as engine:
+        limit = BASE_BODY_BYTES + BODY_BYTES_PER_TOKEN * 4096
+        for given, num_bytes in ((None, limit), (1000, 1000)):
+            async with client_of(create_app(engine, max_body_bytes=given)) as client:
+                headers = {"content-type": "application/json", "content-length": str(num_bytes + 1)}
+                answer = await client.post("/v1/completions", content=b"{}", headers=headers)
+                assert answer.status_code == 413
+                assert f"larger than {num_bytes} bytes" in answer.json()["error"]["message"]
+                whole = b'{"prompt": "hi"}'.ljust(num_bytes)
+                headers = {"content-type": "application/json"}
+                assert (await client.post("/v1/completions", content=whole, headers=headers)).status_code == 200
+        assert body_limit(engine)() == limit
+    async with scripted_engine(max_model_len=10_000_000) as engine:
+        assert body_limit(engine)() == MAX_BODY_BYTES

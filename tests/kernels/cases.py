@@ -3,10 +3,22 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import pytest
 import torch
 from torch import Tensor
 
+from aserve.kernels.native.library import NativeUnavailableError, library
+from aserve.kernels.native.native_ops import NativeOps
 from aserve.kernels.ops import AttentionBatch, BadWords, LogitControls, Ops, SamplingBatch
+
+
+def native_ops() -> NativeOps:
+    """Our own kernels, for this processor. Skips the test where they cannot be had."""
+    try:
+        return NativeOps(library())
+    except NativeUnavailableError as reason:
+        pytest.skip(str(reason))
+
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from aserve.kernels.cpu import CpuOps
-from tests.kernels.cases import Fast
+from tests.kernels.cases import Fast, native_ops
 
 HAS_CUDA = torch.cuda.is_available()
 
@@ -25,6 +25,7 @@ if not HAS_CUDA:
             del sys.modules[name]
 
 CPU = [("cpu", dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16)]
+NATIVE = [("native", dtype) for dtype in (torch.float32, torch.bfloat16)]
 TRITON = [("triton", dtype) for dtype in (torch.float32, torch.float16, *[torch.bfloat16] * HAS_CUDA)]
 
 
@@ -37,7 +38,7 @@ def _build(request: pytest.FixtureRequest) -> Fast:
     if name == "triton":
         return _triton(8, dtype)
     torch.manual_seed(0)
-    return Fast(CpuOps(), torch.device("cpu"), dtype)
+    return Fast(native_ops() if name == "native" else CpuOps(), torch.device("cpu"), dtype)
 
 
 def _triton(num_sms: int, dtype: torch.dtype) -> Fast:
@@ -49,7 +50,7 @@ def _triton(num_sms: int, dtype: torch.dtype) -> Fast:
     return Fast(TritonOps(num_sms), torch.device("cuda" if HAS_CUDA else "cpu"), dtype, interpreted=not HAS_CUDA)
 
 
-@pytest.fixture(params=CPU + TRITON, ids=_name)
+@pytest.fixture(params=CPU + NATIVE + TRITON, ids=_name)
 def fast(request: pytest.FixtureRequest) -> Fast:
     """A fast implementation, its device and a type."""
     return _build(request)
@@ -61,7 +62,7 @@ def triton_each(request: pytest.FixtureRequest) -> Fast:
     return _build(request)
 
 
-@pytest.fixture(params=[CPU[0], pytest.param(TRITON[0], marks=pytest.mark.slow)], ids=_name)
+@pytest.fixture(params=[CPU[0], NATIVE[0], pytest.param(TRITON[0], marks=pytest.mark.slow)], ids=_name)
 def sampler(request: pytest.FixtureRequest) -> Fast:
     """A fast implementation in float32, which logits are whatever the model computes in."""
     return _build(request)

@@ -53,7 +53,7 @@ async def _answer(engine: AsyncEngine, limits: StreamLimits, exchange: Exchange,
     )
     given = await exchange.work(prompts_of, fields.prompt)
     check_num_sequences(len(given), params)
-    check_lengths(engine, fields, given)
+    await exchange.work(check_lengths, engine, fields, given)
     whole = [await text_prompt(engine, fields, prompt) for prompt in given]
     prompts = [truncated(engine, fields, params, prompt) for prompt in whole]
     texts = None

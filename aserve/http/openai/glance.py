@@ -2,25 +2,28 @@
 
 from collections.abc import Mapping
 
-import msgspec
-
 from aserve.core.errors import InvalidRequestError
 from aserve.engine import AsyncEngine
 from aserve.http.body import Glance, is_flat
+from aserve.http.openai.schema import PROMPT_SHAPES
 
 
 def generation_glance(engine: AsyncEngine) -> Glance:
     """For routes that answer: a prompt that cannot fit, unless it is to be truncated, and messages that are none."""
 
-    def glance(members: Mapping[str, msgspec.Raw]) -> None:
-        _check_messages(bytes(members.get("messages", b"")))
+    def glance(members: Mapping[str, bytes]) -> None:
+        _check_messages(members.get("messages", b""))
         if "truncate_prompt_tokens" in members:
             return
-        prompt = bytes(members.get("prompt", b""))
+        prompt = members.get("prompt", b"")
         if prompt.startswith(b'"'):
             engine.texts.check_json(prompt, must_fit=True)
         elif is_flat(prompt):
-            engine.texts.check_length(range(prompt.count(b",") + 1))
+            engine.texts.check_num_ids(prompt.count(b",") + 1)
+        elif prompt.startswith(b"[["):
+            if b'"' in prompt:
+                raise InvalidRequestError(PROMPT_SHAPES, "prompt")
+            engine.texts.check_batch(prompt.count(b","))
 
     return glance
 
@@ -28,13 +31,13 @@ def generation_glance(engine: AsyncEngine) -> Glance:
 def text_glance(engine: AsyncEngine) -> Glance:
     """For routes that turn text into tokens or back: too many tokens, and what is no text and no message."""
 
-    def glance(members: Mapping[str, msgspec.Raw]) -> None:
-        _check_messages(bytes(members.get("messages", b"")))
-        prompt = bytes(members.get("prompt", b""))
+    def glance(members: Mapping[str, bytes]) -> None:
+        _check_messages(members.get("messages", b""))
+        prompt = members.get("prompt", b"")
         if prompt.startswith(b"["):
             raise InvalidRequestError("prompt: expected str, got array", "prompt")
         engine.texts.check_json(prompt, must_fit=False)
-        tokens = bytes(members.get("tokens", b""))
+        tokens = members.get("tokens", b"")
         if is_flat(tokens):
             engine.texts.check_num_decoded(range(tokens.count(b",") + 1))
 

@@ -22,10 +22,12 @@ from aserve.http.openai.structured import ResponseFormat, StructuredFields, chec
 from aserve.http.openai.tally import TokenIds
 
 MAX_PROMPTS: Final = 1024
+MAX_MESSAGES: Final = 2048
+"""Of a conversation."""
 MAX_SEQUENCES: Final = 8192
 """Of all prompts of a request together: they are queued at one stroke, and nobody else is served meanwhile."""
 _PROMPT_KINDS: Final[Mapping[type, Any]] = {str: list[str], list: list[TokenIds]}
-_PROMPT_SHAPES: Final = "prompt must be a string, a list of token ids, or a list of either, and not empty"
+PROMPT_SHAPES: Final = "prompt must be a string, a list of token ids, or a list of either, and not empty"
 DEFAULT_COMPLETION_TOKENS: Final = 16
 
 ModelName = Annotated[str, Meta(max_length=256)]
@@ -110,13 +112,14 @@ class Message(msgspec.Struct, frozen=True):
     reasoning_content: str | None = None
 
 
-MESSAGE_FIELDS: Final = Message.__struct_fields__
+MESSAGE_FIELDS: Final = frozenset(Message.__struct_fields__)
+Messages = Annotated[list[Message], Meta(max_length=MAX_MESSAGES)]
 
 
 class ChatFields(GenerationFields, frozen=True, kw_only=True):
     """POST /v1/chat/completions."""
 
-    messages: list[Message]
+    messages: Messages
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = None
@@ -162,7 +165,7 @@ class TokenizeFields(msgspec.Struct, frozen=True, kw_only=True):
 
     model: ModelName | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -271,14 +274,14 @@ def prompts_of(prompt: Any) -> Sequence[str | TokenIds]:
     if isinstance(prompt, str):
         return [prompt]
     if not isinstance(prompt, list) or not prompt:
-        raise InvalidRequestError(_PROMPT_SHAPES, "prompt")
+        raise InvalidRequestError(PROMPT_SHAPES, "prompt")
     kind = _PROMPT_KINDS.get(type(prompt[0]))
     if kind is not None and len(prompt) > MAX_PROMPTS:
         raise InvalidRequestError(f"prompt takes at most {MAX_PROMPTS} prompts, got {len(prompt)}", "prompt")
     try:
         return msgspec.convert(prompt, kind) if kind else [msgspec.convert(prompt, TokenIds)]
     except msgspec.ValidationError:
-        raise InvalidRequestError(_PROMPT_SHAPES, "prompt") from None
+        raise InvalidRequestError(PROMPT_SHAPES, "prompt") from None
 
 
 def check_num_sequences(num_prompts: int, params: SamplingParams) -> None:

@@ -1,0 +1,164 @@
+"""The compiled kernels: which variant this processor takes, where it lies, and how it is made.
+
+A variant is the same sources compiled for one instruction set. Wheels bring all of a platform's; where the right one is
+missing (a source tree, or sources that were changed), it is compiled: a few seconds, once. Its file is named after
+a hash of sources and flags, so that what lies there is never stale. It runs on the OpenMP threads that torch has:
+a second pool of threads would spin against them.
+
+Building a wheel loads this file by itself: it needs Python's own library alone until kernels are asked for.
+"""
+
+import ctypes
+import hashlib
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+_SOURCES: Final = Path(__file__).parent / "src"
+_FLAGS: Final = ("-std=c++17", "-O3", "-fopenmp", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-Wall")
+_COMPILERS: Final = ("g++", "clang++", "c++")
+_TIMEOUT_S: Final = 300.0
+
+VARIANTS: Final[Mapping[str, Mapping[str, tuple[str, tuple[str, ...]]]]] = {
+    "x86_64": {
+        "avx512-bf16": ("avx512f avx512bw avx512vl avx512dq avx512_bf16", ("-march=x86-64-v4", "-mavx512bf16")),
+        "avx512": ("avx512f avx512bw avx512vl avx512dq", ("-march=x86-64-v4",)),
+        "avx2": ("avx2 fma f16c bmi2", ("-march=x86-64-v3",)),
+    },
+    "aarch64": {"neon": ("asimd fphp", ("-march=armv8.2-a",))},
+}
+"""Machine, then variant, the fastest first: what /proc/cpuinfo has to name, and the flags to compile with."""
+
+_VECTOR_WIDTH: Final = "-mprefer-vector-width=512"
+
+
+class NativeUnavailableError(Exception):
+    """Why there are no compiled kernels here, in words for the operator."""
+
+
+class Library:
+    """The kernels as functions that release the GIL. variant: what they were compiled for."""
+
+    def __init__(self, path: Path, variant: str) -> None:
+        self.variant = variant
+        self._dll = ctypes.CDLL(str(path))
+
+    def function(self, name: str, argument_types: Sequence[Any]) -> Any:
+        """A kernel by its name in C, which takes such arguments and returns nothing."""
+        function = getattr(self._dll, name)
+        function.argtypes, function.restype = list(argument_types), None
+        return function
+
+
+@cache
+def library() -> Library:
+    """The kernels for this processor, compiled now if they never were.
+
+    Raises `NativeUnavailableError` where they cannot be had.
+    """
+    import torch  # noqa: F401  (its OpenMP is what kernels run on)
+
+    variant = choose_variant(platform.machine(), _processor_flags())
+    ctypes.CDLL(str(_openmp()), mode=ctypes.RTLD_GLOBAL)
+    path = next((path for path in _places(variant) if path.exists()), None) or _compile_somewhere(variant)
+    try:
+        return Library(path, variant)
+    except OSError as error:
+        raise NativeUnavailableError(f"{path} cannot be loaded: {error}") from error
+
+
+def choose_variant(machine: str, processor_flags: frozenset[str]) -> str:
+    """The fastest variant whose instructions a processor has. Raises `NativeUnavailableError` for none."""
+    for variant, (needed, _) in VARIANTS.get(machine, {}).items():
+        if processor_flags.issuperset(needed.split()):
+            return variant
+    raise NativeUnavailableError(f"there are none for this {machine or 'unknown'} processor on {platform.system()}")
+
+
+def compile_variant(variant: str, folder: Path, *, extra_flags: Sequence[str] = ()) -> Path:
+    """Compile into a folder, and return the file. Raises `NativeUnavailableError`, with what the compiler said."""
+    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if compiler is None:
+        raise NativeUnavailableError(f"no C++ compiler was found ({', '.join(_COMPILERS)}): install one")
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / _file_name(variant)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        flags = (*_FLAGS, *_variant_flags(variant), *extra_flags)
+        objects = [Path(scratch) / f"{source.stem}.o" for source in _sources(".cpp")]
+        for source, compiled in zip(_sources(".cpp"), objects, strict=True):
+            _run([compiler, *flags, "-c", str(source), "-o", str(compiled)])
+        # Linked without -fopenmp: the OpenMP that torch has loaded is found when the file is.
+        built = Path(scratch) / target.name
+        _run([compiler, "-shared", *map(str, objects), "-o", str(built), *extra_flags])
+        built.replace(target)  # at once: another process may be looking
+    return target
+
+
+def _run(command: list[str]) -> None:
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    except subprocess.CalledProcessError as error:
+        raise NativeUnavailableError(f"{command[0]} failed: {error.stderr.strip()[-500:]}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NativeUnavailableError(f"{command[0]} failed: {error}") from error
+
+
+def _compile_somewhere(variant: str) -> Path:
+    reason = NativeUnavailableError("no folder to compile into")
+    for path in _places(variant):
+        try:
+            return compile_variant(variant, path.parent)
+        except OSError as error:  # a folder that cannot be written
+            reason = NativeUnavailableError(str(error))
+    raise reason
+
+
+def _places(variant: str) -> Iterator[Path]:
+    """Beside the sources, as in a wheel or a source tree, else in the user's cache."""
+    name = _file_name(variant)
+    yield Path(__file__).parent / "lib" / name
+    yield Path.home() / ".cache" / "aserve" / name
+
+
+@cache
+def _file_name(variant: str) -> str:
+    digest = hashlib.sha256(repr((_FLAGS, _variant_flags(variant))).encode())
+    for source in (*_sources(".h"), *_sources(".cpp")):
+        digest.update(source.read_bytes())
+    return f"{variant}-{digest.hexdigest()[:16]}.so"
+
+
+def _variant_flags(variant: str) -> tuple[str, ...]:
+    flags = next(variants[variant][1] for variants in VARIANTS.values() if variant in variants)
+    return (*flags, _VECTOR_WIDTH) if variant.startswith("avx512") else flags
+
+
+def _sources(suffix: str) -> list[Path]:
+    return sorted(_SOURCES.glob(f"*{suffix}"))
+
+
+def _processor_flags() -> frozenset[str]:
+    """What the processor can do, as Linux says; nothing elsewhere."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    line = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return frozenset(line.partition(":")[2].split())
+
+
+def _openmp() -> Path:
+    """The OpenMP library that torch has loaded."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError as error:
+        raise NativeUnavailableError(f"the libraries that torch has loaded cannot be told: {error}") from error
+    paths = {line.split(maxsplit=5)[5] for line in lines if "libgomp" in line}
+    if len(paths) != 1:
+        raise NativeUnavailableError(f"torch has loaded {len(paths)} GNU OpenMP libraries, and there has to be one")
+    return Path(paths.pop())

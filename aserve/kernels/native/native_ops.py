@@ -1,0 +1,260 @@
+"""NativeOps: the operations on a CPU by our own kernels, each in one pass over its numbers.
+
+What a kernel does not take (half precision, other strides) goes to `CpuOps`, its parent, as everything does where
+nothing can be compiled. A row has the same bits whatever else is in the step: rows are computed one by one, in vectors
+of 16 numbers that begin at the row.
+"""
+
+import ctypes
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from aserve.kernels.cpu import CpuOps
+from aserve.kernels.native.library import Library
+from aserve.kernels.ops import SamplingBatch, Scores
+
+_NAMES: Final = {torch.float32: "f32", torch.bfloat16: "bf16"}
+_POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_MAX_HEAD_DIM: Final = 1024
+_MAX_TOP: Final = 256
+"""So many of the likeliest tokens are found by putting each in its place."""
+_SCRATCH: Final = 3
+"""Numbers that sampling needs room for, for each of the vocabulary, in each thread."""
+
+
+class _Heads(ctypes.Structure):
+    """`Heads` of rows.cpp."""
+
+    _fields_ = (
+        *((name, _INT) for name in ("tokens", "num_heads", "num_kv_heads", "head_dim")),
+        *((name, _INT) for name in ("q_stride", "k_stride", "v_stride", "k_slot_stride", "v_slot_stride")),
+        ("eps", _FLOAT),
+    )
+
+
+class _Sampling(ctypes.Structure):
+    """`Sampling` of sampling.cpp."""
+
+    _fields_ = (
+        *((name, _INT) for name in ("rows", "vocab", "stride", "num_banned")),
+        *((name, _POINTER) for name in ("temperature", "top_k", "top_p", "min_p")),
+        *((name, _POINTER) for name in ("seeds", "positions", "banned", "scratch")),
+    )
+
+
+_ARGUMENTS: Final[dict[str, list[Any]]] = {
+    "rms_norm": [_POINTER, _INT, _POINTER, _POINTER, _INT, _INT, _FLOAT],
+    "add_rms_norm": [*[_POINTER] * 5, _INT, _INT, _FLOAT],
+    "silu_and_mul": [_POINTER, _POINTER, _INT, _INT],
+    "gelu_and_mul": [_POINTER, _POINTER, _INT, _INT],
+    "rope_and_write_kv": [ctypes.POINTER(_Heads), *[_POINTER] * 11],
+    "sample": [ctypes.POINTER(_Sampling), _POINTER, _POINTER],
+}
+
+
+class NativeOps(CpuOps):
+    """`Ops` and `HeadNormOps` for a CPU, float32 and bfloat16 by our own kernels."""
+
+    def __init__(self, library: Library) -> None:
+        super().__init__()
+        self.variant = library.variant
+        self._kernels = {
+            dtype: {name: library.function(f"{name}_{suffix}", types) for name, types in _ARGUMENTS.items()}
+            for dtype, suffix in _NAMES.items()
+        }
+        self._score = library.function("score_f32", [_POINTER, _INT, _INT, _POINTER, _INT, *[_POINTER] * 4])
+        self._scratch = torch.empty(0)
+
+    def rms_norm(self, x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
+        """A row at a time; heads of a token are rows."""
+        kernels = self._kernels.get(x_TE.dtype)
+        if kernels is None or weight_E.dtype != x_TE.dtype:
+            return super().rms_norm(x_TE, weight_E, eps)
+        width = x_TE.shape[-1]
+        if x_TE.dim() != 2 or x_TE.stride(1) != 1:
+            x_TE = x_TE.contiguous()
+        out_TE = x_TE.new_empty(x_TE.shape)
+        rows, stride = out_TE.numel() // width, x_TE.stride(0) if x_TE.dim() == 2 else width
+        kernels["rms_norm"](x_TE.data_ptr(), stride, weight_E.data_ptr(), out_TE.data_ptr(), rows, width, eps)
+        return out_TE
+
+    def add_rms_norm(self, x_TE: Tensor, residual_TE: Tensor, weight_E: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """The sum first, in the model's type."""
+        kernels = self._kernels.get(x_TE.dtype)
+        if kernels is None or weight_E.dtype != x_TE.dtype or residual_TE.dtype != x_TE.dtype:
+            return super().add_rms_norm(x_TE, residual_TE, weight_E, eps)
+        x_TE, residual_TE = x_TE.contiguous(), residual_TE.contiguous()
+        out_TE, total_TE = torch.empty_like(x_TE), torch.empty_like(x_TE)
+        width = x_TE.shape[-1]
+        kernels["add_rms_norm"](
+            x_TE.data_ptr(),
+            residual_TE.data_ptr(),
+            weight_E.data_ptr(),
+            out_TE.data_ptr(),
+            total_TE.data_ptr(),
+            x_TE.numel() // width,
+            width,
+            eps,
+        )
+        return out_TE, total_TE
+
+    def silu_and_mul(self, gate_up_TF2: Tensor) -> Tensor:
+        """Rounded once."""
+        if gate_up_TF2.dtype not in self._kernels:
+            return super().silu_and_mul(gate_up_TF2)
+        return self._gated("silu_and_mul", gate_up_TF2)
+
+    def gelu_and_mul(self, gate_up_TF2: Tensor) -> Tensor:
+        """Rounded once."""
+        if gate_up_TF2.dtype not in self._kernels:
+            return super().gelu_and_mul(gate_up_TF2)
+        return self._gated("gelu_and_mul", gate_up_TF2)
+
+    def _gated(self, name: str, gate_up_TF2: Tensor) -> Tensor:
+        gate_up_TF2 = gate_up_TF2.contiguous()
+        rows, width = gate_up_TF2.shape[0], gate_up_TF2.shape[1] // 2
+        out_TF = gate_up_TF2.new_empty(rows, width)
+        self._kernels[out_TF.dtype][name](gate_up_TF2.data_ptr(), out_TF.data_ptr(), rows, width)
+        return out_TF
+
+    def rope_and_write_kv(
+        self,
+        q_THD: Tensor,
+        k_TKD: Tensor,
+        v_TKD: Tensor,
+        cos_sin_LD: Tensor,
+        positions_T: Tensor,
+        k_cache_BPKD: Tensor,
+        v_cache_BPKD: Tensor,
+        slots_T: Tensor,
+    ) -> Tensor:
+        """A token at a time: keys are turned straight into the cache."""
+        cache = (cos_sin_LD, positions_T, k_cache_BPKD, v_cache_BPKD, slots_T)
+        if q_THD.dtype not in self._kernels:
+            return super().rope_and_write_kv(q_THD, k_TKD, v_TKD, *cache)
+        return self._write(q_THD, k_TKD, v_TKD, None, None, 0.0, *cache)
+
+    def norm_rope_and_write_kv(
+        self,
+        q_THD: Tensor,
+        k_TKD: Tensor,
+        v_TKD: Tensor,
+        q_norm_D: Tensor,
+        k_norm_D: Tensor,
+        eps: float,
+        cos_sin_LD: Tensor,
+        positions_T: Tensor,
+        k_cache_BPKD: Tensor,
+        v_cache_BPKD: Tensor,
+        slots_T: Tensor,
+    ) -> Tensor:
+        """The norm of each head on its way."""
+        cache = (cos_sin_LD, positions_T, k_cache_BPKD, v_cache_BPKD, slots_T)
+        if q_THD.dtype not in self._kernels:
+            q_THD, k_TKD = self.rms_norm(q_THD, q_norm_D, eps), self.rms_norm(k_TKD, k_norm_D, eps)
+            return super().rope_and_write_kv(q_THD, k_TKD, v_TKD, *cache)
+        return self._write(q_THD, k_TKD, v_TKD, q_norm_D, k_norm_D, eps, *cache)
+
+    def _write(
+        self,
+        q_THD: Tensor,
+        k_TKD: Tensor,
+        v_TKD: Tensor,
+        q_norm_D: Tensor | None,
+        k_norm_D: Tensor | None,
+        eps: float,
+        cos_sin_LD: Tensor,
+        positions_T: Tensor,
+        k_cache_BPKD: Tensor,
+        v_cache_BPKD: Tensor,
+        slots_T: Tensor,
+    ) -> Tensor:
+        q_THD, k_TKD, v_TKD = _heads_together(q_THD), _heads_together(k_TKD), _heads_together(v_TKD)
+        (num_tokens, num_heads, head_dim), num_kv_heads = q_THD.shape, k_TKD.shape[1]
+        assert head_dim <= _MAX_HEAD_DIM
+        out_THD = q_THD.new_empty(q_THD.shape)
+        heads = _Heads(
+            num_tokens,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            q_THD.stride(0),
+            k_TKD.stride(0),
+            v_TKD.stride(0),
+            k_cache_BPKD.stride(1),
+            v_cache_BPKD.stride(1),
+            eps,
+        )
+        self._kernels[q_THD.dtype]["rope_and_write_kv"](
+            heads,
+            q_THD.data_ptr(),
+            k_TKD.data_ptr(),
+            v_TKD.data_ptr(),
+            None if q_norm_D is None else q_norm_D.data_ptr(),
+            None if k_norm_D is None else k_norm_D.data_ptr(),
+            cos_sin_LD.data_ptr(),
+            positions_T.data_ptr(),
+            k_cache_BPKD.data_ptr(),
+            v_cache_BPKD.data_ptr(),
+            slots_T.data_ptr(),
+            out_THD.data_ptr(),
+        )
+        return out_THD
+
+    def sample(self, logits_SV: Tensor, batch: SamplingBatch) -> Tensor:
+        """A row at a time, from logits as they are."""
+        if logits_SV.dtype not in self._kernels or logits_SV.stride(-1) != 1:
+            return super().sample(logits_SV, batch)
+        num_rows, vocab_size = logits_SV.shape
+        num_numbers = _SCRATCH * vocab_size * min(num_rows, torch.get_num_threads())
+        if len(self._scratch) < num_numbers and not (batch.all_greedy and batch.banned_SC is None):
+            self._scratch = torch.empty(num_numbers)
+        banned_SC = None if batch.banned_SC is None else batch.banned_SC.contiguous()
+        out_S = torch.empty(num_rows, dtype=torch.int64)
+        columns = (batch.temperature_S, batch.top_k_S, batch.top_p_S, batch.min_p_S, batch.seeds_S, batch.positions_S)
+        how = _Sampling(
+            num_rows,
+            vocab_size,
+            logits_SV.stride(0),
+            0 if banned_SC is None else banned_SC.shape[1],
+            *(column_S.data_ptr() for column_S in columns),
+            None if banned_SC is None else banned_SC.data_ptr(),
+            self._scratch.data_ptr(),
+        )
+        self._kernels[logits_SV.dtype]["sample"](how, logits_SV.data_ptr(), out_S.data_ptr())
+        return out_S
+
+    def score(self, logits_SV: Tensor, targets_S: Tensor, num_top: int) -> Scores:
+        """A row at a time, in four passes over it; nothing is sorted."""
+        num_rows, vocab_size = logits_SV.shape
+        num_top = min(num_top, vocab_size)
+        if logits_SV.dtype != torch.float32 or num_top > _MAX_TOP:
+            return super().score(logits_SV, targets_S, num_top)
+        logits_SV, targets_S = logits_SV.contiguous(), targets_S.contiguous()
+        scores = Scores(
+            logprobs_S=torch.empty(num_rows),
+            ranks_S=torch.empty(num_rows, dtype=torch.int64),
+            top_ids_SK=torch.empty(num_rows, num_top, dtype=torch.int64),
+            top_logprobs_SK=torch.empty(num_rows, num_top),
+        )
+        self._score(
+            logits_SV.data_ptr(),
+            num_rows,
+            vocab_size,
+            targets_S.data_ptr(),
+            num_top,
+            scores.logprobs_S.data_ptr(),
+            scores.ranks_S.data_ptr(),
+            scores.top_ids_SK.data_ptr(),
+            scores.top_logprobs_SK.data_ptr(),
+        )
+        return scores
+
+
+def _heads_together(x_THD: Tensor) -> Tensor:
+    """The same numbers, with a token's heads one behind the other."""
+    _, num_heads, head_dim = x_THD.shape
+    together = x_THD.stride(2) == 1 and (num_heads == 1 or x_THD.stride(1) == head_dim)
+    return x_THD if together else x_THD.contiguous()

@@ -1,0 +1,143 @@
+// Norms and activations: what is done to each row of a step by itself. Twins: reference.py.
+#include "simd.h"
+
+using namespace aserve;
+
+namespace {
+
+template <typename T>
+vf square_sum(const T* x, int64_t width) {
+    vf total{};
+    in_pieces(width, [&](int64_t i, int64_t n) {
+        vf v = load_piece(x + i, n);
+        total += v * v;
+    });
+    return total;
+}
+
+template <typename T>
+void scale_row(const T* x, const T* weight, T* out, int64_t width, float factor) {
+    in_pieces(width, [&](int64_t i, int64_t n) {
+        store_piece(out + i, load_piece(x + i, n) * factor * load_piece(weight + i, n), n);
+    });
+}
+
+template <typename T>
+void norm_row(const T* x, const T* weight, T* out, int64_t width, float eps) {
+    scale_row(x, weight, out, width, 1.0f / sqrtf(sum(square_sum(x, width)) / width + eps));
+}
+
+template <typename T>
+void add_row(const T* x, const T* y, T* out, int64_t width) {
+    in_pieces(width, [&](int64_t i, int64_t n) { store_piece(out + i, load_piece(x + i, n) + load_piece(y + i, n), n); });
+}
+
+template <typename T>
+void norm_rows(const T* x, int64_t x_stride, const T* weight, T* out, int64_t rows, int64_t width, float eps) {
+#pragma omp parallel for schedule(static) if (rows * width > GRAIN)
+    for (int64_t t = 0; t < rows; t++) norm_row(x + t * x_stride, weight, out + t * width, width, eps);
+}
+
+template <typename T>
+void add_norm_rows(
+    const T* x, const T* residual, const T* weight, T* out, T* total, int64_t rows, int64_t width, float eps) {
+#pragma omp parallel for schedule(static) if (rows * width > GRAIN)
+    for (int64_t t = 0; t < rows; t++) {
+        add_row(x + t * width, residual + t * width, total + t * width, width);
+        norm_row(total + t * width, weight, out + t * width, width, eps);
+    }
+}
+
+inline vf silu(vf x) { return x / (1.0f + aserve::exp(-x)); }
+
+inline vf gelu(vf x) {
+    vf inner = (x + 0.044715f * x * x * x) * 0.7978845608f;  // sqrt(2 / pi)
+    return 0.5f * x * (1.0f + aserve::tanh(inner));
+}
+
+// A piece is a share of a row, so that one row has the work of all threads. Pieces are whole vectors but for the row's
+// last, wherever they begin: an element is computed in the same way in any of them.
+template <vf (*ACTIVATION)(vf), typename T>
+void gated_rows(const T* gate_up, T* out, int64_t rows, int64_t width) {
+    const int64_t piece = 1024, pieces = (width + piece - 1) / piece;
+#pragma omp parallel for schedule(static) if (rows * width > GRAIN / 4)
+    for (int64_t p = 0; p < rows * pieces; p++) {
+        const int64_t t = p / pieces, begin = p % pieces * piece;
+        const T* gate = gate_up + t * 2 * width + begin;
+        T* to = out + t * width + begin;
+        in_pieces(begin + piece < width ? piece : width - begin, [&](int64_t i, int64_t n) {
+            store_piece(to + i, ACTIVATION(load_piece(gate + i, n)) * load_piece(gate + width + i, n), n);
+        });
+    }
+}
+
+// Rotates halves of a head: (a, b) becomes (a cos - b sin, b cos + a sin).
+template <typename T>
+void turn(const T* x, T* out, const float* cos_sin, int64_t half) {
+    in_pieces(half, [&](int64_t i, int64_t n) {
+        vf a = load_piece(x + i, n), b = load_piece(x + half + i, n);
+        vf c = load_piece(cos_sin + i, n), s = load_piece(cos_sin + half + i, n);
+        store_piece(out + i, a * c - b * s, n);
+        store_piece(out + half + i, b * c + a * s, n);
+    });
+}
+
+}  // namespace
+
+// Layouts of a step's heads; strides count numbers.
+struct Heads {
+    int64_t tokens, num_heads, num_kv_heads, head_dim;
+    int64_t q_stride, k_stride, v_stride;       // from a token to the next
+    int64_t k_slot_stride, v_slot_stride;       // from a slot of the cache to the next
+    float eps;
+};
+
+namespace {
+
+template <typename T>
+void rope_and_write(
+    const Heads* heads, const T* q, const T* k, const T* v, const T* q_norm, const T* k_norm, const float* cos_sin,
+    const int64_t* positions, T* k_cache, T* v_cache, const int64_t* slots, T* out) {
+    const int64_t D = heads->head_dim, H = heads->num_heads, K = heads->num_kv_heads;
+#pragma omp parallel for schedule(static) if (heads->tokens * (H + 2 * K) * D > GRAIN)
+    for (int64_t t = 0; t < heads->tokens; t++) {
+        const float* turns = cos_sin + positions[t] * D;
+        T normed[1024];
+        auto write = [&](const T* x, const T* norm, T* to) {
+            if (norm) norm_row(x, norm, normed, D, heads->eps);
+            turn(norm ? normed : x, to, turns, D / 2);
+        };
+        for (int64_t h = 0; h < H; h++) write(q + t * heads->q_stride + h * D, q_norm, out + (t * H + h) * D);
+        for (int64_t h = 0; h < K; h++)
+            write(k + t * heads->k_stride + h * D, k_norm, k_cache + slots[t] * heads->k_slot_stride + h * D);
+        memcpy(v_cache + slots[t] * heads->v_slot_stride, v + t * heads->v_stride, K * D * sizeof(T));
+    }
+}
+
+}  // namespace
+
+#define KERNELS(T, name)                                                                                              \
+    void rms_norm_##name(                                                                                             \
+        const T* x, int64_t x_stride, const T* weight, T* out, int64_t rows, int64_t width, float eps) {              \
+        norm_rows(x, x_stride, weight, out, rows, width, eps);                                                        \
+    }                                                                                                                 \
+    void add_rms_norm_##name(                                                                                         \
+        const T* x, const T* residual, const T* weight, T* out, T* total, int64_t rows, int64_t width, float eps) {   \
+        add_norm_rows(x, residual, weight, out, total, rows, width, eps);                                             \
+    }                                                                                                                 \
+    void silu_and_mul_##name(const T* gate_up, T* out, int64_t rows, int64_t width) {                                 \
+        gated_rows<silu>(gate_up, out, rows, width);                                                                  \
+    }                                                                                                                 \
+    void gelu_and_mul_##name(const T* gate_up, T* out, int64_t rows, int64_t width) {                                 \
+        gated_rows<gelu>(gate_up, out, rows, width);                                                                  \
+    }                                                                                                                 \
+    void rope_and_write_kv_##name(                                                                                    \
+        const Heads* heads, const T* q, const T* k, const T* v, const T* q_norm, const T* k_norm,                     \
+        const float* cos_sin, const int64_t* positions, T* k_cache, T* v_cache, const int64_t* slots, T* out) {       \
+        rope_and_write(heads, q, k, v, q_norm, k_norm, cos_sin, positions, k_cache, v_cache, slots, out);             \
+    }
+
+extern "C" {
+KERNELS(float, f32)
+KERNELS(bf16, bf16)
+}

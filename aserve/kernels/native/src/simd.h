@@ -1,0 +1,146 @@
+// Sixteen numbers at once, for any processor: GCC and Clang lower these vectors to what it has (one register of
+// AVX-512, two of AVX2, four of NEON). Numbers are kept as T (float or bf16) and computed with as float.
+#pragma once
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
+namespace aserve {
+
+constexpr int64_t LANES = 16;
+
+typedef float vf __attribute__((vector_size(64)));
+typedef int32_t vi __attribute__((vector_size(64)));
+typedef uint32_t vu __attribute__((vector_size(64)));
+typedef uint16_t vh __attribute__((vector_size(32)));
+
+struct bf16 {
+    uint16_t bits;
+};
+
+inline vf splat(float x) { return vf{} + x; }
+
+inline vf load(const float* p) {
+    vf v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+inline vf load(const bf16* p) {
+    vh h;
+    memcpy(&h, p, sizeof h);
+    return (vf)(__builtin_convertvector(h, vu) << 16);
+}
+
+inline void store(float* p, vf v) { memcpy(p, &v, sizeof v); }
+
+// To the nearest bfloat16, halves to even; what is not a number stays so.
+inline vh round_to_bf16(vf v) {
+    vu u = (vu)v;
+    vu rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+    vu is_number = (vu)(v == v);
+    return __builtin_convertvector((rounded & is_number) | (~is_number & 0x7fc0), vh);
+}
+
+inline void store(bf16* p, vf v) {
+    vh h = round_to_bf16(v);
+    memcpy(p, &h, sizeof h);
+}
+
+// The first n of sixteen; the others are 0.
+template <typename T>
+inline vf load_some(const T* p, int64_t n) {
+    T padded[LANES] = {};
+    memcpy(padded, p, n * sizeof(T));
+    return load(padded);
+}
+
+template <typename T>
+inline void store_some(T* p, vf v, int64_t n) {
+    T padded[LANES];
+    store(padded, v);
+    memcpy(p, padded, n * sizeof(T));
+}
+
+// function(begin, n) over [0, width) in pieces of sixteen, n being fewer in the last piece alone.
+template <typename Function>
+inline void in_pieces(int64_t width, Function function) {
+    int64_t i = 0;
+    for (; i + LANES <= width; i += LANES) function(i, LANES);
+    if (i < width) function(i, width - i);
+}
+
+template <typename T>
+inline vf load_piece(const T* p, int64_t n) {
+    return n == LANES ? load(p) : load_some(p, n);
+}
+
+template <typename T>
+inline void store_piece(T* p, vf v, int64_t n) {
+    n == LANES ? store(p, v) : store_some(p, v, n);
+}
+
+// What v is after being kept as T.
+inline vf as_kept(vf v, const float*) { return v; }
+inline vf as_kept(vf v, const bf16*) { return (vf)(__builtin_convertvector(round_to_bf16(v), vu) << 16); }
+
+inline float sum(vf v) {
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) v[i] += v[i + half];
+    return v[0];
+}
+
+inline float max(vf v) {
+    float largest = v[0];
+    for (int i = 1; i < LANES; i++) largest = v[i] > largest ? v[i] : largest;
+    return largest;
+}
+
+inline bool any(vi condition) {
+#ifdef __AVX512F__
+    return _mm512_test_epi32_mask((__m512i)condition, (__m512i)condition);
+#else
+    int32_t total = 0;
+    for (int lane = 0; lane < LANES; lane++) total |= condition[lane];
+    return total;
+#endif
+}
+
+inline vf select(vi condition, vf yes, vf no) { return (vf)(((vi)yes & condition) | ((vi)no & ~condition)); }
+
+// e^x within 2 units in the last place: 2^n e^r with |r| <= ln(2) / 2, e^r by its series (as in Cephes). Below -87.3 it
+// is 0; above 88.3 it is some 2e38.
+inline vf exp(vf x) {
+    vi vanishes = x < -87.33654f;
+    vf bounded = select(x > 88.3f, splat(88.3f), select(vanishes, splat(0), x));
+    const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
+    vf shifted = bounded * 1.44269504f + magic;
+    vf n = shifted - magic;
+    vf r = bounded - n * 0.693359375f;
+    r = r - n * -2.12194440e-4f;
+    vf p = splat(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    vf scale = (vf)(((vi)shifted - (vi)splat(magic) + 127) << 23);
+    return select(vanishes, vf{}, p * scale);
+}
+
+inline vf tanh(vf x) {
+    vf e = exp(select(x < 0, x, -x) * 2.0f);
+    vf size = (1.0f - e) / (1.0f + e);
+    return select(x < 0, -size, size);
+}
+
+// What is worth a second thread: bytes or so that one thread works on in some microseconds.
+constexpr int64_t GRAIN = 16384;
+
+}  // namespace aserve
