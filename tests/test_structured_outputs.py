@@ -7,6 +7,7 @@ The default run draws a sample; `make test-thorough` runs sixty schemas with fif
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable
+from datetime import datetime, time
 
 import jsonschema
 import pytest
@@ -17,6 +18,17 @@ from tests.structured_schemas import SCHEMAS
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 PROMPT = "Answer with JSON: "
+CHECKER = jsonschema.FormatChecker(("date", "ipv4", "uuid"))
+
+
+@CHECKER.checks("date-time", ValueError)
+def is_date_time(value: object) -> bool:
+    return not isinstance(value, str) or datetime.fromisoformat(value).tzinfo is not None
+
+
+@CHECKER.checks("time", ValueError)
+def is_time(value: object) -> bool:
+    return not isinstance(value, str) or time.fromisoformat(value).tzinfo is not None
 
 
 @pytest.fixture(params=["auto", "dummy"], ids=["demo", "random weights"])
@@ -38,7 +50,7 @@ async def answers(engine: AsyncEngine, schema: object, seeds: Iterable[int], **p
 
 
 def check_valid(schema: object, completions: Iterable[Completion]) -> None:
-    validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
+    validator = jsonschema.Draft202012Validator(schema, format_checker=CHECKER)
     for completion in completions:
         assert completion.finish_reason is FinishReason.STOP, completion
         validator.validate(json.loads(completion.text))

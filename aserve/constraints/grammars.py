@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from llguidance import LLMatcher, StructTag, grammar_from
 
+from aserve.constraints.formats import with_patterns
 from aserve.constraints.json_schema import check_schema
 from aserve.core.errors import InvalidRequestError
 from aserve.core.rules import shown
@@ -50,7 +51,7 @@ def grammar_of(structured: StructuredOutputs) -> str:
 def json_grammar(schema: Any) -> str:
     """Of a JSON Schema. Raises for one that cannot be enforced in full."""
     check_schema(schema)
-    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_OPTIONS)  # type: ignore[arg-type]  # a TypedDict
+    return LLMatcher.grammar_from_json_schema(json.dumps(with_patterns(schema)), overrides=_OPTIONS)  # type: ignore[arg-type]  # a TypedDict
 
 
 def parsed_json(given: Any, what: str) -> Any:
@@ -95,11 +96,10 @@ def _tags(given: Any) -> str:
         trigger = next((trigger for trigger in triggers if begin.startswith(trigger)), None)
         if trigger is None:
             raise _wrong(f"{place}: begin must start with one of the triggers, got {shown(begin)}")
-        check_schema(each["schema"])
-        options = {"x-guidance": _OPTIONS}
-        schema = options | each["schema"] if isinstance(each["schema"], dict) else each["schema"]
-        if not isinstance(schema, dict):
+        if not isinstance(each["schema"], dict):
             raise _wrong(f"{place}: schema must be an object")
+        check_schema(each["schema"])
+        schema = {"x-guidance": _OPTIONS, **with_patterns(each["schema"])}
         tags.append(StructTag(trigger=trigger, begin=begin, grammar=schema, end=end))
     return StructTag.to_grammar(tags, assume_special=False)
 

@@ -36,6 +36,7 @@ DRAFTS: Final = (
     "json-schema.org/draft-04/schema",
 )
 TYPES: Final = ("null", "boolean", "object", "array", "number", "integer", "string")
+FORMATS: Final = ("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
 ANNOTATIONS: Final = frozenset(
     {
         *("title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly"),
@@ -88,7 +89,8 @@ VALUES: Final[Mapping[str, tuple[Check, str]]] = {
         (_is_count, "a whole number of at least 0"),
     ),
     **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), (_is_number, "a number")),
-    **dict.fromkeys(("pattern", "format"), (lambda value: isinstance(value, str), "a string")),
+    "pattern": (lambda value: isinstance(value, str), "a string"),
+    "format": (lambda value: value in FORMATS, f"one of {', '.join(FORMATS)}: others cannot be enforced"),
     "multipleOf": (_is_multiple, f"a number over 0, of at most {MAX_MULTIPLE} without its decimal point"),
     "required": (_is_texts, "a list of strings"),
     "type": (_is_type, f"one of {', '.join(TYPES)}, or a list of some of them"),
