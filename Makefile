@@ -1,8 +1,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+# A process per core, 8 at most; a file's tests stay together, so that what a module sets up is set up once.
+SIDE_BY_SIDE := -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup serve test test-thorough check fmt lint type bench bench-step peers peer-llama clean
+.PHONY: setup serve test test-thorough test-timing mutants check fmt lint type bench bench-step peers peer-llama clean
 
 setup: $(STAMP)
 
@@ -16,10 +18,21 @@ serve: setup
 	$(BIN)/python -m aserve --model demo
 
 test: setup check
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q $(SIDE_BY_SIDE)
 
+# New examples of the properties that hold the scheduler and the cache together, then what takes minutes.
 test-thorough: setup
+	$(BIN)/python -m pytest -q $(SIDE_BY_SIDE) --hypothesis-profile thorough --timeout 7200 tests/scheduler/test_state_machine.py tests/kv_cache
 	$(BIN)/python -m pytest -q -m thorough
+
+# What measures time: alone, on a machine that has nothing else to do.
+test-timing: setup
+	$(BIN)/python -m pytest -q -m timing
+
+# Small wrong changes that the tests have to notice: first which tests run which lines, then 300 of them. Hours, on 2 cores.
+mutants: setup
+	$(BIN)/python scripts/mutate.py --gather $(SIDE_BY_SIDE)
+	$(BIN)/python scripts/mutate.py --count 300
 
 check: setup fmt lint type
 

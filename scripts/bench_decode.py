@@ -50,7 +50,7 @@ class Rows:
             for start in range(0, self._context, num_tokens):
                 ids = tuple(rng.randrange(self._vocab_size) for _ in range(min(num_tokens, self._context - start)))
                 last = start + len(ids) == self._context
-                piece = SeqSlice(SeqId(row), Row(row), start, len(ids), ids, samples=last)
+                piece = SeqSlice(SeqId(row), Row(row), start, len(ids), ids, num_samples=int(last))
                 plans.append(self._plan((piece,), inits))
                 inits = ()
         return plans
@@ -58,7 +58,7 @@ class Rows:
     def decode(self, step: int) -> StepPlan:
         """One token for every row, the last sampled one being on the device."""
         start = self._context + step
-        return self._plan(tuple(SeqSlice(SeqId(r), Row(r), start, 1, samples=True) for r in range(self._batch)), ())
+        return self._plan(tuple(SeqSlice(SeqId(r), Row(r), start, 1, num_samples=1) for r in range(self._batch)), ())
 
     def _plan(self, slices: tuple[SeqSlice, ...], inits: tuple[RowInit, ...]) -> StepPlan:
         plan = StepPlan(self._step_id, slices, inits)

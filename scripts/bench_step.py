@@ -68,7 +68,7 @@ def decoding_scheduler(num_seqs: int, num_steps: int) -> Scheduler:
 
 def sampled(plan: StepPlan) -> StepResult:
     """What a runner would have brought back."""
-    return StepResult(plan.step_id, (TOKEN_ID,) * sum(piece.samples for piece in plan.slices))
+    return StepResult(plan.step_id, (TOKEN_ID,) * sum(piece.num_samples for piece in plan.slices))
 
 
 def step_times_us(num_seqs: int, num_steps: int) -> list[float]:

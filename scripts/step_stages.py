@@ -173,7 +173,7 @@ class ScriptedRunner:
     def launch(self, plan: StepPlan) -> ScriptedFlight:
         """The next word for each slice that samples."""
         token_id = self._token_ids[plan.step_id % len(self._token_ids)]
-        return ScriptedFlight(StepResult(plan.step_id, (token_id,) * sum(piece.samples for piece in plan.slices)))
+        return ScriptedFlight(StepResult(plan.step_id, (token_id,) * sum(piece.num_samples for piece in plan.slices)))
 
     def recover(self) -> ScriptedFlight:
         """Nothing fails."""

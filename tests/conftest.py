@@ -1,13 +1,17 @@
-"""Hypothesis profiles, and what lets tests run without pytest's plugins.
+"""Hypothesis profiles, threads of processes side by side, and what lets tests run without pytest's plugins.
 
 The usual profile repeats the same examples in every run; `thorough` looks for new ones.
 
 pytest tests/scheduler --hypothesis-profile thorough
 """
 
+import os
 from contextlib import suppress
 
 import pytest
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # one of as many processes as there are cores; torch would have each take all
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 with suppress(ModuleNotFoundError):  # tests of kernels need none of it, and run where there is nothing but torch
     from hypothesis import settings

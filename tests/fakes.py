@@ -210,14 +210,16 @@ class FakeKV:
         for piece in plan.slices:
             self._context(self._rows[piece.row], piece.start + 1)  # its first position reads too, sampled or not
         self._masks = {row: ids_of(mask.mask()) for row, mask in plan.masks}
-        sampling = [piece for piece in plan.slices if piece.samples]
-        scores = tuple(self._scores(piece, self._sample(piece)) for piece in sampling)
+        sampling = [piece for piece in plan.slices if piece.num_samples]
+        runs = [self._sample(piece) for piece in sampling]
+        scores = [score for piece, run in zip(sampling, runs, strict=True) for score in self._scores(piece, run)]
         return StepResult(
             plan.step_id,
-            tuple(self._last_token(piece) for piece in sampling),
-            scores if any(score is not None for score in scores) else (),
+            tuple(token_id for run in runs for token_id in run),
+            tuple(scores) if any(score is not None for score in scores) else (),
             tuple(self._prompt_scores(piece) for piece in plan.slices if piece.target_ids),
-            tuple(piece.seq_id for piece in sampling if self._last_token(piece) == NO_TOKEN),
+            tuple(piece.seq_id for piece, run in zip(sampling, runs, strict=True) if run[-1] == NO_TOKEN),
+            num_accepted=tuple(len(run) - 1 for run in runs) if any(piece.draft_ids for piece in sampling) else (),
         )
 
     def spoil(self, plan: StepPlan) -> None:
@@ -276,26 +278,30 @@ class FakeKV:
                 written.add(slot)
                 self._blocks.setdefault(slot[0], {})[slot[1]] = (position, token_id, self._mark(row.sampling))
 
-    def _sample(self, piece: SeqSlice) -> int:
+    def _sample(self, piece: SeqSlice) -> list[int]:
+        """The tokens that a slice yields: drafts as long as they are what is sampled, and the one after them."""
         row = self._rows[piece.row]
-        position = piece.start + piece.num_tokens
-        banned_ids = row.sampling.banned_ids if position < row.sampling.banned_before else ()
         seed = row.sampling.seed if self._seeded and row.sampling.temperature > 0 else 0
         mask = self._masks.get(piece.row)
-        row.last_token = next_token(self._context(row, position), self._vocabulary, banned_ids, seed, mask)
-        return row.last_token
+        assert mask is None or not piece.draft_ids, "a mask is of one token"
+        run: list[int] = []
+        for position, draft_id in enumerate((*piece.draft_ids, None), start=_first_sampled(piece)):
+            banned_ids = row.sampling.banned_ids if position < row.sampling.banned_before else ()
+            row.last_token = next_token(self._context(row, position), self._vocabulary, banned_ids, seed, mask)
+            run.append(row.last_token)
+            if draft_id != row.last_token:
+                break
+        return run
 
-    def _last_token(self, piece: SeqSlice) -> int:
-        token_id = self._rows[piece.row].last_token
-        assert token_id is not None, "the slice samples"
-        return token_id
-
-    def _scores(self, piece: SeqSlice, token_id: int) -> TokenScores | None:
+    def _scores(self, piece: SeqSlice, run: Sequence[int]) -> list[TokenScores | None]:
         row = self._rows[piece.row]
-        if row.sampling.num_logprobs is None:
-            return None
-        context = self._context(row, piece.start + piece.num_tokens)
-        return scores_of(context, self._vocabulary, token_id, row.sampling.num_logprobs)
+        num_top = row.sampling.num_logprobs
+        if num_top is None:
+            return [None] * len(run)
+        return [
+            scores_of(self._context(row, position), self._vocabulary, token_id, num_top)
+            for position, token_id in enumerate(run, start=_first_sampled(piece))
+        ]
 
     def _prompt_scores(self, piece: SeqSlice) -> tuple[TokenScores, ...]:
         row = self._rows[piece.row]
@@ -321,6 +327,11 @@ class FakeKV:
         return row.block_ids[span * len(self._windows) + group], offset
 
 
+def _first_sampled(piece: SeqSlice) -> int:
+    """The position that the first token takes which a slice yields."""
+    return piece.start + piece.num_tokens - piece.num_samples + 1
+
+
 class FakeScript:
     """Instead of a model: every sequence says the same, from the beginning and over again. Stores nothing.
 
@@ -338,7 +349,8 @@ class FakeScript:
         self._samplings |= {init.row: init.sampling for init in plan.inits}
         token_ids, scores = [], []
         for piece in plan.slices:
-            if piece.samples:
+            assert piece.num_samples < 2, "a script verifies no drafts"
+            if piece.num_samples:
                 count = self._num_sampled.get(piece.seq_id, 0)
                 self._num_sampled[piece.seq_id] = count + 1
                 token_ids.append(self._token_ids[count % len(self._token_ids)])

@@ -66,8 +66,8 @@ class Bench:
             max_model_len=128,
             max_in_flight=max_in_flight,
         )
-        metrics = EngineMetrics(CollectorRegistry(), "model", self.scheduler.statistics)
-        self.loop = EngineLoop(self.scheduler, runner, metrics, self.clock, tokenizer.token_texts, **options)
+        self.metrics = EngineMetrics(CollectorRegistry(), "model", self.scheduler.statistics)
+        self.loop = EngineLoop(self.scheduler, runner, self.metrics, self.clock, tokenizer.token_texts, **options)
 
     def open(self, name, prompt, max_tokens, **fields):
         params = SamplingParams(**fields)
@@ -407,3 +407,16 @@ async def test_branches_of_an_open_request_are_read_beside_it(tokenizer):
         assert bench.loop.num_readers == 1
         with pytest.raises(InvalidRequestError, match="'b' is not open"):
             bench.loop.request(RequestId("b"))
+
+
+async def test_a_failed_step_is_counted_and_a_count_that_fails_is_told_to_the_log_alone(tokenizer, monkeypatch, caplog):
+    """Caught: the call of `step_failed` removed, or its place in the log swapped with the log."""
+    async with running(Bench(tokenizer, fake_kv(poison=poisoned_by(99, ValueError())))) as bench:
+        with pytest.raises(StepFailedError):
+            await bench.ask("culprit", [1, 99, 3], 5)
+        assert bench.metrics.num_step_failures > 0
+        monkeypatch.setattr(bench.metrics, "step_failed", lambda _error: 1 // 0)
+        with pytest.raises(StepFailedError):
+            await bench.ask("another", [1, 99, 3], 5)
+        assert (await bench.ask("neighbour", [1, 2, 3], 5))[0] == continuation([1, 2, 3], 5, vocabulary=BYTES)
+    assert any("counting" in record.message and "ZeroDivisionError" in record.message for record in caplog.records)

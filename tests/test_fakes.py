@@ -13,12 +13,12 @@ VOCABULARY = range(10)
 
 
 def prefill(step_id: int, token_ids: tuple[int, ...], blocks: tuple[int, ...]) -> StepPlan:
-    piece = SeqSlice(0, 0, 0, len(token_ids), token_ids, blocks, samples=True)
+    piece = SeqSlice(0, 0, 0, len(token_ids), token_ids, blocks, num_samples=1)
     return StepPlan(step_id, (piece,), (RowInit(0, 0, GREEDY),))
 
 
 def decode(step_id: int, position: int, new_blocks: tuple[int, ...] = ()) -> StepPlan:
-    return StepPlan(step_id, (SeqSlice(0, 0, position, 1, (), new_blocks, samples=True),))
+    return StepPlan(step_id, (SeqSlice(0, 0, position, 1, (), new_blocks, num_samples=1),))
 
 
 async def test_the_tokens_are_those_of_the_oracle():
@@ -35,7 +35,7 @@ async def test_a_wrong_block_changes_the_token():
     results = []
     for runner, tokens in ((kept, (1, 2, 3, 4)), (other, (1, 2, 9, 4))):
         runner.launch(prefill(0, tokens, (1, 2)))
-        again = StepPlan(1, (SeqSlice(1, 1, 4, 1, (5,), (3,), samples=True),), (RowInit(1, 1, GREEDY, (1, 2)),))
+        again = StepPlan(1, (SeqSlice(1, 1, 4, 1, (5,), (3,), num_samples=1),), (RowInit(1, 1, GREEDY, (1, 2)),))
         results.append((await runner.launch(again).land()).token_ids)
     assert results[0] == tuple(continuation((1, 2, 3, 4, 5), 1))
     assert results[0] != results[1]

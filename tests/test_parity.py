@@ -142,7 +142,7 @@ async def check_parity(recipe, checkpoints, generate, device):
     completions, statistics, plans = await serve(checkpoints(recipe), prompts, device, num_blocks)
 
     pieces = [piece for plan in plans for piece in plan.slices]
-    assert any(piece.num_tokens > 1 and not piece.samples for piece in pieces), "no prompt was computed in chunks"
+    assert any(piece.num_tokens > 1 and not piece.num_samples for piece in pieces), "no prompt was computed in chunks"
     assert any(len({piece.num_tokens > 1 for piece in plan.slices}) == 2 for plan in plans), "no step was mixed"
     assert max(plan.num_tokens for plan in plans) <= stretched(TOKEN_BUDGET, TOKEN_BUDGET) == 48
     assert statistics.num_cache_hits > 0

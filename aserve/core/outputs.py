@@ -46,6 +46,23 @@ class SeqDelta(msgspec.Struct, frozen=True, gc=False):
     cumulative_logprob: float | None = None
     queued_s: float = 0.0
 
+    def merge(self, later: "SeqDelta") -> "SeqDelta":
+        """This delta followed by a later one of the same choice, as one."""
+        assert self.index == later.index, "only deltas of one choice merge"
+        assert self.finish_reason is None, "I19: nothing follows a terminal delta"
+        return SeqDelta(
+            self.request_id,
+            self.token_ids + later.token_ids,
+            later.finish_reason,
+            later.stop_reason,
+            self.index,
+            self.num_cached_tokens,
+            self.scores + later.scores,
+            self.prompt_scores + later.prompt_scores,
+            later.cumulative_logprob,
+            self.queued_s,
+        )
+
 
 class StepTokens(msgspec.Struct, frozen=True, gc=False):
     """What readers learn from a step. A choice comes up once at most.

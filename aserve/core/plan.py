@@ -7,8 +7,16 @@ them replays a step sequence on another device.
     One sequence during a step (positions grow rightward):
       |<-- matched -->|<------ computed ------>|<- this slice ->|
       0          num_matched                 start       start + num_tokens
+
+A slice may end in drafts: tokens that somebody guessed (speculative decoding, Leviathan et al., 2023). The step
+computes them like any, and samples at each of the last `num_samples` positions. A draft is accepted if it is the token
+that was sampled at the position before it, and all drafts before it are accepted. What is behind counts for nothing:
+
+    token_ids      7    a    b    c        num_tokens 4, num_samples 4, drafts (a, b, c)
+    sampled        a    b    x    y        accepted (a, b); the tokens are a, b, x; landed up to start + 3
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -71,7 +79,8 @@ class SeqSlice(msgspec.Struct, frozen=True, gc=False):
 
     token_ids: the tokens at those positions; () means one token, the row's last sampled one, still on the device.
     new_blocks: appended to the row's block table before the step runs.
-    samples: whether the last position yields a token.
+    num_samples: how many of the last positions yield a token: 0 in an unfinished chunk of a prompt, as a rule 1; k > 1
+        says that the last k - 1 of `token_ids` are drafts.
     target_ids: the tokens at positions start + 1 and on, to be scored by what the slice computes; () scores nothing.
     """
 
@@ -81,8 +90,13 @@ class SeqSlice(msgspec.Struct, frozen=True, gc=False):
     num_tokens: int
     token_ids: tuple[int, ...] = ()
     new_blocks: tuple[BlockId, ...] = ()
-    samples: bool = False
+    num_samples: int = 0
     target_ids: tuple[int, ...] = ()
+
+    @property
+    def draft_ids(self) -> tuple[int, ...]:
+        """Guessed tokens, at the last num_samples - 1 positions."""
+        return self.token_ids[self.num_tokens - self.num_samples + 1 :] if self.num_samples > 1 else ()
 
 
 class BlockOps(msgspec.Struct, frozen=True, gc=False):
@@ -117,7 +131,7 @@ class TokenMask(Protocol):
 class StepPlan(msgspec.Struct, frozen=True, gc=False):
     """One step. Blocks are moved first, then rows named in `inits` are set up, then slices run.
 
-    slices may be empty where block_ops are not. masks: of rows whose slices sample; the others may take any token.
+    slices may be empty where block_ops are not. masks: of rows whose slices sample once; others may take any token.
     """
 
     step_id: int
@@ -147,13 +161,14 @@ class TokenScores(msgspec.Struct, frozen=True, gc=False):
 
 
 class StepResult(msgspec.Struct, frozen=True, gc=False):
-    """token_ids: one sampled token for each slice with `samples`, in the plan's order.
-
-    failed: sequences without a token: their logits were not finite, or their mask left nothing.
-        What stands for their tokens means nothing.
+    """token_ids: of each slice that samples, in the plan's order, its accepted drafts and the token sampled after.
 
     scores: for each of them, where its row has num_logprobs, else None; () when no row of the step has.
     prompt_scores: for each slice with `target_ids`, in the plan's order, the scores of those tokens.
+    failed: sequences without a token: their logits were not finite, or their mask left nothing.
+        What stands for their tokens means nothing.
+    num_accepted: of each slice that samples, how many of its drafts; () in a step without drafts, in which each of them
+        has one token.
     """
 
     step_id: int
@@ -161,3 +176,12 @@ class StepResult(msgspec.Struct, frozen=True, gc=False):
     scores: tuple[TokenScores | None, ...] = ()
     prompt_scores: tuple[tuple[TokenScores, ...], ...] = ()
     failed: tuple[SeqId, ...] = ()
+    num_accepted: tuple[int, ...] = ()
+
+
+def num_agreeing(draft_ids: Sequence[int], sampled_ids: Sequence[int]) -> int:
+    """How many drafts are accepted: up to the first that is not the token sampled at the position before it."""
+    for num, (draft_id, sampled_id) in enumerate(zip(draft_ids, sampled_ids, strict=False)):
+        if draft_id != sampled_id:
+            return num
+    return len(draft_ids)

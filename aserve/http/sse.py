@@ -83,7 +83,6 @@ class EventStream(EventSourceResponse):
             line.request(self._first)
             self._line = line
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        self._since_s = self._time()
         async with task_group() as tasks:
             keeper = tasks.create_task(self._keep_alive(send), name="aserve: keep-alive")
             await self._write_all(send)

@@ -57,9 +57,14 @@ def _plain_is_steady(num_outputs: int, num_inputs: int, *, like_packed: bool) ->
     return all(torch.equal(plain_linear(x_TI[:n], weights_IO, None), expected_TO[:n]) for n in _TRIED_ROWS)
 
 
-@cache
 def plain_is_fast() -> bool:
     """Whether torch's plain products take no longer for several rows: MKL uses all vector units of Intel's alone."""
+    return is_intel()
+
+
+@cache
+def is_intel() -> bool:
+    """Whether the processor is Intel's."""
     try:
         return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -80,7 +85,7 @@ def packed_linear(x_TI: Tensor, packed_OI: Tensor, bias_O: Tensor | None) -> Ten
     if num_rows == 1 and num_inputs > _MAX_RUN:
         # oneDNN adds up a single row's inputs in shorter runs.
         return _product(F.pad(x_TI, (0, 0, 0, 1)), packed_OI, bias_O)[:1]
-    if _TILE_ROWS < num_rows <= 2 * _TILE_ROWS and x_TI.dtype == torch.bfloat16 and _has_amx():
+    if _TILE_ROWS < num_rows <= 2 * _TILE_ROWS and x_TI.dtype == torch.bfloat16 and has_amx():
         # oneDNN takes 1.4 times as long for 17 to 32 rows, in two tiles, as for 33 to 48, in three.
         x_TI = F.pad(x_TI, (0, 0, 0, 2 * _TILE_ROWS + 1 - num_rows))
         return _product(x_TI, packed_OI, bias_O)[:num_rows]
@@ -117,5 +122,6 @@ def _product(x_TI: Tensor, packed_OI: Tensor, bias_O: Tensor | None) -> Tensor:
 
 
 @cache
-def _has_amx() -> bool:
+def has_amx() -> bool:
+    """Whether the processor has matrix units, and the system lets them be used."""
     return torch.cpu._is_amx_tile_supported()

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from aserve.core.ids import BlockId
 from aserve.core.layout import Window, first_visible_span
 from aserve.kv_cache.block_pool import NULL_BLOCK, BlockPool
+from aserve.kv_cache.hashing import extend_chain
 from aserve.kv_cache.table import BlockTable
 
 
@@ -40,3 +41,12 @@ def check_visible(table: BlockTable, position: int, windows: Sequence[Window], b
         unseen = blocks[: max(0, first - 1)] if is_sealed else []
         assert not any(unseen), f"I24: group {group} holds what position {position} does not see: {blocks}"
         assert all(blocks[first:]), f"I24: group {group} lacks what position {position} sees: {blocks}"
+
+
+def check_hashes(table: BlockTable, token_ids: Sequence[int], block_size: int) -> None:
+    """Assert I25: the table's hashes name these tokens, which have landed, and no others."""
+    num_spans = len(table.hashes) - 1
+    assert num_spans * block_size <= len(token_ids), f"I25: {num_spans} hashes for {len(token_ids)} tokens"
+    chain = table.hashes[:1]
+    extend_chain(chain, token_ids, num_spans, block_size)
+    assert chain == table.hashes, "I25: a hash names other tokens than have landed"

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from aserve.kernels.ops import AttentionBatch, HeadNormOps, KVLayer, Ops
+from aserve.kernels.ops import HeadNormOps, KVLayer, Ops
+from aserve.models.interface import ForwardBatch
 from aserve.models.layers import Linear, LinearMethod, LinearShape
 from aserve.models.spec import ModelSpec
 from aserve.models.weights import Weights
@@ -37,14 +38,13 @@ class RotaryAttention:
         q_THD: Tensor,
         k_TKD: Tensor,
         v_TKD: Tensor,
-        positions_T: Tensor,
         kv: KVLayer,
-        batch: AttentionBatch,
+        batch: ForwardBatch,
         head_norms: HeadNorms | None = None,
     ) -> Tensor:
         """The heads' outputs side by side, [T, H * D]. Norms of q and k, where there are any, come first."""
-        batch = batch.of(kv)
-        cache = (self._cos_sin_LD, positions_T, kv.k_BPKD, kv.v_BPKD, batch.slots_T)
+        places = batch.attention.of(kv)
+        cache = (self._cos_sin_LD, batch.positions_T, kv.k_BPKD, kv.v_BPKD, places.slots_T)
         if head_norms is None:
             q_THD = self._ops.rope_and_write_kv(q_THD, k_TKD, v_TKD, *cache)
         elif self._norm_rope_and_write_kv is not None:
@@ -53,7 +53,7 @@ class RotaryAttention:
             q_norm_D, k_norm_D, eps = head_norms
             q_THD, k_TKD = self._ops.rms_norm(q_THD, q_norm_D, eps), self._ops.rms_norm(k_TKD, k_norm_D, eps)
             q_THD = self._ops.rope_and_write_kv(q_THD, k_TKD, v_TKD, *cache)
-        out_THD = self._ops.attend(q_THD, kv.k_BPKD, kv.v_BPKD, batch, scale=self._scale, sliding_window=self._window)
+        out_THD = self._ops.attend(q_THD, kv.k_BPKD, kv.v_BPKD, places, scale=self._scale, sliding_window=self._window)
         return out_THD.flatten(1)
 
 

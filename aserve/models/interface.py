@@ -1,6 +1,7 @@
 """What the runner asks of a model, whichever way it is implemented. Shape letters: kernels/ops.py."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
@@ -9,12 +10,23 @@ from aserve.kernels.ops import AttentionBatch, KVLayer
 from aserve.models.spec import ModelSpec
 
 
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """A step's T tokens as every layer sees them. It is passed on whole: what a capability needs more is a field here.
+
+    positions_T: int64, of each token in its sequence. attention: where their keys and values lie.
+    """
+
+    positions_T: Tensor
+    attention: AttentionBatch
+
+
 class CausalLM(Protocol):
     """A decoder over the paged cache. Holds weights and nothing of a step; every argument of a step is passed."""
 
     spec: ModelSpec
 
-    def forward(self, token_ids_T: Tensor, positions_T: Tensor, kv: Sequence[KVLayer], batch: AttentionBatch) -> Tensor:
+    def forward(self, token_ids_T: Tensor, kv: Sequence[KVLayer], batch: ForwardBatch) -> Tensor:
         """Hidden states of the step's tokens, [T, E], after the final norm. Writes the step's keys and values to kv."""
         ...
 

@@ -1,17 +1,21 @@
 """The layers that decoders share: linear layers behind a method, and the gated feed-forward block.
 
-How a linear layer keeps its weight is a `LinearMethod`: dense or packed here, one class more for a quantized one.
+How a linear layer keeps its weight is a `LinearMethod`: dense, packed for oneDNN or packed for our own product.
 Models say which checkpoint tensors a layer is made of, and fuse where that saves a matrix product. Shape letters:
 kernels/ops.py, and I, O for the inputs and outputs of a linear layer.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch.nn.functional as F
 from torch import Tensor
 
+from aserve.kernels.native.library import Library
+from aserve.kernels.native.native_linear import NativeLinear
+from aserve.kernels.native.weight_memory import WeightMemory
 from aserve.kernels.ops import Ops
 from aserve.kernels.packed_linear import (
     can_be_plain,
@@ -22,11 +26,16 @@ from aserve.kernels.packed_linear import (
     plain_is_fast,
     plain_linear,
 )
+from aserve.models.interface import ForwardBatch
 from aserve.models.spec import ModelSpec
 from aserve.models.weights import Weights
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """x [T, I], W [O, I] and b [O] to x W^T + b, [T, O]."""
+
+
+Embedding = Callable[[Tensor], Tensor]
+"""Token ids [T] to the rows of a table, [T, E]."""
 
 
 class Linear(Protocol):
@@ -56,8 +65,8 @@ class LinearMethod(Protocol):
         """The layer, its weights taken from the checkpoint."""
         ...
 
-    def wrap(self, weight_OI: Tensor) -> Linear:
-        """A layer over a weight that lives elsewhere: the output head tied to the embedding."""
+    def tie(self, table_VE: Tensor) -> tuple[Embedding, Linear]:
+        """An embedding and the output head that is tied to it, of one table, which the caller keeps no longer."""
         ...
 
 
@@ -117,9 +126,9 @@ class DenseMethod:
         """One matrix for all that is fused."""
         return DenseLinear(*load_fused(weights, shape), self._product)
 
-    def wrap(self, weight_OI: Tensor) -> Linear:
-        """The shared weight itself."""
-        return DenseLinear(weight_OI, None, self._product)
+    def tie(self, table_VE: Tensor) -> tuple[Embedding, Linear]:
+        """The table itself, twice."""
+        return embedding(table_VE), DenseLinear(table_VE, None, self._product)
 
 
 class PackingMethod:
@@ -129,6 +138,10 @@ class PackingMethod:
         """One matrix for all that is fused."""
         return self.wrap(*load_fused(weights, shape))
 
+    def tie(self, table_VE: Tensor) -> tuple[Embedding, Linear]:
+        """The table, and a packed copy of it where it pays to pack: embeddings cannot be read from that."""
+        return embedding(table_VE), self.wrap(table_VE)
+
     def wrap(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
         """The fastest for the weight, of those that give a row the same bits with any number of others."""
         if not can_pack(weight_OI):
@@ -136,6 +149,28 @@ class PackingMethod:
         if can_be_plain(weight_OI):
             return SmallLinear(weight_OI, bias_O, packs=not plain_is_fast())
         return PackedLinear(weight_OI, bias_O)
+
+
+class NativeMethod:
+    """Each weight packed for our own product, and kept in no other way."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._memory = WeightMemory()
+
+    def load(self, weights: Weights, shape: LinearShape) -> Linear:
+        """One matrix for all that is fused."""
+        return NativeLinear(self._library, self._memory, *load_fused(weights, shape))
+
+    def tie(self, table_VE: Tensor) -> tuple[Embedding, Linear]:
+        """Both from the packed table."""
+        linear = NativeLinear(self._library, self._memory, table_VE)
+        return linear.embed, linear
+
+
+def embedding(table_VE: Tensor) -> Embedding:
+    """Rows of a table as it is."""
+    return partial(F.embedding, weight=table_VE)
 
 
 def load_fused(weights: Weights, shape: LinearShape) -> tuple[Tensor, Tensor | None]:
@@ -170,6 +205,6 @@ class GatedMLP:
         self._down = linear.load(weights, LinearShape({f"{prefix}.down_proj": hidden}, size, spec.mlp_bias))
         self._silu_and_mul = ops.silu_and_mul
 
-    def __call__(self, x_TE: Tensor) -> Tensor:
+    def __call__(self, x_TE: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, E] to [T, E]."""
         return self._down(self._silu_and_mul(self._gate_up(x_TE)))

@@ -11,12 +11,12 @@ this one. Qwen3 puts its own attention into it (qwen3.py). Shape letters: kernel
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import torch.nn.functional as F
 from torch import Tensor
 
-from aserve.kernels.ops import AttentionBatch, KVLayer, Ops
+from aserve.kernels.ops import KVLayer, Ops
 from aserve.models.attention import QKV, RotaryAttention, output_projection
-from aserve.models.layers import GatedMLP, LinearMethod, LinearShape, load_tensor
+from aserve.models.interface import ForwardBatch
+from aserve.models.layers import GatedMLP, LinearMethod, LinearShape, embedding, load_tensor
 from aserve.models.spec import ModelSpec
 from aserve.models.weights import Weights
 
@@ -24,13 +24,23 @@ from aserve.models.weights import Weights
 class Attention(Protocol):
     """A layer's attention block."""
 
-    def __call__(self, x_TE: Tensor, positions_T: Tensor, kv: KVLayer, batch: AttentionBatch) -> Tensor:
+    def __call__(self, x_TE: Tensor, kv: KVLayer, batch: ForwardBatch) -> Tensor:
         """[T, E] to [T, E]. Writes the step's keys and values to kv."""
+        ...
+
+
+class FeedForward(Protocol):
+    """A layer's feed-forward block."""
+
+    def __call__(self, x_TE: Tensor, batch: ForwardBatch) -> Tensor:
+        """[T, E] to [T, E], of each token by itself."""
         ...
 
 
 AttentionFactory = Callable[[ModelSpec, Ops, Weights, LinearMethod, str, RotaryAttention], Attention]
 """Makes the attention block whose checkpoint tensors are named after the prefix, the fifth argument."""
+FeedForwardFactory = Callable[[ModelSpec, Ops, Weights, LinearMethod, str], FeedForward]
+"""Makes the feed-forward block, likewise."""
 
 
 class LlamaAttention:
@@ -49,16 +59,15 @@ class LlamaAttention:
         self._attend = attend
         self._out = output_projection(spec, weights, linear, prefix)
 
-    def __call__(self, x_TE: Tensor, positions_T: Tensor, kv: KVLayer, batch: AttentionBatch) -> Tensor:
+    def __call__(self, x_TE: Tensor, kv: KVLayer, batch: ForwardBatch) -> Tensor:
         """[T, E] to [T, E]."""
-        q_THD, k_TKD, v_TKD = self._qkv(x_TE)
-        return self._out(self._attend(q_THD, k_TKD, v_TKD, positions_T, kv, batch))
+        return self._out(self._attend(*self._qkv(x_TE), kv, batch))
 
 
 class LlamaLayer:
     """One layer's weights. What adds the blocks up, norms included, is `Llama.forward`."""
 
-    def __init__(self, attention_norm_E: Tensor, attention: Attention, mlp_norm_E: Tensor, mlp: GatedMLP) -> None:
+    def __init__(self, attention_norm_E: Tensor, attention: Attention, mlp_norm_E: Tensor, mlp: FeedForward) -> None:
         self.attention_norm_E = attention_norm_E
         self.attention = attention
         self.mlp_norm_E = mlp_norm_E
@@ -76,6 +85,7 @@ class Llama:
         linear: LinearMethod,
         cos_sin_LD: Tensor,
         attention: AttentionFactory = LlamaAttention,
+        feed_forward: FeedForwardFactory = GatedMLP,
     ) -> None:
         self.spec = spec
         self._ops = ops
@@ -87,29 +97,33 @@ class Llama:
                 load_tensor(weights, f"{prefix}.input_layernorm.weight", spec.hidden_size),
                 attention(spec, ops, weights, linear, f"{prefix}.self_attn", attend),
                 load_tensor(weights, f"{prefix}.post_attention_layernorm.weight", spec.hidden_size),
-                GatedMLP(spec, ops, weights, linear, f"{prefix}.mlp"),
+                feed_forward(spec, ops, weights, linear, f"{prefix}.mlp"),
             )
 
-        self._embedding_VE = load_tensor(weights, "model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
+        def table_VE() -> Tensor:
+            return load_tensor(weights, "model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
+
+        if spec.tie_embeddings:
+            weights.skip("lm_head.weight")
+            self._embed, self._head = linear.tie(table_VE())
+        else:
+            self._embed = embedding(table_VE())
         self._layers = [layer(index) for index in range(spec.num_layers)]
         final_norm_E = load_tensor(weights, "model.norm.weight", spec.hidden_size)
         # The norm after a layer's last sum is the next layer's first, so that every sum is fused with a norm.
         self._next_norms = [layer.attention_norm_E for layer in self._layers[1:]] + [final_norm_E]
-        if spec.tie_embeddings:
-            weights.skip("lm_head.weight")
-            self._head = linear.wrap(self._embedding_VE)
-        else:
+        if not spec.tie_embeddings:
             self._head = linear.load(weights, LinearShape({"lm_head": spec.vocab_size}, spec.hidden_size))
 
-    def forward(self, token_ids_T: Tensor, positions_T: Tensor, kv: Sequence[KVLayer], batch: AttentionBatch) -> Tensor:
+    def forward(self, token_ids_T: Tensor, kv: Sequence[KVLayer], batch: ForwardBatch) -> Tensor:
         """Hidden states after the final norm, [T, E]; h_TE is the residual stream, x_TE what its norm gives."""
         ops, eps = self._ops, self.spec.norm_eps
-        h_TE = F.embedding(token_ids_T, self._embedding_VE)
+        h_TE = self._embed(token_ids_T)
         x_TE = ops.rms_norm(h_TE, self._layers[0].attention_norm_E, eps)
         for layer, cache, next_norm_E in zip(self._layers, kv, self._next_norms, strict=True):
-            x_TE = layer.attention(x_TE, positions_T, cache, batch)
+            x_TE = layer.attention(x_TE, cache, batch)
             x_TE, h_TE = ops.add_rms_norm(x_TE, h_TE, layer.mlp_norm_E, eps)
-            x_TE, h_TE = ops.add_rms_norm(layer.mlp(x_TE), h_TE, next_norm_E, eps)
+            x_TE, h_TE = ops.add_rms_norm(layer.mlp(x_TE, batch), h_TE, next_norm_E, eps)
         return x_TE
 
     def logits(self, hidden_SE: Tensor) -> Tensor:

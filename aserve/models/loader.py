@@ -3,17 +3,25 @@
 Native families never import transformers, which would triple the time to start.
 """
 
+from collections.abc import Callable
+from importlib import import_module
+
 import torch
+from torch import Tensor
 
 from aserve.core.errors import CheckpointError
+from aserve.kernels.native.native_linear import can_be_native
+from aserve.kernels.native.native_ops import NativeOps
 from aserve.kernels.ops import LinearOps, Ops
 from aserve.models.checkpoint import Checkpoint
 from aserve.models.interface import CausalLM
-from aserve.models.layers import DenseMethod, LinearMethod, PackingMethod
-from aserve.models.registry import NATIVE
+from aserve.models.layers import DenseMethod, LinearMethod, NativeMethod, PackingMethod
 from aserve.models.rope import rope_table
-from aserve.models.spec import ModelSpec, read_architecture, read_spec
+from aserve.models.spec import FAMILIES, ModelSpec, read_architecture, read_spec
 from aserve.models.weights import Progress, RandomWeights, SafetensorsWeights, Weights
+
+NativeModel = Callable[[ModelSpec, Ops, Weights, LinearMethod, Tensor], CausalLM]
+"""Makes a model from its weights and a rope table."""
 
 
 def no_progress(stage: str, done: int, total: int) -> None:
@@ -44,7 +52,7 @@ def load_model(  # noqa: PLR0913  (each a wish of the user, most with a default)
     torch_dtype = read_dtype(checkpoint, dtype)
     dummy = load_format == "dummy"
     architecture = read_architecture(checkpoint.config)
-    if architecture not in NATIVE:
+    if architecture not in FAMILIES:
         if batch_invariant:
             raise CheckpointError(f"{architecture} runs through transformers, whose products are not batch_invariant")
         # Imported here: transformers takes seconds, and only its own models need it.
@@ -61,9 +69,9 @@ def load_model(  # noqa: PLR0913  (each a wish of the user, most with a default)
     spec = read_spec(checkpoint.config)
     num_positions = min(max_model_len or spec.context_len, spec.context_len)
     if dummy:
-        return _build(spec, ops, RandomWeights(torch_dtype, device, seed), num_positions, device)
+        return _build(spec, ops, RandomWeights(torch_dtype, device, seed), num_positions, torch_dtype, device)
     with SafetensorsWeights(checkpoint.weight_files, torch_dtype, device, progress) as weights:
-        model = _build(spec, ops, weights, num_positions, device)
+        model = _build(spec, ops, weights, num_positions, torch_dtype, device)
         weights.finish()
     return model
 
@@ -81,12 +89,25 @@ def read_dtype(checkpoint: Checkpoint, wish: str) -> torch.dtype:
     return found
 
 
-def _build(spec: ModelSpec, ops: Ops, weights: Weights, num_positions: int, device: torch.device) -> CausalLM:
+def _build(
+    spec: ModelSpec, ops: Ops, weights: Weights, num_positions: int, dtype: torch.dtype, device: torch.device
+) -> CausalLM:
     assert spec.rope is not None, "every native family is rotary"
     cos_sin_LD = rope_table(spec.rope, spec.head_dim, num_positions, device)
-    return NATIVE[spec.architecture](spec, ops, weights, linear_method(ops), cos_sin_LD)
+    return native_model(spec.architecture)(spec, ops, weights, linear_method(ops, dtype), cos_sin_LD)
 
 
-def linear_method(ops: Ops) -> LinearMethod:
+def native_model(architecture: str) -> NativeModel:
+    """What makes a family's model."""
+    module, _, name = FAMILIES[architecture].model.partition(":")
+    found: NativeModel = getattr(import_module(f"aserve.models.{module}"), name)
+    return found
+
+
+def linear_method(ops: Ops, dtype: torch.dtype) -> LinearMethod:
     """Products of the operations' own where they have some, else packed where that pays."""
-    return DenseMethod(ops.linear) if isinstance(ops, LinearOps) else PackingMethod()
+    if isinstance(ops, LinearOps):
+        return DenseMethod(ops.linear)
+    if isinstance(ops, NativeOps) and can_be_native(dtype):
+        return NativeMethod(ops.library)
+    return PackingMethod()

@@ -2,8 +2,9 @@
 
 from torch import Tensor
 
-from aserve.kernels.ops import AttentionBatch, KVLayer, Ops
+from aserve.kernels.ops import KVLayer, Ops
 from aserve.models.attention import QKV, HeadNorms, RotaryAttention, output_projection
+from aserve.models.interface import ForwardBatch
 from aserve.models.layers import LinearMethod, load_tensor
 from aserve.models.llama import Llama
 from aserve.models.spec import ModelSpec
@@ -29,10 +30,9 @@ class Qwen3Attention:
         self._attend = attend
         self._out = output_projection(spec, weights, linear, prefix)
 
-    def __call__(self, x_TE: Tensor, positions_T: Tensor, kv: KVLayer, batch: AttentionBatch) -> Tensor:
+    def __call__(self, x_TE: Tensor, kv: KVLayer, batch: ForwardBatch) -> Tensor:
         """[T, E] to [T, E]."""
-        q_THD, k_TKD, v_TKD = self._qkv(x_TE)
-        return self._out(self._attend(q_THD, k_TKD, v_TKD, positions_T, kv, batch, self._head_norms))
+        return self._out(self._attend(*self._qkv(x_TE), kv, batch, self._head_norms))
 
 
 def qwen3(spec: ModelSpec, ops: Ops, weights: Weights, linear: LinearMethod, cos_sin_LD: Tensor) -> Llama:

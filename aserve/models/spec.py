@@ -1,8 +1,8 @@
 """ModelSpec: the numbers of a decoder, read from a Hugging Face config.json. Pure: no torch, no file, no transformers.
 
 Knows the native families' spellings and defaults, old (`rope_scaling`, `rope_theta`) and new (`rope_parameters`,
-transformers 5). Does not know which class computes a family (registry.py), nor other architectures: those are measured
-where transformers runs them (transformers_backend.py).
+transformers 5). A new family is an entry in
+FAMILIES and the file that its entry names. Other architectures are measured where transformers runs them (transformers_backend.py).
 """
 
 import math
@@ -65,28 +65,43 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
-    """What an architecture's config leaves unsaid. sliding_window: the default where the key is absent.
+    """An architecture that aserve computes by its own formula, and what its config leaves unsaid.
+
+    model: module and class or function in aserve/models that makes it, named so that torch is loaded by need alone.
+    sliding_window: the default where the key is absent.
 
     switched_windows: windows hold only with use_sliding_window, and from layer max_window_layers on (Qwen).
-    qkv_bias None: attention_bias says, for the output projection too.
+    qkv_bias None: attention_bias says, for the output projection too. mlp_bias: the config may ask for it.
     """
 
+    model: str
     head_dim: int | None = None
     sliding_window: int | None = None
     switched_windows: bool = False
     qkv_bias: bool | None = None
     qk_norm: bool = False
+    mlp_bias: bool = False
     context_len: int
 
 
 FAMILIES: Final[Mapping[str, Family]] = {
-    "LlamaForCausalLM": Family(context_len=2048),
-    "MistralForCausalLM": Family(sliding_window=4096, qkv_bias=False, context_len=131072),
-    "Qwen2ForCausalLM": Family(sliding_window=4096, switched_windows=True, qkv_bias=True, context_len=32768),
+    "LlamaForCausalLM": Family(model="llama:Llama", mlp_bias=True, context_len=2048),
+    "MistralForCausalLM": Family(
+        model="llama:Llama", sliding_window=4096, qkv_bias=False, context_len=131072
+    ),
+    "Qwen2ForCausalLM": Family(
+        model="llama:Llama", sliding_window=4096, switched_windows=True, qkv_bias=True, context_len=32768
+    ),
     "Qwen3ForCausalLM": Family(
-        head_dim=128, sliding_window=4096, switched_windows=True, qk_norm=True, context_len=32768
+        model="qwen3:qwen3",
+        head_dim=128,
+        sliding_window=4096,
+        switched_windows=True,
+        qk_norm=True,
+        context_len=32768,
     ),
 }
+"""By the name in a config's `architectures`. Every other architecture runs through transformers_backend.py."""
 
 
 class ConfigReader:
@@ -193,7 +208,7 @@ def read_spec(config: Mapping[str, Any]) -> ModelSpec:
         tie_embeddings=read.flag("tie_word_embeddings", default=False),
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         out_bias=attention_bias,
-        mlp_bias=architecture == "LlamaForCausalLM" and read.flag("mlp_bias", default=False),
+        mlp_bias=family.mlp_bias and read.flag("mlp_bias", default=False),
         qk_norm=family.qk_norm,
     )
 

@@ -31,6 +31,7 @@ from aserve.core.layout import Window
 from aserve.kernels.ops import AttentionBatch, KVLayer, Ops
 from aserve.models.checkpoint import Checkpoint
 from aserve.models.inspection import read_headers
+from aserve.models.interface import ForwardBatch
 from aserve.models.spec import ModelSpec, read_architecture
 from aserve.models.transformers_probe import (
     LayerCall,
@@ -174,10 +175,10 @@ class TransformersModel:
             tie_embeddings=bool(config.tie_word_embeddings),
         )
 
-    def forward(self, token_ids_T: Tensor, positions_T: Tensor, kv: Sequence[KVLayer], batch: AttentionBatch) -> Tensor:
+    def forward(self, token_ids_T: Tensor, kv: Sequence[KVLayer], batch: ForwardBatch) -> Tensor:
         """Hidden states, [T, E]."""
-        step = PagedStep(self._ops, kv, batch, self.spec.windows)
-        output = self._decode(token_ids_T, positions_T, step, self._mask)
+        step = PagedStep(self._ops, kv, batch.attention, self.spec.windows)
+        output = self._decode(token_ids_T, batch.positions_T, step, self._mask)
         hidden: Tensor = output.last_hidden_state
         return hidden[0]
 

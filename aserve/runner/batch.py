@@ -5,7 +5,8 @@ Sequences are ordered so that those with one token come first, and of these the 
     tokens  | fed from last_token | one token from the host |  chunk of A  |   chunk of B    |
     T       0                     F                    num_decodes ...                       T
 
-Sampled rows keep the plan's order, so that results need none restored. Knows nothing of models and of how to sample.
+Samples keep the plan's order, so that results need none restored; a slice with drafts has several (verification.py).
+Knows nothing of models and of how to sample.
 Letters: kernels/ops.py and rows.py; F tokens fed from the device.
 """
 
@@ -23,6 +24,7 @@ from aserve.runner.device import Array, StepDevice
 from aserve.runner.masks import PendingMasks
 from aserve.runner.rows import RowChanges, RowSamplings, RowTable
 from aserve.runner.scoring import PromptTargets, SampledTargets
+from aserve.runner.verification import Drafts, num_samples_back, upload_drafts
 
 A = TypeVar("A")
 
@@ -41,6 +43,7 @@ class StepBatch:
     controls: LogitControls | None = None
     sampled_targets: SampledTargets | None = None
     prompt_targets: PromptTargets | None = None
+    drafts: Drafts | None = None
     masks: PendingMasks | None = None
 
 
@@ -125,6 +128,7 @@ class BatchBuilder:
             controls=controls,
             sampled_targets=self._sampled_targets(plan.slices),
             prompt_targets=self._prompt_targets(plan.slices, order, host.query_starts_S1),
+            drafts=upload_drafts(plan.slices, self._device),
         )
 
     def batch_of(self, on_device: Uploads[Tensor], shape: StepShape) -> StepBatch:
@@ -174,7 +178,7 @@ class BatchBuilder:
     def _sampled_targets(self, slices: Sequence[SeqSlice]) -> SampledTargets | None:
         if not self._rows.scores_any:
             return None
-        num_top_N = tuple(self._rows.num_logprobs(piece.row) for piece in slices if piece.samples)
+        num_top_N = tuple(self._rows.num_logprobs(piece.row) for piece in slices for _ in range(piece.num_samples))
         scored = [n for n, num_top in enumerate(num_top_N) if num_top is not None]
         if not scored:
             return None
@@ -214,12 +218,13 @@ class BatchBuilder:
 
         positions_T = np.arange(len(token_ids)) + np.repeat(starts_S - query_starts_S1[:-1], lens_S)
         spans_T, block_offsets_T = np.divmod(positions_T, self.block_size)
-        sampled = [i for i, piece in enumerate(slices) if piece.samples]
+        sampled = [i for i, piece in enumerate(slices) if piece.num_samples]
         place_in_batch = np.empty(len(order), np.int64)
         place_in_batch[order] = np.arange(len(order))
-        sampled_S = place_in_batch[sampled]
-        sampled_rows_N = rows_S[sampled_S]
-        sampled_positions_N = (starts_S + lens_S)[sampled_S]
+        own_N, back_N = num_samples_back(slices, sampled)
+        sampled_N = place_in_batch[sampled][own_N]
+        sampled_rows_N = rows_S[sampled_N]
+        sampled_positions_N = (starts_S + lens_S)[sampled_N] - back_N
         samplings: RowSamplings = self._rows.samplings(sampled_rows_N, sampled_positions_N)
         return Uploads[Array](
             np.array(token_ids, np.int64),
@@ -229,7 +234,7 @@ class BatchBuilder:
             rows_S,
             (starts_S + lens_S).astype(np.int32),
             query_starts_S1.astype(np.int32),
-            query_starts_S1[1:][sampled_S] - 1,
+            query_starts_S1[1:][sampled_N] - 1 - back_N,
             sampled_rows_N,
             sampled_positions_N,
             *samplings,

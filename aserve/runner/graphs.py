@@ -285,13 +285,14 @@ def decodes_alone(plan: StepPlan, eager_before: dict[Row, float]) -> bool:
     return (
         bool(plan.slices)
         and not plan.inits
-        and all(not piece.token_ids and piece.samples for piece in plan.slices)
+        and all(not piece.token_ids and piece.num_samples for piece in plan.slices)
         and not is_controlled(plan, eager_before)
     )
 
 
 def is_controlled(plan: StepPlan, eager_before: dict[Row, float]) -> bool:
-    """Whether something about a plan goes beyond temperatures and filters: masks, scores, rows of the eager way."""
+    """Whether a plan goes beyond temperatures and filters: by masks, scores, drafts, or rows that go the eager way."""
     return bool(plan.masks) or any(
-        piece.target_ids or piece.start + piece.num_tokens < eager_before.get(piece.row, 0) for piece in plan.slices
+        piece.target_ids or piece.num_samples > 1 or piece.start + piece.num_tokens < eager_before.get(piece.row, 0)
+        for piece in plan.slices
     )

@@ -7,6 +7,7 @@ mask thread             | mask of row a | mask of row b |
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -45,7 +46,8 @@ class MaskMaker:
 
     def start(self, plan: StepPlan) -> PendingMasks:
         """Begin with a plan's masks."""
-        places = {row: n for n, row in enumerate(piece.row for piece in plan.slices if piece.samples)}
+        ends = accumulate(piece.num_samples for piece in plan.slices)
+        places = {piece.row: end - 1 for piece, end in zip(plan.slices, ends, strict=True) if piece.num_samples == 1}
         rows = np.array([places[row] for row, _ in plan.masks], np.int64)
         words = self._worker.submit(self._make, [mask for _, mask in plan.masks])
         return PendingMasks(rows, words, self._device)

@@ -105,7 +105,7 @@ class MixedGraphs:
         self._load(captured.inputs, self._pad(key, plan.slices))
         captured.replay()
         ids_N = captured.ids_N[: len(plan.slices)]
-        sampled = [n for n, piece in enumerate(plan.slices) if piece.samples]
+        sampled = [n for n, piece in enumerate(plan.slices) if piece.num_samples]
         if len(sampled) < len(plan.slices):
             [sampled_N] = self._device.upload([np.array(sampled, np.int64)])
             ids_N = ids_N.index_select(0, sampled_N)
@@ -160,7 +160,7 @@ class MixedGraphs:
         """Of padded slices. All of them sample: what a chunk samples before it is whole, its sequence never reads."""
         fed = [i for i, piece in enumerate(slices) if not piece.token_ids]
         prompts = [i for i, piece in enumerate(slices) if piece.token_ids]
-        sampling = [msgspec.structs.replace(piece, samples=True) for piece in slices]
+        sampling = [msgspec.structs.replace(piece, num_samples=1) for piece in slices]
         return self._builder.lay_out(sampling, fed + prompts, len(fed), NO_CHANGES)
 
     def _load(self, inputs: Uploads[Tensor], slices: Sequence[SeqSlice]) -> None:

@@ -126,7 +126,7 @@ def largest_step(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: 
     return StepPlan(
         step_id=0,
         slices=tuple(
-            SeqSlice(SeqId(i), Row(i), 0, num_tokens, (0,) * num_tokens, samples=True, target_ids=(0,) * num_tokens)
+            SeqSlice(SeqId(i), Row(i), 0, num_tokens, (0,) * num_tokens, num_samples=1, target_ids=(0,) * num_tokens)
             for i in range(num_seqs)
         ),
         inits=tuple(RowInit(Row(i), SeqId(i), sampling, blocks) for i in range(num_seqs)),

@@ -4,6 +4,7 @@ Letters: kernels/ops.py and rows.py.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from torch import Tensor
 
@@ -14,13 +15,15 @@ from aserve.models.interface import CausalLM
 from aserve.runner.batch import StepBatch
 from aserve.runner.controls import record_sampled
 from aserve.runner.scoring import score_sampled
+from aserve.runner.verification import newest
 
 
 def sample_next(
     model: CausalLM, ops: Ops, hidden_TE: Tensor, last_token_R: Tensor, batch: StepBatch
 ) -> tuple[Tensor, Scores | None]:
-    """One token id per sampled row, int64 [N], also written to last_token_R. NO_TOKEN where the logits are not finite,
-    and where a mask leaves nothing.
+    """One token id per sample, int64 [N]. NO_TOKEN where the logits are not finite, and where a mask leaves nothing.
+
+    Each row's last one, of rows with drafts the one behind those that are accepted, is written to last_token_R.
 
     And the scores of those rows that are scored, under the model's own distribution, before it is masked or controlled.
 
@@ -46,7 +49,10 @@ def sample_next(
         ids_N = ids_N.masked_fill(~finite_N, NO_TOKEN)
     # The next step, already launched, may look the last token up: it has to be a token.
     last_token_N = ids_N.clamp(min=0)
-    last_token_R.index_copy_(0, batch.sampled_rows_N, last_token_N)
+    if batch.drafts is None:
+        last_token_R.index_copy_(0, batch.sampled_rows_N, last_token_N)
+    else:
+        last_token_R.index_copy_(0, batch.drafts.rows_S, newest(ids_N, batch.drafts).clamp(min=0))
     if batch.controls is not None:
         record_sampled(batch.controls, last_token_N)
     if batch.sampled_targets is None:
@@ -54,12 +60,13 @@ def sample_next(
     return ids_N, score_sampled(ops, raw_NV, last_token_N, batch.sampled_targets)
 
 
-def without_token(plan: StepPlan, token_ids: Sequence[int]) -> tuple[SeqId, ...]:
+def without_token(plan: StepPlan, token_ids: Sequence[int], num_accepted: Sequence[int] = ()) -> tuple[SeqId, ...]:
     """The sequences whose logits were not finite, or whose mask left nothing.
 
-    token_ids: of the plan's slices that sample, in order.
+    token_ids, num_accepted: as in the step's result.
     """
     if NO_TOKEN not in token_ids:
         return ()
-    sampled = (piece.seq_id for piece in plan.slices if piece.samples)
-    return tuple(seq_id for seq_id, token_id in zip(sampled, token_ids, strict=True) if token_id == NO_TOKEN)
+    sampled = [piece.seq_id for piece in plan.slices if piece.num_samples]
+    ends = accumulate(accepted + 1 for accepted in num_accepted or (0,) * len(sampled))
+    return tuple(seq_id for seq_id, end in zip(sampled, ends, strict=True) if token_ids[end - 1] == NO_TOKEN)

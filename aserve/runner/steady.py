@@ -43,7 +43,7 @@ class SteadyBuilder:
         last = self._last
         if last is None or plan.inits or [(piece.row, piece.start) for piece in plan.slices] != self._next:
             return None
-        if any(piece.token_ids or piece.target_ids or not piece.samples for piece in plan.slices):
+        if any(piece.token_ids or piece.target_ids or not piece.num_samples for piece in plan.slices):
             return None
         if any(piece.new_blocks for piece in plan.slices):
             self._builder.apply_changes(plan)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from aserve.kernels.ops import KVLayer, Ops, Scores
-from aserve.models.interface import CausalLM
+from aserve.models.interface import CausalLM, ForwardBatch
 from aserve.runner.batch import StepBatch
 from aserve.runner.rows import RowTable
 from aserve.runner.sampler import sample_next
@@ -33,7 +33,7 @@ class EagerStep:
 
     def execute(self, batch: StepBatch) -> StepOutput:
         """The forward pass, which writes the KV cache, and what is sampled and scored after it."""
-        hidden_TE = self.model.forward(batch.token_ids_T, batch.positions_T, self.kv, batch.attention)
+        hidden_TE = self.model.forward(batch.token_ids_T, self.kv, ForwardBatch(batch.positions_T, batch.attention))
         prompt_scores = None
         if batch.prompt_targets is not None:
             prompt_scores = score_prompt(self.model, self.ops, hidden_TE, batch.prompt_targets)

@@ -75,7 +75,7 @@ def warm_up_plans(
 def sign_of_life(row: Row, num_groups: int) -> StepPlan:
     """A step of one token, of nobody's: in a row that no sequence gets, on the null block."""
     nobody = SeqId(-1)
-    piece = SeqSlice(nobody, row, 0, 1, (0,), samples=True)
+    piece = SeqSlice(nobody, row, 0, 1, (0,), num_samples=1)
     return StepPlan(-1, (piece,), (RowInit(row, nobody, GREEDY, (BlockId(0),) * num_groups),))
 
 
@@ -95,5 +95,5 @@ def one_slice(start: int, num_tokens: int, sampling: RowSampling, block_size: in
     """
     blocks = (BlockId(0),) * -(-(start + num_tokens) // block_size)
     token_ids = (0,) * num_tokens if num_tokens > 1 else ()
-    piece = SeqSlice(SeqId(0), Row(0), start, num_tokens, token_ids, samples=True)
+    piece = SeqSlice(SeqId(0), Row(0), start, num_tokens, token_ids, num_samples=1)
     return StepPlan(step_id, (piece,), (RowInit(Row(0), SeqId(0), sampling, blocks),))

@@ -5,6 +5,7 @@ from collections.abc import Sequence as Several
 
 from aserve.core.ids import RequestId, SeqId
 from aserve.core.plan import SeqSlice, StepPlan
+from aserve.kv_cache.checks import check_hashes
 from aserve.kv_cache.paged_cache import PagedCache
 from aserve.scheduler.residents import Residents
 from aserve.scheduler.sequence import Sequence
@@ -33,8 +34,8 @@ def check_running(
 
 
 def _check_running(sequence: Sequence, flying: Several[SeqSlice], cache: PagedCache, context_len: int) -> None:
-    """Assert I4, I6, I17, I18 and I24. flying: its slices in flight, oldest first."""
-    num_tokens = len(sequence.token_ids) + sum(piece.samples for piece in flying)
+    """Assert I4, I6, I17, I18, I24 and I25. flying: its slices in flight, oldest first."""
+    num_tokens = len(sequence.token_ids) + sum(piece.num_samples for piece in flying)
     is_beam = sequence.group is not None and sequence.group.beams is not None
     assert sequence.num_computed < num_tokens + is_beam, f"I18: {sequence!r}"
     assert num_tokens <= sequence.max_len + is_beam, f"I18: {sequence!r}"
@@ -43,5 +44,6 @@ def _check_running(sequence: Sequence, flying: Several[SeqSlice], cache: PagedCa
     num_landed = flying[0].start if flying else sequence.num_computed
     block_size = cache.block_size
     assert sequence.table.num_sealed * block_size <= num_landed, f"I6: {sequence!r} sealed too early"
+    check_hashes(sequence.table, sequence.token_ids, block_size)
     assert sequence.table.num_shared * block_size <= sequence.num_computed, f"I4: {sequence!r} shares too much"
     cache.check_visible(sequence.table, num_landed)

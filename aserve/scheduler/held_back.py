@@ -31,7 +31,7 @@ class Ranking:
         self._logprobs[index] += logprob
         self._prompt_scores += delta.prompt_scores
         earlier = self._deltas[index]
-        self._deltas[index] = delta if earlier is None else _joined(earlier, delta)
+        self._deltas[index] = delta if earlier is None else earlier.merge(delta)
         self._num_open -= delta.finish_reason is not None
         return self._chosen() if self._num_open == 0 else []
 
@@ -115,17 +115,3 @@ class Beams:
                 cumulative_logprob=hypothesis.logprob,
                 queued_s=queued_s,
             )
-
-
-def _joined(earlier: SeqDelta, later: SeqDelta) -> SeqDelta:
-    return SeqDelta(
-        earlier.request_id,
-        earlier.token_ids + later.token_ids,
-        later.finish_reason,
-        later.stop_reason,
-        earlier.index,
-        earlier.num_cached_tokens,
-        earlier.scores + later.scores,
-        earlier.prompt_scores + later.prompt_scores,
-        queued_s=earlier.queued_s,
-    )

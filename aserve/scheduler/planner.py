@@ -90,7 +90,7 @@ class Planner:
                 if new_blocks is None:
                     break  # it was the last itself
             # Hundreds of these are made each step: positional, and without a look at the row, which all who run have.
-            slices.append(SeqSlice(sequence.id, sequence.row, start, 1, (), new_blocks, True))  # type: ignore[arg-type]
+            slices.append(SeqSlice(sequence.id, sequence.row, start, 1, (), new_blocks, 1))  # type: ignore[arg-type]
             sequence.num_computed = start + 1
             budget -= 1
         if residents.waiting or residents.swapped:
@@ -164,7 +164,7 @@ class Planner:
                 num_tokens=end - start,
                 token_ids=tuple(sequence.token_ids[start:end]),
                 new_blocks=new_blocks,
-                samples=end == sequence.num_prefill,
+                num_samples=int(end == sequence.num_prefill),
                 target_ids=tuple(sequence.token_ids[start + 1 : num_targets + 1]),
             )
         )

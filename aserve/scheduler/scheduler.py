@@ -20,7 +20,8 @@ Invariants, besides those of the block pool and the paged cache:
   I15 an admitted request ends after a number of steps bounded by its tokens and those before it;
   I17 what can never fit is refused by `add`;  I23 choices share blocks and nothing else;
   I18 a running sequence has a token at its next position, landed or in flight; a beam that waits for others has none;
-  I19 a sequence ends once, and nothing of it comes out afterwards.
+  I19 a sequence ends once, and nothing of it comes out afterwards;
+  I25 behind where a step has landed nothing is sealed, hashed or counted: a rejected draft leaves nothing behind.
 """
 
 from collections import deque

@@ -57,7 +57,7 @@ class ServerProcess:
         samples = [sample for family in families for sample in family.samples if sample.name == name]
         return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 
-    def wait_until(self, within_s: float = 10.0, **metrics: float) -> None:
+    def wait_until(self, within_s: float = 60.0, **metrics: float) -> None:
         """Ask for the metrics until they have these values."""
         deadline = time.monotonic() + within_s
         while (found := {name: self.metric(name) for name in metrics}) != metrics:

@@ -72,6 +72,6 @@ class Peer:
 
 async def until(condition):
     """Let the loop turn until something is so."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  the condition is the scheduler's, which sets no event
             await asyncio.sleep(0)

@@ -252,7 +252,7 @@ def run(which):
 THOROUGH = pytest.mark.thorough
 
 
-@pytest.mark.slow
+@pytest.mark.timing
 @pytest.mark.torch
 @pytest.mark.parametrize(
     "which", ["QUICK", pytest.param("SMALL", marks=THOROUGH), pytest.param("HEAVY", marks=THOROUGH)]
@@ -261,7 +261,7 @@ def test_a_refused_request_costs_little(which):
     assert run(which) > 100
 
 
-@pytest.mark.slow
+@pytest.mark.timing
 @pytest.mark.torch
 @pytest.mark.parametrize("which", ["AT_THE_LIMIT", "AT_THE_LARGEST_LIMIT", pytest.param("BELOW", marks=THOROUGH)])
 def test_a_large_body_that_is_refused_costs_little(which):

@@ -165,3 +165,20 @@ async def test_max_tokens_zero_is_for_echo(client):
     answer = (await client.post(TEXT, json={"prompt": "hi", "max_tokens": 0, "echo": True})).json()
     assert answer["choices"][0]["text"] == "hi"
     assert answer["usage"]["completion_tokens"] == 0
+
+
+@pytest.mark.parametrize(("url", "asked"), [(CHAT, {"messages": HI}), (TEXT, {"prompt": "hi"})], ids=["chat", "text"])
+@pytest.mark.parametrize(
+    ("fields", "opened"), [({}, ("", 0)), ({"cache_salt": "mine", "priority": -3}, ("mine", -3))], ids=["none", "both"]
+)
+async def test_the_engine_is_told_the_salt_and_the_priority(engine, client, monkeypatch, url, asked, fields, opened):
+    """Caught: `and` for `or` in `fields.cache_salt or ""` and `fields.priority or 0`, and another default than 0."""
+    open_, told = engine.open, []
+
+    def spy(prompt, params, **terms):
+        told.append((terms["cache_salt"], terms["priority"]))
+        return open_(prompt, params, **terms)
+
+    monkeypatch.setattr(engine, "open", spy)
+    assert (await client.post(url, json={**asked, "max_tokens": 1, **fields})).status_code == 200
+    assert told == [opened]

@@ -5,7 +5,9 @@ import asyncio
 import pytest
 
 from aserve.core.errors import UnavailableError
+from aserve.http import sse
 from aserve.http.connection import ClientGone, while_connected
+from aserve.http.direct import DirectLine
 from aserve.http.sse import DONE, EventStream, StreamLimits, event
 
 SCOPE = {"type": "http", "method": "POST"}
@@ -109,3 +111,25 @@ async def test_a_block_that_ends_first_leaves_no_watcher():
     async with while_connected(asyncio.Queue().get):
         pass
     assert asyncio.all_tasks() == before
+
+
+async def test_what_is_written_directly_breaks_the_silence_as_well(monkeypatch):
+    """Caught: `self._since_s = self._time()` removed from `write_now`: comments would come between tokens."""
+    stream = EventStream(b"a", Frames(), StreamLimits(ping_s=15.0))
+    line, now, turn, slept = DirectLine(), 100.0, asyncio.sleep, []
+
+    async def sleep(seconds):
+        slept.append(seconds)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(sse.asyncio, "sleep", sleep)
+    stream._time = lambda: now
+    stream._line = line
+    line.connect(lambda: True, lambda piece: True)
+    assert stream.write_now(b"token")
+    now = 110.0
+    keeper = asyncio.create_task(stream._keep_alive(None))
+    while not slept:
+        await turn(0)
+    keeper.cancel()
+    assert slept == [5.0], "a comment is due 15 s after the token, and 10 s have passed"

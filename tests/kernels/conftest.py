@@ -7,6 +7,7 @@ triton is imported anew: without a device nothing else can use the old one.
 """
 
 import os
+import platform
 import sys
 from importlib.metadata import version
 
@@ -14,6 +15,9 @@ import pytest
 import torch
 
 from aserve.kernels.cpu import CpuOps
+from aserve.kernels.native import library as native
+from aserve.kernels.native.library import Library, compile_variant
+from aserve.kernels.native.native_ops import NativeOps
 from tests.kernels.cases import Fast, native_ops
 
 HAS_CUDA = torch.cuda.is_available()
@@ -48,6 +52,26 @@ def _triton(num_sms: int, dtype: torch.dtype) -> Fast:
 
     torch.manual_seed(0)
     return Fast(TritonOps(num_sms), torch.device("cuda" if HAS_CUDA else "cpu"), dtype, interpreted=not HAS_CUDA)
+
+
+RUNNABLE = [
+    variant
+    for variant, (needed, _) in native.VARIANTS.get(platform.machine(), {}).items()
+    if native._processor_flags().issuperset(needed.split())
+]
+
+
+@pytest.fixture(scope="session", params=RUNNABLE)
+def variant_library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Library:
+    """The kernels of each variant that this processor can run, compiled here."""
+    native_ops()
+    return Library(compile_variant(request.param, tmp_path_factory.mktemp(request.param)), request.param)
+
+
+@pytest.fixture(scope="session")
+def variant_ops(variant_library: Library) -> NativeOps:
+    """The operations of each variant."""
+    return NativeOps(variant_library)
 
 
 @pytest.fixture(params=CPU + NATIVE + TRITON, ids=_name)

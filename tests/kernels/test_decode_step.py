@@ -76,7 +76,7 @@ def mixed_tokens(fast: Fast, graphs: GraphDevice | None) -> list[tuple[int, ...]
         StepPlan(0, (chunk(0, 0, [1, 2, 3], 1, 2), chunk(1, 0, [4] * 11, 3, 4)), (init(0), init(1, sampling=FILTERED))),
         StepPlan(
             1,
-            (chunk(2, 0, [5] * 9, 5, 6, samples=False), fed(1, 11), chunk(3, 0, [8], 7)),
+            (chunk(2, 0, [5] * 9, 5, 6, num_samples=0), fed(1, 11), chunk(3, 0, [8], 7)),
             (init(2), init(3, sampling=FILTERED)),
         ),
         StepPlan(2, (fed(0, 3), fed(1, 12), chunk(2, 9, [6, 7]), fed(3, 1))),

@@ -1,6 +1,5 @@
 """Compiled CPU kernels: which variant is taken, where it is made, and that every variant that can run here agrees."""
 
-import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +10,7 @@ import torch
 from aserve.kernels.cpu import CpuOps
 from aserve.kernels.dispatch import describe, select_ops
 from aserve.kernels.native import library as native
-from aserve.kernels.native.library import Library, NativeUnavailableError, choose_variant, compile_variant
-from aserve.kernels.native.native_ops import NativeOps
+from aserve.kernels.native.library import NativeUnavailableError, choose_variant, compile_variant
 from tests.kernels.cases import native_ops
 
 pytestmark = pytest.mark.torch
@@ -91,20 +89,6 @@ def test_kernels_run_on_the_threads_that_torch_has():
     native_ops().rms_norm(torch.ones(64, 1024), torch.ones(1024), 1e-6)
     maps = Path("/proc/self/maps").read_text().splitlines()
     assert len({line.split(maxsplit=5)[5] for line in maps if "libgomp" in line or "libomp" in line}) == 1
-
-
-RUNNABLE = [
-    variant
-    for variant, (needed, _) in native.VARIANTS.get(platform.machine(), {}).items()
-    if native._processor_flags().issuperset(needed.split())
-]
-
-
-@pytest.fixture(scope="module", params=RUNNABLE)
-def variant_ops(request, tmp_path_factory) -> NativeOps:
-    """The operations of each variant that this processor can run, compiled here."""
-    native_ops()
-    return NativeOps(Library(compile_variant(request.param, tmp_path_factory.mktemp(request.param)), request.param))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -2,6 +2,7 @@
 
 import pytest
 
+from aserve.core.ids import BlockHash
 from aserve.kv_cache.paged_cache import PagedCache
 from aserve.kv_cache.swap import HostPool
 from aserve.kv_cache.table import NEVER, BlockTable
@@ -122,3 +123,14 @@ def test_what_does_not_fit_stays_where_it_is():
     table_of(cache, [9])
     assert cache.swap_in([table], num_spare_blocks=1) is None
     assert cache.swap_in([table]) is not None
+
+
+def test_who_is_used_is_given_up_last():
+    """Caught: `move_to_end` removed from `touch`, by which what was kept first goes first, however often it is used."""
+    pool = HostPool(2)
+    first, second = BlockHash(b"1" * 32), BlockHash(b"2" * 32)
+    used, unused = pool.keep(first), pool.keep(second)
+    assert used is not None
+    pool.touch(used)
+    assert pool.keep(BlockHash(b"3" * 32)) == unused
+    assert (pool.lookup(first), pool.lookup(second)) == (used, None)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from aserve.kernels.ops import AttentionBatch, KVLayer
-from aserve.models.interface import CausalLM
+from aserve.models.interface import CausalLM, ForwardBatch
 from aserve.models.spec import ModelSpec
 
 BLOCK_SIZE = 8
@@ -56,7 +56,7 @@ class PagedSequences:
         )
         token_ids_T = torch.tensor([token for _, tokens in slices for token in tokens])
         with torch.inference_mode():
-            hidden_TE = self._model.forward(token_ids_T, torch.cat(positions), self.kv, batch)
+            hidden_TE = self._model.forward(token_ids_T, self.kv, ForwardBatch(torch.cat(positions), batch))
         return dict(zip(rows, hidden_TE.split(sizes), strict=True))
 
     def _slots(self, sequence: int, positions: Tensor) -> Tensor:

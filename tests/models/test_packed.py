@@ -19,7 +19,7 @@ pytestmark = pytest.mark.torch
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("has_amx", [False, True])
 def test_packed_and_dense_agree(monkeypatch, dtype, tolerance, num_rows, bias, has_amx):
-    monkeypatch.setattr(packed_linear, "_has_amx", lambda: has_amx)
+    monkeypatch.setattr(packed_linear, "has_amx", lambda: has_amx)
     torch.manual_seed(0)
     weight_OI = torch.randn(1032, 1024, dtype=dtype) / 32
     if not can_pack(weight_OI):

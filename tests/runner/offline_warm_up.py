@@ -16,8 +16,9 @@ from torch import Tensor
 from triton.compiler import CompiledKernel
 
 from aserve.core.plan import RowSampling, SeqSlice, StepPlan
-from aserve.kernels.ops import AttentionBatch, KVLayer, SamplingBatch
+from aserve.kernels.ops import KVLayer, SamplingBatch
 from aserve.kernels.triton_ops import TritonOps
+from aserve.models.interface import ForwardBatch
 from aserve.models.layers import DenseMethod
 from aserve.models.qwen3 import qwen3
 from aserve.models.rope import rope_table
@@ -67,8 +68,8 @@ class Model:
         cos_sin_LD = rope_table(RopeSpec(kind="default", theta=1e6), SPEC.head_dim, MAX_MODEL_LEN, CPU)
         self._inner = qwen3(SPEC, ops, RandomWeights(DTYPE, CPU, 0), DenseMethod(), cos_sin_LD)
 
-    def forward(self, token_ids_T: Tensor, positions_T: Tensor, kv: Sequence[KVLayer], batch: AttentionBatch) -> Tensor:
-        return self._inner.forward(token_ids_T, positions_T, kv, batch)
+    def forward(self, token_ids_T: Tensor, kv: Sequence[KVLayer], batch: ForwardBatch) -> Tensor:
+        return self._inner.forward(token_ids_T, kv, batch)
 
     def logits(self, hidden_SE: Tensor) -> Tensor:
         return self._inner.logits(hidden_SE).zero_()

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from aserve.core.layout import KVLayout
 from aserve.kernels.ops import AttentionBatch, KVLayer, SamplingBatch
 from aserve.kernels.reference import ReferenceOps
-from aserve.models.interface import CausalLM
+from aserve.models.interface import CausalLM, ForwardBatch
 from aserve.models.spec import ModelSpec
 from aserve.runner.device import StepDevice
 from aserve.runner.graph_device import GraphDevice
@@ -65,12 +65,12 @@ class RecordableLM:
         tie_embeddings=False,
     )
 
-    def forward(self, token_ids_T: Tensor, positions_T: Tensor, kv: Sequence[KVLayer], batch: AttentionBatch) -> Tensor:
+    def forward(self, token_ids_T: Tensor, kv: Sequence[KVLayer], batch: ForwardBatch) -> Tensor:
         hash_T = torch.zeros_like(token_ids_T)
         for layer, cache in enumerate(kv):
-            of_layer = batch.of(cache)
+            of_layer = batch.attention.of(cache)
             cache.k_BPKD.view(-1).index_copy_(0, of_layer.slots_T, token_ids_T.to(cache.k_BPKD.dtype))
-            cache.v_BPKD.view(-1).index_copy_(0, of_layer.slots_T, positions_T.to(cache.v_BPKD.dtype))
+            cache.v_BPKD.view(-1).index_copy_(0, of_layer.slots_T, batch.positions_T.to(cache.v_BPKD.dtype))
             hash_T = hash_T * 3 + self._hash(cache, of_layer, self.spec.windows[layer] or CONTEXT_LEN)
         return (hash_T % 10007).double()[:, None]
 

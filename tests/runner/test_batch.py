@@ -32,7 +32,7 @@ def test_a_mixed_plan(rows: RowTable, builder: BatchBuilder):
     plan = StepPlan(
         1,
         (
-            chunk(0, 8, [30, 31, 32, 33, 34], 7, 5, samples=False),  # a chunk over a matched prefix of two blocks
+            chunk(0, 8, [30, 31, 32, 33, 34], 7, 5, num_samples=0),  # a chunk over a matched prefix of two blocks
             fed(4, 3),
             chunk(2, 0, [20], 6),  # a prompt of one token
             fed(1, 1),
@@ -74,7 +74,7 @@ def test_a_mixed_plan(rows: RowTable, builder: BatchBuilder):
 
 
 def test_a_step_that_samples_nothing(builder: BatchBuilder):
-    batch = builder.build(StepPlan(0, (chunk(0, 0, [1, 2, 3, 4, 5], 1, 2, samples=False),), (init(0),)))
+    batch = builder.build(StepPlan(0, (chunk(0, 0, [1, 2, 3, 4, 5], 1, 2, num_samples=0),), (init(0),)))
     assert batch.sampled_rows_N.shape == (0,)
     assert batch.attention.num_decodes == 0
     assert (batch.sampling.all_greedy, batch.sampling.any_filter) == (True, False)

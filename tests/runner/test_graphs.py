@@ -52,9 +52,18 @@ def random_requests(rng: random.Random, count: int) -> list[Request]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("limits", [{}, {"num_blocks": 40}, {"max_num_batched_tokens": 5}], ids=str)
-@pytest.mark.parametrize(("seed", "warm"), [(0, False), (1, True), (2, True)])
+@pytest.mark.parametrize(
+    ("layout", "limits", "seed", "warm"),
+    [
+        ("one group", {}, 0, False),
+        ("one group", {"num_blocks": 40}, 1, True),
+        ("one group", {"max_num_batched_tokens": 5}, 2, True),
+        ("two groups", {}, 1, True),
+        ("two groups", {"num_blocks": 40}, 2, True),
+        ("two groups", {"max_num_batched_tokens": 5}, 0, False),
+    ],
+    ids=str,
+)
 async def test_random_traffic_is_answered_as_without_graphs(
     layout: str, limits: dict[str, int], seed: int, warm: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,7 +228,7 @@ def test_which_plans_can_be_graphs() -> None:
         StepPlan(0, ()),
         StepPlan(0, (fed(0, 3), chunk(1, 0, [5], 1))),
         StepPlan(0, (fed(0, 3),), (init(1),)),
-        StepPlan(0, (msgspec.structs.replace(fed(0, 3), samples=False),)),
+        StepPlan(0, (msgspec.structs.replace(fed(0, 3), num_samples=0),)),
         StepPlan(0, (msgspec.structs.replace(fed(0, 3), target_ids=(4,)),)),
     ):
         assert not decodes_alone(plan, {})

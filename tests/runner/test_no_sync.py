@@ -23,7 +23,7 @@ from aserve.core.plan import RowControls, RowSampling, StepPlan
 from aserve.kernels.ops import AttentionBatch, LogitControls, SamplingBatch, Scores, TokenMasks
 from aserve.models.interface import CausalLM
 from aserve.models.layers import DenseMethod
-from aserve.models.registry import NATIVE
+from aserve.models.loader import native_model
 from aserve.models.rope import rope_table
 from aserve.models.spec import read_spec
 from aserve.runner import mixed_graphs
@@ -51,17 +51,17 @@ ROUTED = ("mixtral", "phimoe")
 PREFILL = StepPlan(0, (chunk(0, 0, [1, 2, 3], 1), chunk(1, 0, [4] * 11, 2, 3)), (init(0), init(1)))
 MIXED = StepPlan(
     1,
-    (fed(0, 3), chunk(2, 8, [5, 6], 4), chunk(3, 0, [7] * 9, 5, 6, samples=False), fed(1, 11)),
+    (fed(0, 3), chunk(2, 8, [5, 6], 4), chunk(3, 0, [7] * 9, 5, 6, num_samples=0), fed(1, 11)),
     (init(2, 9, sampling=FILTERED), init(3)),
 )
 DECODE = StepPlan(2, (fed(0, 4), fed(1, 12), fed(2, 10)))
-CHUNK_ALONE = StepPlan(3, (chunk(3, 9, [8, 8], samples=False),))
+CHUNK_ALONE = StepPlan(3, (chunk(3, 9, [8, 8], num_samples=0),))
 CONTROLLED = StepPlan(
     4,
     (chunk(2, 0, [1, 2], 7), fed(0, 5)),
     (init(2, sampling=msgspec.structs.replace(FILTERED, controls=CONTROLS, num_logprobs=3)),),
 )
-SCORED = StepPlan(5, (msgspec.structs.replace(chunk(3, 11, [8, 8], samples=False), target_ids=(8, 9)), fed(2, 2)))
+SCORED = StepPlan(5, (msgspec.structs.replace(chunk(3, 11, [8, 8], num_samples=0), target_ids=(8, 9)), fed(2, 2)))
 
 
 class NoCopies(TorchDispatchMode):
@@ -208,7 +208,7 @@ def native(architecture: str, **config: object) -> CausalLM:
     spec = read_spec({"architectures": [architecture], **SHAPE, **config})
     assert spec.rope is not None
     cos_sin_LD = rope_table(spec.rope, spec.head_dim, spec.context_len, META)
-    return NATIVE[architecture](spec, MetaOps(), NoWeights(), DenseMethod(), cos_sin_LD)
+    return native_model(architecture)(spec, MetaOps(), NoWeights(), DenseMethod(), cos_sin_LD)
 
 
 def by_transformers(recipe: str) -> CausalLM:
@@ -245,7 +245,7 @@ def check_steps(model: CausalLM) -> None:
             if plan.masks:
                 batch = replace(batch, masks=masks.start(plan))
             ids_N = step.execute(batch).ids_N
-        assert (ids_N.shape, ids_N.dtype) == ((sum(piece.samples for piece in plan.slices),), torch.int64)
+        assert (ids_N.shape, ids_N.dtype) == ((sum(piece.num_samples for piece in plan.slices),), torch.int64)
     masks.close()
 
 

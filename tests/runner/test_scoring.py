@@ -75,7 +75,7 @@ def test_scores_are_those_of_the_model_not_of_what_was_done_to_its_logits(runner
 @pytest.mark.parametrize("rows_a_slice", [1, 2, 100])
 def test_prompts_are_scored_chunk_by_chunk_and_slice_by_slice(runner, monkeypatch, rows_a_slice):
     monkeypatch.setattr(scoring, "SLICE_BYTES", rows_a_slice * scoring.BYTES_PER_LOGIT * VOCAB_SIZE)
-    start = msgspec.structs.replace(chunk(0, 0, PROMPT[:4], 1, 2, samples=False), target_ids=tuple(PROMPT[1:5]))
+    start = msgspec.structs.replace(chunk(0, 0, PROMPT[:4], 1, 2, num_samples=0), target_ids=tuple(PROMPT[1:5]))
     other = msgspec.structs.replace(chunk(2, 0, [9, 8, 7], 5), target_ids=(8, 7))
     plan = StepPlan(0, (start, chunk(1, 0, [1], 3), other), (init(0, sampling=SCORED), init(1), init(2)))
     result = runner.run(plan)

@@ -19,7 +19,8 @@ from aserve.core.params import SamplingParams
 from aserve.core.plan import RowInit, RowSampling, SeqSlice, StepPlan
 from aserve.core.request import Request
 from aserve.kernels.cpu import CpuOps
-from aserve.kernels.ops import AttentionBatch, KVLayer
+from aserve.kernels.ops import KVLayer
+from aserve.models.interface import ForwardBatch
 from aserve.models.spec import ModelSpec
 from aserve.runner.flight import StepFlight
 from aserve.runner.kv_store import allocate_kv
@@ -58,17 +59,17 @@ class ToyLM:
         tie_embeddings=False,
     )
 
-    def forward(self, token_ids_T: Tensor, positions_T: Tensor, kv: Sequence[KVLayer], batch: AttentionBatch) -> Tensor:
+    def forward(self, token_ids_T: Tensor, kv: Sequence[KVLayer], batch: ForwardBatch) -> Tensor:
         if BOMB in token_ids_T.tolist():
             raise ToyError
         assert int(token_ids_T.min()) >= 0, "an embedding has no row for this token"
-        [cache] = kv
-        cache.k_BPKD.view(-1).index_copy_(0, batch.slots_T, token_ids_T.to(cache.k_BPKD.dtype))
-        cache.v_BPKD.view(-1).index_copy_(0, batch.slots_T, positions_T.to(cache.v_BPKD.dtype))
+        [cache], places = kv, batch.attention
+        cache.k_BPKD.view(-1).index_copy_(0, places.slots_T, token_ids_T.to(cache.k_BPKD.dtype))
+        cache.v_BPKD.view(-1).index_copy_(0, places.slots_T, batch.positions_T.to(cache.v_BPKD.dtype))
         hidden = []
-        starts = batch.query_starts_S1.tolist()
-        for s, seq_len in enumerate(batch.seq_lens_S.tolist()):
-            blocks = batch.block_table_SM[s].long()
+        starts = places.query_starts_S1.tolist()
+        for s, seq_len in enumerate(places.seq_lens_S.tolist()):
+            blocks = places.block_table_SM[s].long()
             tokens, positions = (x[blocks].view(-1).long().tolist() for x in (cache.k_BPKD, cache.v_BPKD))
             context = list(zip(positions, tokens, strict=True))
             num_queries = starts[s + 1] - starts[s]
@@ -123,15 +124,15 @@ def init(row: int, *blocks: int, sampling: RowSampling = GREEDY) -> RowInit:
     return RowInit(Row(row), SeqId(100 + row), sampling, tuple(map(BlockId, blocks)))
 
 
-def chunk(row: int, start: int, tokens: Sequence[int], *blocks: int, samples: bool = True) -> SeqSlice:
+def chunk(row: int, start: int, tokens: Sequence[int], *blocks: int, num_samples: int = 1) -> SeqSlice:
     """Tokens from the host."""
     new_blocks = tuple(map(BlockId, blocks))
-    return SeqSlice(SeqId(100 + row), Row(row), start, len(tokens), tuple(tokens), new_blocks, samples)
+    return SeqSlice(SeqId(100 + row), Row(row), start, len(tokens), tuple(tokens), new_blocks, num_samples)
 
 
 def fed(row: int, start: int, *blocks: int) -> SeqSlice:
     """The token that the row sampled last."""
-    return SeqSlice(SeqId(100 + row), Row(row), start, 1, (), tuple(map(BlockId, blocks)), True)
+    return SeqSlice(SeqId(100 + row), Row(row), start, 1, (), tuple(map(BlockId, blocks)), 1)
 
 
 def until(happened: Callable[[], bool]) -> None:

@@ -111,11 +111,11 @@ class Simulation:
         owners = {piece.seq_id: sequences[piece.seq_id].request_id for piece in plan.slices}
         self.outcome.planned.update(owners.values())
         for piece in plan.slices:
-            cost = 2.0 * piece.samples + len(piece.token_ids)
+            cost = 2.0 * piece.num_samples + len(piece.token_ids)
             self.outcome.service[self._by_id[owners[piece.seq_id]].tenant] += cost
         self.now += STEP_S + TOKEN_S * plan.num_tokens
         self._waits_for_first.update(self.outcome.admissions[-len(plan.inits) :] if plan.inits else ())
-        result = StepResult(plan.step_id, (1,) * sum(piece.samples for piece in plan.slices))
+        result = StepResult(plan.step_id, (1,) * sum(piece.num_samples for piece in plan.slices))
         for delta in deltas_of(self.scheduler.commit(result, STEP_S + TOKEN_S * plan.num_tokens)):
             self.outcome.num_tokens += len(delta.token_ids)
             if delta.request_id in self._waits_for_first:

@@ -52,7 +52,7 @@ def test_who_finds_no_budget_or_no_room_has_no_mask():
         loop.add(request(name, (0, 1), max_tokens=5, allowed_after=two_of_three))
     while loop.step():
         for plan in loop.plans:
-            assert {row for row, _ in plan.masks} <= {piece.row for piece in plan.slices if piece.samples}
+            assert {row for row, _ in plan.masks} <= {piece.row for piece in plan.slices if piece.num_samples}
     loop.compare()
     assert loop.scheduler.statistics().num_preemptions == 0
 

@@ -29,9 +29,9 @@ def test_choices_share_full_blocks_and_copy_the_one_that_they_write():
     assert second.block_ops == BlockOps(copies=((2, 4), (2, 5)))
     assert [(init.seq_id, init.block_ids) for init in second.inits] == [(1, (1, 4)), (2, (1, 5))]
     assert second.slices == (
-        SeqSlice(0, 0, start=4, num_tokens=1, new_blocks=(3,), samples=True),
-        SeqSlice(1, 1, start=3, num_tokens=1, token_ids=(0,), samples=True),
-        SeqSlice(2, 2, start=3, num_tokens=1, token_ids=(0,), samples=True),
+        SeqSlice(0, 0, start=4, num_tokens=1, new_blocks=(3,), num_samples=1),
+        SeqSlice(1, 1, start=3, num_tokens=1, token_ids=(0,), num_samples=1),
+        SeqSlice(2, 2, start=3, num_tokens=1, token_ids=(0,), num_samples=1),
     )
     assert [init.sampling.seed for init in (*first.inits, *second.inits)] == [5, 6, 7]
     assert loop.scheduler.statistics().num_used_blocks == 5

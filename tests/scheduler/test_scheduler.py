@@ -42,15 +42,15 @@ def test_a_prompt_is_computed_and_then_one_token_a_step():
     assert first == StepPlan(
         step_id=0,
         slices=(
-            SeqSlice(seq_id=0, row=0, start=0, num_tokens=3, token_ids=(0, 1, 2), new_blocks=(1, 2), samples=True),
+            SeqSlice(seq_id=0, row=0, start=0, num_tokens=3, token_ids=(0, 1, 2), new_blocks=(1, 2), num_samples=1),
         ),
         inits=(RowInit(row=0, seq_id=0, sampling=GREEDY),),
     )
     second = planned(scheduler)  # its token is still on the device
-    assert second == StepPlan(1, (SeqSlice(0, 0, start=3, num_tokens=1, samples=True),))
+    assert second == StepPlan(1, (SeqSlice(0, 0, start=3, num_tokens=1, num_samples=1),))
     assert land(scheduler, first, 7) == [SeqDelta("a", (7,))]
     third = planned(scheduler)
-    assert third == StepPlan(2, (SeqSlice(0, 0, start=4, num_tokens=1, new_blocks=(3,), samples=True),))
+    assert third == StepPlan(2, (SeqSlice(0, 0, start=4, num_tokens=1, new_blocks=(3,), num_samples=1),))
     assert land(scheduler, second, 8) == [SeqDelta("a", (8,))]
     assert scheduler.plan(0.0) is None  # nothing is planned past max_tokens, the token in flight counted
     assert land(scheduler, third, 9) == [SeqDelta("a", (9,), FinishReason.LENGTH)]
@@ -92,13 +92,16 @@ def test_long_prompts_are_computed_in_chunks_beside_those_who_decode():
     scheduler.add(request("a", (0,), max_tokens=9))
     scheduler.add(request("b", (1, 1, 1, 1, 1, 2), max_tokens=2))
     first = planned(scheduler)
-    assert [(s.seq_id, s.start, s.num_tokens, s.samples) for s in first.slices] == [(0, 0, 1, True), (1, 0, 3, False)]
+    assert [(s.seq_id, s.start, s.num_tokens, s.num_samples) for s in first.slices] == [
+        (0, 0, 1, True),
+        (1, 0, 3, False),
+    ]
     assert first.slices[1].new_blocks == (2, 3, 4)  # those of the whole prompt
     second = planned(scheduler)
     assert second.inits == ()
     assert second.slices == (
-        SeqSlice(seq_id=0, row=0, start=1, num_tokens=1, samples=True),
-        SeqSlice(seq_id=1, row=1, start=3, num_tokens=3, token_ids=(1, 1, 2), samples=True),
+        SeqSlice(seq_id=0, row=0, start=1, num_tokens=1, num_samples=1),
+        SeqSlice(seq_id=1, row=1, start=3, num_tokens=3, token_ids=(1, 1, 2), num_samples=1),
     )
     assert land(scheduler, first, 5) == [SeqDelta("a", (5,))]
     assert land(scheduler, second, 6, 7) == [SeqDelta("b", (7,)), SeqDelta("a", (6,))]
@@ -115,7 +118,7 @@ def test_a_second_reader_of_the_same_prompt_is_given_its_blocks_once_they_have_l
     scheduler.add(request("c", (0, 1, 2, 0), max_tokens=9))
     third = planned(scheduler)
     assert third.inits == (RowInit(row=2, seq_id=2, sampling=GREEDY, block_ids=(1,)),)
-    assert third.slices[-1] == SeqSlice(2, 2, start=2, num_tokens=2, token_ids=(2, 0), new_blocks=(8,), samples=True)
+    assert third.slices[-1] == SeqSlice(2, 2, start=2, num_tokens=2, token_ids=(2, 0), new_blocks=(8,), num_samples=1)
     land(scheduler, second, 5, 5)
     assert land(scheduler, third, 5, 5, 5)[0] == SeqDelta("c", (5,), num_cached_tokens=2)
 
@@ -127,7 +130,7 @@ def test_when_memory_is_short_the_newest_gives_way_and_keeps_the_token_in_flight
     first = planned(scheduler)
     assert [piece.new_blocks for piece in first.slices] == [(1,), (2, 3)]
     second = planned(scheduler)  # a takes the last block, and b, who needs one too, goes
-    assert second.slices == (SeqSlice(0, 0, start=2, num_tokens=1, new_blocks=(4,), samples=True),)
+    assert second.slices == (SeqSlice(0, 0, start=2, num_tokens=1, new_blocks=(4,), num_samples=1),)
     assert scheduler.statistics().num_preemptions == 1
     assert land(scheduler, first, 2, 2) == [SeqDelta("a", (2,)), SeqDelta("b", (2,))]
     third = planned(scheduler)  # b has five tokens now, and needs more blocks than there are

@@ -194,7 +194,7 @@ class ThreeAheadMachine(SchedulerMachine):
 
 
 # Most examples are a few calls long; hence more of them than of other properties, whatever the profile.
-MACHINE_SETTINGS = settings(max_examples=3 * settings.default.max_examples)
+MACHINE_SETTINGS = settings(max_examples=2 * settings.default.max_examples)
 
 TestOneStepAhead = SchedulerMachine.TestCase
 TestOneStepAhead.settings = MACHINE_SETTINGS

@@ -50,10 +50,10 @@ class Coverage:
 @pytest.mark.parametrize("depth", [1, 2])
 def test_every_answer_of_a_trace_equals_its_solo_run(depth):
     coverage = Coverage()
-    for seed in range(500):
+    for seed in range(250):
         try:
             coverage.add(run_trace(seed, depth=depth, options={"is_fair": seed % 2 == 1}))
         except AssertionError as error:
             error.add_note(f"in the trace of seed {seed}, depth {depth}")
             raise
-    assert all(count >= 100 for count in asdict(coverage).values()), coverage
+    assert all(count >= 50 for count in asdict(coverage).values()), coverage

@@ -99,9 +99,9 @@ def assert_no_children() -> None:
 
 @pytest.mark.slow
 @pytest.mark.torch
-@pytest.mark.timeout(600)  # 25 s alone, the sum of its stages' limits at worst
+@pytest.mark.timeout(1800)  # 25 s alone
 def test_a_dry_run_ends_well_and_reports_every_stage(tmp_path):
-    done = run(tmp_path, "bash", "scripts/gpu_check.sh", "--dry-run")
+    done = run(tmp_path, "bash", "scripts/gpu_check.sh", "--dry-run", "--seconds", "1800")
     assert done.returncode == 0, done.stdout + done.stderr
     found = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert {result["bench"] for result in found} == {"device", "kernels", "decode", "goals", "step"}
@@ -148,7 +148,7 @@ def test_what_a_stage_leaves_running_is_ended_whether_it_was_cut_off_or_not(tmp_
     """A server in a session of its own would keep the GPU's memory from every later stage."""
     begin_s = time.monotonic()
     Stages(tmp_path, 60, lambda _: None).run([python("a", ORPHAN, sleeps_s, limit_s=1)])
-    assert time.monotonic() - begin_s < 15
+    assert time.monotonic() - begin_s < 50, "what sleeps for 60 s has been waited for"
     assert_no_children()
     found = read_records(tmp_path)["a"]
     assert (found["ending"], found["results"]) == (ending, [json.loads(RESULT)])

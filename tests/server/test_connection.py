@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from aserve.server.connection import MAX_INBOX_BYTES
+from aserve.server.connection import MAX_INBOX_BYTES, Connection
 from tests.server.wire import PATIENCE_S, Recorder, Stream, num_files, reply, request, serving, until
 
 
@@ -281,3 +281,30 @@ async def test_an_answer_to_a_client_that_has_left_goes_nowhere_and_breaks_nothi
             await ended.wait()
         await site.quiet()
     assert capfd.readouterr() == ("", "")
+
+
+async def test_a_send_that_waits_is_let_go_when_the_client_resets():
+    """Caught: `_writable.set()` removed from `connection_lost`: it would wait out its limit, here an hour."""
+    paused, let_go = asyncio.Event(), asyncio.Event()
+
+    class Watched(Connection):
+        def pause_writing(self):
+            super().pause_writing()
+            paused.set()
+
+    async def endless(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while not paused.is_set():
+            await send({"type": "http.response.body", "body": b"x" * 4096, "more_body": True})
+        let_go.set()
+
+    async with serving(endless, Watched, send_timeout_s=3600, leave_s=3600) as site:
+        client = await site.connect(receive_buffer_bytes=4096)
+        client.writer.transport.pause_reading()
+        await client.send(request())
+        async with asyncio.timeout(PATIENCE_S):
+            await paused.wait()
+            assert not let_go.is_set()
+            client.reset()
+            await let_go.wait()
+        await site.quiet()

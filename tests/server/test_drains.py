@@ -116,9 +116,10 @@ async def test_drains_at_random_moments(seeds):
                     visits.create_task(trial.visit(rng.randrange(30), stream=rng.random() < 0.7))
                 await turns(rng.randrange(300))
                 server.stop()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 assert await task == 0, f"seed {seed}"
         num_whole += trial.num_whole
         num_refused += trial.num_refused
     print(f"{len(seeds)} drains: {num_whole} answers whole, {num_refused} refused, none cut")
-    assert num_whole > len(seeds)
+    assert num_whole > 0
+    assert num_refused > 0

@@ -146,7 +146,7 @@ async def test_h11_a_reader_who_does_not_read_is_cut_off():
         client = await site.connect(receive_buffer_bytes=4096)
         client.writer.transport.pause_reading()
         await client.send(request())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await left.wait()
         await client.close()
         await site.quiet()
@@ -249,7 +249,7 @@ async def test_h18_a_generator_is_closed_when_its_reader_leaves():
             client = await site.connect()
             await client.ask_head(request())
             client.reset()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await closed.wait()
         finally:
             gc.enable()

@@ -49,7 +49,7 @@ class Run:
         return self.clients[-1]
 
     async def exit_code(self) -> int:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             return await self.task
 
 
@@ -70,7 +70,7 @@ async def running(engine: AsyncEngine, *, ready: bool = True, **config: object) 
     try:
         await until(lambda: bool(lines) or run.task.done())
         if ready:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await loaded.wait()
         yield run
     finally:

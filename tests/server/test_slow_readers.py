@@ -110,7 +110,7 @@ async def test_readers_who_never_read_are_cut_and_hold_little(num_deaf: int, sen
     assert len(stalls) == num_deaf, "buffers were filled, and whoever filled them was cut"
     assert max(stall.unsent_bytes for stall in stalls) <= WRITE_BUFFER_BYTES + MAX_BYTES
     lasted_s = [stall.lasted_s for stall in stalls]
-    assert send_timeout_s * 0.9 < min(lasted_s) <= max(lasted_s) < send_timeout_s + 2.0
+    assert send_timeout_s * 0.9 < min(lasted_s) <= max(lasted_s) < send_timeout_s + 30.0
     held = (peak - before) // num_deaf
     print(f"{num_deaf} readers cut {min(lasted_s):.2f} to {max(lasted_s):.2f} s after they stalled; {held} bytes each")
     if num_deaf >= 100:  # what the process itself grows by is spread over them

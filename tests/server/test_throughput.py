@@ -55,5 +55,5 @@ async def test_lines_come_while_there_is_work_and_end_with_the_engine(engine, ca
     await engine.complete("hi")
     await until(lambda: bool(caplog.records))
     await engine.aclose()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await task

@@ -1,5 +1,3 @@
-import time
-
 import pytest
 import tokenizers
 from hypothesis import given
@@ -94,17 +92,12 @@ def test_an_added_token_outside_the_byte_alphabet_stands_for_itself():
     assert "".join(read(BYTE_LEVEL, [[token_id] for token_id in token_ids])) == text
 
 
-def test_invalid_bytes_are_shown_at_once_and_at_linear_cost():
+def test_invalid_bytes_are_shown_at_once_and_not_held():
+    """To hold them would make the cost of a stream of them quadratic."""
     continuation = next(i for i in range(5, 261) if BYTE_LEVEL.text_bytes[i] == b"\x80")
     detokenizer = Detokenizer(BYTE_LEVEL.text_bytes)
-
-    def seconds(num_tokens):
-        started = time.perf_counter()
-        assert all(detokenizer.feed((continuation,)) == "\ufffd" for _ in range(num_tokens))
-        return time.perf_counter() - started
-
-    seconds(1000)
-    assert min(seconds(20_000) for _ in range(3)) <= 4 * min(seconds(10_000) for _ in range(3))
+    assert all(detokenizer.feed((continuation,)) == "\ufffd" for _ in range(1000))
+    assert detokenizer.flush() == ""
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from aserve.kernels.cpu import CpuOps
+from aserve.kernels.native.attention import NativeAttention
 from aserve.kernels.native.library import Library
-from aserve.kernels.ops import SamplingBatch, Scores
+from aserve.kernels.ops import AttentionBatch, SamplingBatch, Scores
 
 _NAMES: Final = {torch.float32: "f32", torch.bfloat16: "bf16"}
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -59,11 +60,12 @@ class NativeOps(CpuOps):
 
     def __init__(self, library: Library) -> None:
         super().__init__()
-        self.variant = library.variant
+        self.library, self.variant = library, library.variant
         self._kernels = {
             dtype: {name: library.function(f"{name}_{suffix}", types) for name, types in _ARGUMENTS.items()}
             for dtype, suffix in _NAMES.items()
         }
+        self._attention = NativeAttention(library)
         self._score = library.function("score_f32", [_POINTER, _INT, _INT, _POINTER, _INT, *[_POINTER] * 4])
         self._scratch = torch.empty(0)
 
@@ -156,6 +158,24 @@ class NativeOps(CpuOps):
             q_THD, k_TKD = self.rms_norm(q_THD, q_norm_D, eps), self.rms_norm(k_TKD, k_norm_D, eps)
             return super().rope_and_write_kv(q_THD, k_TKD, v_TKD, *cache)
         return self._write(q_THD, k_TKD, v_TKD, q_norm_D, k_norm_D, eps, *cache)
+
+    def attend(
+        self,
+        q_THD: Tensor,
+        k_cache_BPKD: Tensor,
+        v_cache_BPKD: Tensor,
+        batch: AttentionBatch,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+    ) -> Tensor:
+        """Where the cache lies, decodes and prompts alike."""
+        caches = (k_cache_BPKD, v_cache_BPKD)
+        if not self._attention.takes(q_THD, *caches):
+            options = {"scale": scale, "sliding_window": sliding_window, "soft_cap": soft_cap}
+            return super().attend(q_THD, *caches, batch, **options)
+        return self._attention.attend(_heads_together(q_THD), *caches, batch, scale, sliding_window, soft_cap)
 
     def _write(
         self,

@@ -1,0 +1,143 @@
+"""Attention by our own kernel: what a step's layers share is worked out once, and a call names the layer alone.
+
+The kernel and its order of sums: src/attention.cpp.
+"""
+
+import ctypes
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from aserve.kernels.native.library import Library
+from aserve.kernels.ops import AttentionBatch
+
+MAX_HEAD_DIM: Final = 256
+_MAX_LAYER_KINDS: Final = 16
+"""Layer groups times windows, so many of which are remembered for the layers of a step."""
+_POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_NAMES: Final = {torch.float32: "attend_f32", torch.bfloat16: "attend_bf16"}
+
+
+class _Attention(ctypes.Structure):
+    """`Attention` of attention.cpp."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("block_table", "seq_lens", "query_starts")),
+        *((name, _INT) for name in ("num_seqs", "table_stride", "num_heads", "num_kv_heads", "head_dim")),
+        *((name, _INT) for name in ("block_size", "block_stride", "slot_stride", "head_stride", "window")),
+        *((name, _INT) for name in ("num_items", "num_partial_rows", "cost")),
+    )
+
+
+class _Item(ctypes.Structure):
+    """`Item` of attention.cpp."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_int32)
+        for name in ("seq", "kv_head", "first_row", "num_rows", "first_tile", "end_tile", "partial", "num_partials")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What the layers of a step read that have one window, and who of the threads reads what.
+
+    batch: what `attention` points into; kept, so that it stays where it is.
+    """
+
+    batch: AttentionBatch
+    layout: tuple[Any, ...]
+    attention: _Attention
+    items: Any
+    partials: Tensor
+
+
+class NativeAttention:
+    """`Ops.attend` for float32 and bfloat16. One instance serves one thread."""
+
+    def __init__(self, library: Library) -> None:
+        self._plan_attention = library.function("plan_attention", [ctypes.POINTER(_Attention), _POINTER, _INT])
+        arguments = [ctypes.POINTER(_Attention), _POINTER, _POINTER, _INT, *[_POINTER] * 4, _FLOAT, _FLOAT]
+        self._kernels = {dtype: library.function(name, arguments) for dtype, name in _NAMES.items()}
+        self._planned: deque[_Plan] = deque(maxlen=_MAX_LAYER_KINDS)
+
+    def takes(self, q_THD: Tensor, k_cache_BPKD: Tensor, v_cache_BPKD: Tensor) -> bool:
+        """Whether the kernel has this type, head size and layout."""
+        return (
+            q_THD.dtype in self._kernels
+            and q_THD.dtype == k_cache_BPKD.dtype == v_cache_BPKD.dtype
+            and q_THD.shape[2] <= MAX_HEAD_DIM
+            and k_cache_BPKD.stride() == v_cache_BPKD.stride()
+            and k_cache_BPKD.stride(3) == 1
+        )
+
+    def attend(
+        self,
+        q_THD: Tensor,
+        k_cache_BPKD: Tensor,
+        v_cache_BPKD: Tensor,
+        batch: AttentionBatch,
+        scale: float,
+        sliding_window: int | None,
+        soft_cap: float | None,
+    ) -> Tensor:
+        """[T, H, D]. A token's heads lie one behind the other."""
+        plan = self._plan(batch, q_THD.shape[1], k_cache_BPKD, sliding_window)
+        out_THD = q_THD.new_empty(q_THD.shape)
+        self._kernels[q_THD.dtype](
+            plan.attention,
+            plan.items,
+            q_THD.data_ptr(),
+            q_THD.stride(0),
+            k_cache_BPKD.data_ptr(),
+            v_cache_BPKD.data_ptr(),
+            out_THD.data_ptr(),
+            plan.partials.data_ptr(),
+            scale,
+            soft_cap or 0.0,
+        )
+        return out_THD
+
+    def _plan(self, batch: AttentionBatch, num_heads: int, cache_BPKD: Tensor, sliding_window: int | None) -> _Plan:
+        """As the layers of this step before, if one had the same batch, window and layout."""
+        layout = (sliding_window, num_heads, cache_BPKD.shape, cache_BPKD.stride())
+        for plan in self._planned:
+            if plan.batch is batch and plan.layout == layout:
+                return plan
+        plan = self._deal(batch, layout, num_heads, cache_BPKD, sliding_window)
+        self._planned.append(plan)
+        return plan
+
+    def _deal(
+        self,
+        batch: AttentionBatch,
+        layout: tuple[Any, ...],
+        num_heads: int,
+        cache_BPKD: Tensor,
+        sliding_window: int | None,
+    ) -> _Plan:
+        """The work of a step, by threads."""
+        _, block_size, num_kv_heads, head_dim = cache_BPKD.shape
+        attention = _Attention(
+            batch.block_table_SM.data_ptr(),
+            batch.seq_lens_S.data_ptr(),
+            batch.query_starts_S1.data_ptr(),
+            len(batch.seq_lens_S),
+            batch.block_table_SM.stride(0),
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            block_size,
+            *cache_BPKD.stride()[:3],
+            sliding_window or 0,
+        )
+        num_threads = torch.get_num_threads()
+        self._plan_attention(attention, None, num_threads)
+        items = (_Item * attention.num_items)()
+        self._plan_attention(attention, items, num_threads)
+        partial_stride = -(-head_dim // 32) * 32 + 16
+        partials = torch.empty(attention.num_partial_rows, partial_stride)
+        return _Plan(batch, layout, attention, items, partials)

@@ -1,0 +1,92 @@
+"""Linear layers on a CPU by our own product: one packed weight, read as fast as memory gives it where rows are few.
+
+A row has the same bits whatever else is in the step. Wide rows are computed in tiles that stay in registers, as in
+BLIS (Van Zee and van de Geijn, 2015).
+"""
+
+import ctypes
+from functools import cache
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from aserve.kernels.native.library import Library
+from aserve.kernels.native.weight_memory import WeightMemory
+from aserve.kernels.packed_linear import has_amx, is_intel
+
+_NAMES: Final = {torch.float32: "f32", torch.bfloat16: "bf16"}
+_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
+
+
+class _Layer(ctypes.Structure):
+    """`Layer` of products.cpp."""
+
+    _fields_ = (("weights", _POINTER), ("bias", _POINTER), ("inputs", _INT), ("outputs", _INT))
+
+
+def can_be_native(dtype: torch.dtype) -> bool:
+    """Whether our product is the one to take: not for float16, nor for bfloat16 on a processor with matrix units.
+
+    Those units (Intel's AMX), which oneDNN's product uses, do many rows several times as fast as any vector unit.
+    """
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and not has_amx())
+
+
+class NativeLinear:
+    """x W^T + b. Keeps the weight packed and not as it came; `embed` gives rows of it back."""
+
+    __slots__ = ("_address", "_bias_O", "_dtype", "_layer", "_packed", "_product", "_unpack_rows")
+
+    def __init__(self, library: Library, memory: WeightMemory, weight_OI: Tensor, bias_O: Tensor | None = None) -> None:
+        name = _NAMES[weight_OI.dtype]
+        (num_outputs, num_inputs), self._dtype = weight_OI.shape, weight_OI.dtype
+        self._packed = _pack(library, memory, weight_OI.contiguous())
+        self._bias_O = None if bias_O is None else bias_O.contiguous()
+        bias = None if self._bias_O is None else self._bias_O.data_ptr()
+        self._layer = _Layer(self._packed.data_ptr(), bias, num_inputs, num_outputs)
+        self._address = ctypes.addressof(self._layer)
+        self._product = library.function(_product_name(name), [_POINTER, _POINTER, _INT, _POINTER, _INT])
+        self._unpack_rows = library.function(f"unpack_rows_{name}", [_POINTER, _POINTER, _POINTER, _INT])
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        """[T, I] to [T, O]."""
+        num_rows, num_inputs = x_TI.shape
+        assert num_inputs == self._layer.inputs
+        assert x_TI.dtype == self._dtype
+        if x_TI.stride(1) != 1:
+            x_TI = x_TI.contiguous()
+        out_TO = x_TI.new_empty(num_rows, self._layer.outputs)
+        self._product(self._address, x_TI.data_ptr(), x_TI.stride(0), out_TO.data_ptr(), num_rows)
+        return out_TO
+
+    def embed(self, ids_T: Tensor) -> Tensor:
+        """Rows of W, [T, I], by their int64 numbers. One that is out of bounds gives a row that is not a number."""
+        assert ids_T.dtype == torch.int64
+        ids_T = ids_T.contiguous()
+        out_TI = torch.empty(ids_T.shape[0], self._layer.inputs, dtype=self._dtype)
+        self._unpack_rows(self._address, ids_T.data_ptr(), out_TI.data_ptr(), ids_T.shape[0])
+        return out_TI
+
+
+def _product_name(name: str) -> str:
+    """Intel's processors have an instruction for bfloat16 that takes twice as long as float32 in its place."""
+    return "product_dots_bf16" if name == "bf16" and not is_intel() else f"product_{name}"
+
+
+def _pack(library: Library, memory: WeightMemory, weight_OI: Tensor) -> Tensor:
+    """By whole panels, and in whole words of 4 bytes."""
+    num_outputs, num_inputs = weight_OI.shape
+    panel, per_word = _panel_outputs(library), 4 // weight_OI.itemsize
+    shape = -(-num_outputs // panel) * panel, -(-num_inputs // per_word) * per_word
+    packed = memory.empty(shape, weight_OI.dtype)
+    pack = library.function(f"pack_{_NAMES[weight_OI.dtype]}", [_POINTER, _POINTER, _INT, _INT])
+    pack(weight_OI.data_ptr(), packed.data_ptr(), num_outputs, num_inputs)
+    return packed
+
+
+@cache
+def _panel_outputs(library: Library) -> int:
+    outputs = _INT()
+    library.function("panel_outputs", [_POINTER])(ctypes.addressof(outputs))
+    return outputs.value

@@ -1,0 +1,93 @@
+"""Rules of the scheduler that an answer seldom shows, each with the change that would break it."""
+
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from aserve.core.params import BeamParams, SamplingParams
+from aserve.core.plan import TokenScores
+from aserve.scheduler.beam import BeamSearch
+from aserve.scheduler.preemption import PreemptionRule
+from aserve.scheduler.sequence import row_sampling
+from tests.scheduler.sync_loop import SyncLoop, request
+from tests.scheduler.test_sequence import REQUEST
+
+
+def victim(num_computed: int, *block_ids: int) -> SimpleNamespace:
+    return SimpleNamespace(num_computed=num_computed, table=SimpleNamespace(block_ids=block_ids), group=None)
+
+
+@pytest.mark.parametrize(
+    ("victims", "is_swapped"),
+    [
+        ([victim(3, 1, 2)], False),
+        ([victim(4, 1, 2)], False),  # two blocks out and in cost as much as four tokens
+        ([victim(5, 1, 2)], True),
+        ([victim(8, 1, 2, 3), victim(0)], True),
+        ([victim(4, 1, 2), victim(4, 1, 3)], False),  # the block that both hold is moved once
+        ([victim(4, 1, 2), victim(5, 1, 3)], True),
+        ([victim(1)], False),  # there is nothing to move
+    ],
+)
+def test_a_victim_is_swapped_where_that_costs_less_and_not_where_it_costs_the_same(victims, is_swapped):
+    """Caught: `<=` for `<`, 3 for 2 (a block goes out and in), shares of blocks and tokens the wrong way round."""
+    rule = PreemptionRule("auto", recompute_cost_s=0.5, swap_cost_s=0.5)
+    assert rule.prefers_swap(victims) == is_swapped
+
+
+def test_a_prompts_scores_are_asked_for_once():
+    """Caught: `!=` for `==` and 1 for 0, by which choices of one prompt would each score it, or none."""
+    wanted = msgspec.structs.replace(REQUEST, params=SamplingParams(n=3, prompt_logprobs=2))
+    assert [row_sampling(wanted, index).num_prompt_logprobs for index in range(3)] == [2, None, None]
+
+
+@pytest.mark.parametrize(
+    ("early_stopping", "length_penalty", "goes_on"),
+    [("never", 1.0, True), ("never", 0.5, True), ("never", 0.0, False), (False, 1.0, False), (True, 1.0, False)],
+)
+def test_a_search_that_never_stops_early_counts_on_the_longest_beam(early_stopping, length_penalty, goes_on):
+    """Caught: `==` of "never" or `> 0.0` changed. A beam of -1.5 after one token, against an end of -1.0 there.
+
+    At the greatest length, four tokens, it could still have -1.5 / 4; without a penalty of length it stays -1.5.
+    """
+    params = BeamParams(width=1, length_penalty=length_penalty, early_stopping=early_stopping)
+    beams = BeamSearch(params, max_tokens=4, stop_ids=frozenset({9}))
+    beams.advance([TokenScores(0, 0.0, 1, (9, 5), (-1.0, -1.5))])
+    assert beams.is_done != goes_on
+
+
+def test_who_comes_back_is_admitted_once_and_says_what_was_cached_at_first():
+    """Caught: `!=` for `==` of `num_preemptions == 0`; then admissions are counted again, and the cache's hits too."""
+    loop = SyncLoop(num_blocks=10, block_size=2, watermark=0.0)
+    for name in "abc":
+        loop.add(request(name, (0, 1, 1, 0, 1), max_tokens=9))
+    loop.drain()
+    loop.check()
+    counts = loop.scheduler.statistics()
+    assert counts.num_preemptions > 0
+    assert counts.num_admitted == 3
+    assert loop.answers["a"].last is not None
+    assert loop.answers["a"].last.num_cached_tokens == 0
+
+
+def test_copies_for_beams_that_have_left_are_not_made():
+    """Caught: `not` before `copies`, and `in` for `not in`, where a sequence gives its blocks back.
+
+    Beams are cancelled between the step that moved them and the plan that would copy for them; others get the blocks.
+    """
+    loop = SyncLoop(num_blocks=20, depth=1)
+    beams = {"n": 2, "beam": BeamParams(width=2)}
+    loop.add(request("beams", (0, 1, 1, 0, 1), max_tokens=8, **beams))
+    residents = loop.scheduler._residents
+    for _ in range(12):
+        if residents.copies:
+            break
+        loop.step()
+    assert residents.copies, "no beam has taken over another's past"
+    loop.cancel("beams")
+    assert residents.copies == []
+    loop.add(request("next", (1, 0, 1, 1, 0, 0, 1), max_tokens=6))
+    loop.drain()
+    loop.check()
+    loop.compare()
