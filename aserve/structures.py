@@ -8,7 +8,7 @@ Knows neither llguidance, which is imported with the first structure, nor who co
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from aserve.core.config import ModelInfo
 from aserve.core.errors import InvalidRequestError, OverloadedError
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 COMPILE_S: Final = 2.0
 """For a structure to be compiled, and as long for a turn."""
+LOOKS: Final = 20
+"""In which that time passes: where the whole process stands still, however long, one of them is over, and not all."""
 AT_ONCE: Final = 2
 """Structures that are compiled at once, of the threads that texts have."""
 
@@ -42,22 +44,24 @@ class Structures:
 
         And `OverloadedError` where others that are being compiled leave it no turn.
         """
+        turn = asyncio.ensure_future(self._turns.acquire())
         try:
-            await asyncio.wait_for(self._turns.acquire(), COMPILE_S)
-        except TimeoutError:
-            raise OverloadedError("other structures are being compiled, and take long") from None
+            if not await _in_time(turn):
+                raise OverloadedError("other structures are being compiled, and take long")
+        except BaseException:
+            if not turn.cancel() and not turn.cancelled():  # it came with the end of the time
+                self._turns.release()
+            raise
         has_begun = threading.Event()
         work = asyncio.ensure_future(self._workers.run(self._begin, structured, has_begun))
         work.add_done_callback(self._done)
-        try:
-            return await asyncio.wait_for(asyncio.shield(work), COMPILE_S)
-        except TimeoutError:
-            if not has_begun.is_set():
-                raise OverloadedError("no thread is free to compile a structure") from None
-            raise InvalidRequestError(
-                f"structured.{structured.kind} takes more than {COMPILE_S:g} s to compile: it is too complex",
-                "structured",
-            ) from None
+        if await _in_time(work):
+            return work.result()
+        if not has_begun.is_set():
+            raise OverloadedError("no thread is free to compile a structure")
+        raise InvalidRequestError(
+            f"structured.{structured.kind} takes more than {COMPILE_S:g} s to compile: it is too complex", "structured"
+        )
 
     def _done(self, work: "asyncio.Future[Structure]") -> None:
         self._turns.release()
@@ -76,3 +80,12 @@ class Structures:
 
                 self._compiler = Compiler(self._tokenizer, self._info.vocab_size, self._info.eos_ids)
         return self._compiler.compiled(structured)
+
+
+async def _in_time(work: "asyncio.Future[Any]") -> bool:
+    """Wait for something within its time; whether it is done. What is not is left as it is."""
+    for _ in range(LOOKS):
+        done, _ = await asyncio.wait({work}, timeout=COMPILE_S / LOOKS)
+        if done:
+            return True
+    return False
