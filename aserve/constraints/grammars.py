@@ -7,7 +7,7 @@ from typing import Any, Final
 from llguidance import LLMatcher, StructTag, grammar_from
 
 from aserve.constraints.formats import with_patterns
-from aserve.constraints.json_schema import check_schema
+from aserve.constraints.json_schema import check_schema, refused
 from aserve.core.errors import InvalidRequestError
 from aserve.core.rules import shown
 from aserve.core.structured import StructuredOutputs
@@ -51,7 +51,10 @@ def grammar_of(structured: StructuredOutputs) -> str:
 def json_grammar(schema: Any) -> str:
     """Of a JSON Schema. Raises for one that cannot be enforced in full."""
     check_schema(schema)
-    return LLMatcher.grammar_from_json_schema(json.dumps(with_patterns(schema)), overrides=_OPTIONS)  # type: ignore[arg-type]  # a TypedDict
+    if schema is False:
+        raise refused("#", "nothing is valid by it")
+    spelled = {} if schema is True else with_patterns(schema)
+    return LLMatcher.grammar_from_json_schema(json.dumps(spelled), overrides=_OPTIONS)  # type: ignore[arg-type]  # a TypedDict
 
 
 def parsed_json(given: Any, what: str) -> Any:

@@ -147,6 +147,7 @@ def test_a_token_that_was_not_allowed_ends_in_masks_of_nothing(compiler: Compile
         ({"grammar": 'root ::= ("a"'}, "neither"),
         ({"grammar": "x" * 70000}, "at most 65536 bytes"),
         ({"json": "{"}, "no JSON"),
+        ({"json": "false"}, "at #: nothing is valid"),
         ({"json": "[" * 5000}, "JSON"),
         ({"json": {"a": float}}, "no JSON"),
         ({"json": {"enum": ["x" * 200_000]}}, "at most 131072 bytes"),
