@@ -8,7 +8,7 @@ from collections.abc import Sequence as Several
 
 from aserve.core.ids import BlockId, RequestId, Row, SeqId
 from aserve.core.layout import STRETCH
-from aserve.core.plan import RowInit, SeqSlice, StepPlan, TokenMask
+from aserve.core.plan import BlockOps, RowInit, SeqSlice, StepPlan, TokenMask
 from aserve.scheduler.admission import Admission, Pace
 from aserve.scheduler.preemption import choose_victims
 from aserve.scheduler.residents import Residents, is_flying
@@ -102,8 +102,7 @@ class Planner:
         self.at = None
         self.num_tokens += len(slices)
         moves = residents.copies or residents.scrubs or residents.has_host_memory
-        block_ops = residents.take_block_ops() if moves else None
-        return StepPlan(step_id, tuple(slices), tuple(draft.inits), block_ops, draft.masks())
+        return draft.plan(residents.take_block_ops() if moves else None)
 
     def _unblock(self, now: float, draft: "_Draft") -> bool:
         """If all who run wait for one that cannot come, make room for it. Whether anything can run now."""
@@ -243,7 +242,12 @@ class _Draft:
             self.constrained.append(sequence)
         return True
 
-    def masks(self) -> tuple[tuple[Row, TokenMask], ...]:
+    def plan(self, block_ops: BlockOps | None) -> StepPlan:
+        """It is complete."""
+        masks = self._masks() if self.constrained else ()
+        return StepPlan(self.step_id, tuple(self.slices), tuple(self.inits), block_ops, masks)
+
+    def _masks(self) -> tuple[tuple[Row, TokenMask], ...]:
         """Of the constrained sequences that have a slice which samples: others may have found no room after all."""
         return tuple(
             (sequence.row, sequence.constraint_now())
