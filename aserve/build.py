@@ -22,24 +22,22 @@ import msgspec
 from aserve import engine
 from aserve.core.config import (
     EngineConfig,
-    Facts,
-    GiB,
     ModelInfo,
     OptionFields,
     Options,
-    default_max_num_batched_tokens,
-    default_max_num_seqs,
     resolve,
 )
 from aserve.core.errors import CheckpointError, ConfigError, InsufficientMemoryError, InvalidRequestError
-from aserve.core.layout import KVLayout, lay_out, stretched
+from aserve.core.layout import KVLayout, lay_out
 from aserve.core.params import SamplingParams
 from aserve.engine import EngineParts, Loader, Progress
-from aserve.kv_cache.host_memory import copying_pays
+from aserve.kv_cache.host_memory import has_host_tier
+from aserve.measuring import measure
 from aserve.model_folder import DEMO_MODEL, find_model, load_text
 from aserve.scheduler.preemption import PreemptionRule
 from aserve.scheduler.queue import Policy, first_come_first_served, priority_with_ageing
 from aserve.scheduler.scheduler import Scheduler
+from aserve.telling import describe_weights, plan_lines, startup_lines
 from aserve.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -139,10 +137,10 @@ def _load(options: Options, checkpoint: "Checkpoint", report: Report) -> EngineP
     facts = measure(options, model, layout, ops, dtype, device)
     config = resolve(options, facts)
     info = _model_info(options, config, model, checkpoint, tokenizer)
-    weights = f"{_describe_weights(options, checkpoint)} as {str(dtype).removeprefix('torch.')} on {device}"
+    weights = f"{describe_weights(options, checkpoint)} as {str(dtype).removeprefix('torch.')} on {device}"
     graphs = None if options.enforce_eager else graph_device(device)
     runner, config = _runner(config, layout, model, ops, dtype, device, graphs, report)
-    notes = (*_plan_lines(info, config, facts, weights), *filter(None, [describe(ops)]), *config.notes)
+    notes = (*plan_lines(info, config, facts, weights), *filter(None, [describe(ops)]), *config.notes)
     return EngineParts(
         info=info,
         config=msgspec.structs.replace(config, notes=notes),
@@ -153,11 +151,6 @@ def _load(options: Options, checkpoint: "Checkpoint", report: Report) -> EngineP
     )
 
 
-def startup_lines(parts: EngineParts) -> list[str]:
-    """The plan, line by line: model, KV cache, concurrency, sampling defaults, and what was changed of the wishes."""
-    return list(parts.config.notes)
-
-
 def choose_device(wish: str) -> "torch.device":
     """The device of an option: auto is CUDA where there is one. Raises `ConfigError` for cuda where there is none."""
     import torch
@@ -166,46 +159,6 @@ def choose_device(wish: str) -> "torch.device":
     if wish == "cuda" and not available:
         raise ConfigError("device cuda: torch finds no GPU here")
     return torch.device("cuda", torch.cuda.current_device()) if available and wish != "cpu" else torch.device("cpu")
-
-
-def measure(
-    options: Options, model: "CausalLM", layout: KVLayout, ops: "Ops", dtype: "torch.dtype", device: "torch.device"
-) -> Facts:
-    """What `resolve` needs to know of the model and the memory; on CUDA runs the largest step, if it must."""
-    from aserve.runner.profile import cpu_kv_budget, cuda_kv_budget, largest_step
-    from aserve.runner.threads import flops_per_token
-
-    if options.kv_cache_memory_bytes is not None:
-        budget_bytes = options.kv_cache_memory_bytes
-    elif device.type == "cpu":
-        budget_bytes = cpu_kv_budget()
-    else:
-        num_tokens = options.max_num_batched_tokens or default_max_num_batched_tokens(device.type)
-        max_model_len = min(options.max_model_len or model.spec.context_len, model.spec.context_len)
-        plan = largest_step(
-            options.max_num_seqs or default_max_num_seqs(),
-            stretched(num_tokens, num_tokens),
-            max_model_len,
-            options.block_size,
-        )
-        budget_bytes = cuda_kv_budget(
-            model,
-            ops,
-            plan,
-            dtype=dtype,
-            device=device,
-            block_size=options.block_size,
-            gpu_memory_utilization=options.gpu_memory_utilization,
-            captured_len=None if options.enforce_eager else max_model_len,
-        )
-    return Facts(
-        device=device.type,
-        context_len=model.spec.context_len,
-        kv_bytes_per_token=layout.layers_per_group * model.spec.kv_bytes_per_layer(dtype.itemsize),
-        kv_budget_bytes=budget_bytes,
-        kv_windows=layout.windows,
-        flops_per_token=flops_per_token(model.spec),
-    )
 
 
 def default_sampling(generation_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -338,45 +291,8 @@ def make_scheduler(config: EngineConfig) -> Scheduler:
         windows=config.kv_windows,
         keeps_evicted=has_host_tier(config),
         max_in_flight=config.max_in_flight,
+        plans_behind_prompts=config.plans_behind_prompts,
         is_fair=config.scheduling_policy == "fair",
         target_itl_s=None if config.target_itl_ms is None else config.target_itl_ms / 1e3,
+        itl_factor=config.itl_factor,
     )
-
-
-def has_host_tier(config: EngineConfig) -> bool:
-    """Whether prefix blocks live on in the swap space when others get theirs: where copying beats computing again."""
-    return config.num_host_blocks > 0 and copying_pays(
-        recompute_cost_s=config.recompute_cost_s,
-        swap_cost_s=config.swap_cost_s,
-        block_size=config.block_size,
-        num_groups=len(config.kv_windows),
-    )
-
-
-def _plan_lines(info: ModelInfo, config: EngineConfig, facts: Facts, weights: str) -> tuple[str, ...]:
-    kv_bytes = config.num_blocks * config.block_size * facts.kv_bytes_per_token
-    sampling = ", ".join(f"{name} {value}" for name, value in info.default_sampling.items())
-    tenants = "preempted sequences and evicted prefixes" if has_host_tier(config) else "preempted sequences"
-    kind = "page-locked blocks" if facts.device == "cuda" else "blocks"
-    swap_space = (f"swap space: {config.num_host_blocks} {kind} for {tenants}",) if config.num_host_blocks else ()
-    return (
-        f"model: {info.names[0]}, {weights}",
-        f"KV cache: {config.num_blocks - 1} blocks x {config.block_size} = {config.num_kv_tokens} tokens, "
-        f"{_size(kv_bytes)}",
-        f"concurrency: {config.num_full_len} sequences at the full length of {config.max_model_len} tokens, "
-        f"{config.max_num_seqs} at most",
-        *swap_space,
-        f"generation_config.json: {sampling or 'no sampling defaults'}",
-    )
-
-
-def _describe_weights(options: Options, checkpoint: "Checkpoint") -> str:
-    if options.load_format == "dummy":
-        tokenizer = "" if checkpoint.has_tokenizer or options.tokenizer else ", the demonstration model's tokenizer"
-        return f"random weights (seed {options.seed}){tokenizer}"
-    num_bytes = sum(file.stat().st_size for file in checkpoint.weight_files)
-    return f"{_size(num_bytes)} of weights"
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / GiB:.2f} GiB" if num_bytes >= GiB else f"{num_bytes / GiB * 1024:.1f} MiB"

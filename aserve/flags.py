@@ -174,7 +174,7 @@ ENGINE_FLAGS: Final = (
         read_number,
         "MS",
         "how long a step may take in which somebody decodes, prompts being computed in smaller pieces for it;"
-        " 0 is any time (if not given: 2.5 times as long as without prompts on CUDA, any time on a CPU)",
+        " 0 is any time (if not given: 2.5 times as long as without prompts on CUDA, 4 times on a CPU)",
     ),
     Flag(
         "max_num_queued_reqs",

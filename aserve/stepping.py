@@ -101,7 +101,7 @@ class Stepper:
             raise
 
     async def step(self) -> bool:
-        """Plan and launch a step, and land the oldest if as many are under way as may be, or nothing can be planned.
+        """Plan and launch a step, and land the oldest while as many are under way as may be, or if none can be planned.
 
         False if there is nothing to do, in which case it has not waited since it looked. Raises `DeviceLostError`, and
         what the scheduler raises when nothing helps.
@@ -125,7 +125,9 @@ class Stepper:
             if isinstance(flight, _NeverLaunched):  # nothing is to be launched behind it
                 while flying:
                     await self._land()
-        if flying and (plan is None or len(flying) >= self._scheduler.max_in_flight):
+        if flying and plan is None:
+            await self._land()
+        while len(flying) >= self._scheduler.max_in_flight:
             await self._land()
         return True
 

@@ -21,6 +21,7 @@ from aserve.core.ids import RequestId
 from aserve.core.params import SamplingParams
 from aserve.core.request import Request
 from aserve.engine import EngineParts
+from aserve.kv_cache.host_memory import has_host_tier
 from aserve.scheduler.scheduler import Scheduler
 
 NUM_OTHERS = 3
@@ -79,7 +80,7 @@ async def bench(parts: EngineParts, num_prefix: int, num_rounds: int) -> dict[st
         "ttft_tier_s": statistics.median(times_s[True]),
         "ttft_without_s": statistics.median(times_s[False]),
         "without_over_tier": statistics.median(b / a for a, b in zip(times_s[True], times_s[False], strict=True)),
-        "chosen": build.has_host_tier(parts.config),
+        "chosen": has_host_tier(parts.config),
     }
 
 

@@ -13,13 +13,15 @@ import pytest
 import torch
 
 import aserve
-from aserve.build import AsyncEngine, default_sampling, has_host_tier, load, make_options, startup_lines
+from aserve.build import AsyncEngine, default_sampling, load, make_options
 from aserve.core.errors import CheckpointError, ConfigError, OverloadedError, UnavailableError
 from aserve.core.ids import RequestId
 from aserve.core.params import SamplingParams
 from aserve.core.request import Request
 from aserve.engine import EngineParts, Progress
 from aserve.kernels.dispatch import describe, select_ops
+from aserve.kv_cache.host_memory import has_host_tier
+from aserve.telling import startup_lines
 from tests.checkpoints import EOS_ID, VOCAB_SIZE, checkpoints
 
 __all__ = ["checkpoints"]

@@ -53,7 +53,7 @@ def tokenizer(tmp_path_factory):
 class Bench:
     """A loop over fakes, and the means to ask it things."""
 
-    def __init__(self, tokenizer, runner, num_blocks=64, max_in_flight=2, **options):
+    def __init__(self, tokenizer, runner, num_blocks=64, max_in_flight=2, plans_behind_prompts=True, **options):
         self.tokenizer = tokenizer
         self.clock = FakeClock()
         self.new_stream = TextStream
@@ -65,6 +65,7 @@ class Bench:
             max_num_batched_tokens=16,
             max_model_len=128,
             max_in_flight=max_in_flight,
+            plans_behind_prompts=plans_behind_prompts,
         )
         self.metrics = EngineMetrics(CollectorRegistry(), "model", self.scheduler.statistics)
         self.loop = EngineLoop(self.scheduler, runner, self.metrics, self.clock, tokenizer.token_texts, **options)
@@ -130,6 +131,24 @@ async def test_the_loop_runs_ahead_of_the_device(tokenizer, max_in_flight):
         bench.runner.let_land()
         ids = [token_id async for delta in mailbox for token_id in delta.token_ids]
         assert ids == continuation([1, 2, 3], 5, vocabulary=BYTES)
+
+
+async def test_nothing_is_planned_behind_a_prompt_where_it_is_worth_waiting_for(tokenizer):
+    """Who comes while a step with prompts runs is in the very next one; decoding, the loop runs ahead."""
+    bench = Bench(tokenizer, fake_kv(), plans_behind_prompts=False)
+    async with running(bench):
+        bench.runner.hold()
+        async with bench.open("a", [1, 2, 3], 9) as first:
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert [plan.num_tokens for plan in bench.runner.plans] == [3]
+            async with bench.open("b", [4, 5, 6, 7], 9) as second:
+                bench.runner.let_land()
+                for mailbox, prompt in ((first, [1, 2, 3]), (second, [4, 5, 6, 7])):
+                    ids = [token_id async for delta in mailbox for token_id in delta.token_ids]
+                    assert ids == continuation(prompt, 9, vocabulary=BYTES)
+    assert [plan.num_tokens for plan in bench.runner.plans[:3]] == [3, 1 + 4, 2]
+    assert bench.scheduler.max_in_flight == 2
 
 
 async def test_a_reader_who_leaves_frees_his_blocks_at_once(tokenizer):

@@ -195,6 +195,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_windows: sliding windows by layer group; a span of block_size positions takes a block of each.
     recompute_cost_s, swap_cost_s: of a token computed anew, of a block moved one way; measured if there is swap space.
     max_in_flight: steps that are launched and have not landed, at most.
+    plans_behind_prompts: whether a step with prompts may be in flight while the next is planned. On a CPU it takes so
+    long that who comes meanwhile is worth waiting for. itl_factor: see `choose_itl_factor`.
     The last seven before the notes are the options of those names.
     """
 
@@ -210,6 +212,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     recompute_cost_s: float = RECOMPUTE_COST_S
     swap_cost_s: float = SWAP_COST_S
     max_in_flight: int = 2
+    plans_behind_prompts: bool = True
+    itl_factor: float = 2.5
     preemption_mode: PreemptionMode = "auto"
     scheduling_policy: SchedulingPolicy = "fcfs"
     long_prefill_token_threshold: int = 0
@@ -249,9 +253,15 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     default_sampling: Mapping[str, Any] = {}
 
 
-def default_max_num_batched_tokens(device: str) -> int:
-    """Tokens a step computes at most. On a CPU 512 cost as much per token as 2048, and stall decoding less."""
-    return 8192 if device == "cuda" else 512
+def default_max_num_batched_tokens(device: str, flops_per_token: int) -> int:
+    """Tokens a step computes at most. flops_per_token: of the model; 0 where that is not known.
+
+    On a CPU 2048 are a wave of prompts, and a small model computes them in less time than in pieces of 512. Of a large
+    one they take minutes, during which nobody else can come or go.
+    """
+    if device == "cuda":
+        return 8192
+    return 2048 if 0 < flops_per_token <= SMALL_MODEL_FLOPS else 512
 
 
 def default_max_num_seqs() -> int:
@@ -270,15 +280,12 @@ def choose_max_chunk(options: Options, budget: int) -> int:
     return min(options.long_prefill_token_threshold or share, budget)
 
 
-def choose_target_itl_ms(options: Options, facts: Facts) -> float | None:
-    """What a step may take in which somebody decodes: on CUDA in proportion to decoding alone (None), else any time.
+def choose_itl_factor(facts: Facts) -> float:
+    """How much longer than without prompts a step may take in which somebody decodes, where no target is set.
 
-    A CPU computes small pieces of prompts at little more than half of its speed: bounded steps cost a small model a
-    fifth of its tokens per second.
+    More on a CPU, which computes a hundred tokens of a prompt at half of the speed of a thousand.
     """
-    if options.target_itl_ms is None and facts.device == "cpu":
-        return 0.0
-    return options.target_itl_ms
+    return 4.0 if facts.device == "cpu" else 2.5
 
 
 def choose_max_in_flight(facts: Facts) -> int:
@@ -298,7 +305,7 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
     """Options and facts to an EngineConfig. Raises `ConfigError` where a wish cannot be met."""
     notes: list[str] = []
     max_num_seqs = options.max_num_seqs or default_max_num_seqs()
-    budget = options.max_num_batched_tokens or default_max_num_batched_tokens(facts.device)
+    budget = options.max_num_batched_tokens or default_max_num_batched_tokens(facts.device, facts.flops_per_token)
     if options.max_model_len is not None and options.max_model_len > facts.context_len:
         raise ConfigError(
             f"max_model_len {options.max_model_len} is over the model's context of {facts.context_len} tokens"
@@ -330,9 +337,6 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         max_model_len = fits
     if options.batch_invariant and facts.device == "cpu":
         notes.append("batch_invariant: it is always so on a CPU, in float32 and bfloat16")
-    num_host_blocks = int(options.swap_space * GiB) // bytes_per_block
-    if options.swap_space > 0.0 and num_host_blocks == 0:
-        raise ConfigError(f"swap_space {options.swap_space} GiB does not hold one block of {bytes_per_block} bytes")
     return EngineConfig(
         block_size=options.block_size,
         num_blocks=num_blocks,
@@ -341,16 +345,26 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         max_num_batched_tokens=budget,
         watermark=options.watermark,
         enable_prefix_caching=options.enable_prefix_caching,
-        num_host_blocks=num_host_blocks,
+        num_host_blocks=_num_host_blocks(options, bytes_per_block),
         kv_windows=facts.kv_windows,
         max_in_flight=choose_max_in_flight(facts),
+        plans_behind_prompts=facts.device != "cpu",
         preemption_mode=options.preemption_mode,
         scheduling_policy=options.scheduling_policy,
         long_prefill_token_threshold=chunk if chunk < budget else 0,
         scheduler_delay_factor=options.scheduler_delay_factor,
-        target_itl_ms=choose_target_itl_ms(options, facts),
+        target_itl_ms=options.target_itl_ms,
+        itl_factor=choose_itl_factor(facts),
         max_num_queued_reqs=options.max_num_queued_reqs,
         request_timeout=options.request_timeout,
         step_timeout=options.step_timeout,
         notes=tuple(notes),
     )
+
+
+def _num_host_blocks(options: Options, bytes_per_block: int) -> int:
+    """Blocks that fit the swap space. Raises `ConfigError` where it is there and holds none."""
+    num_blocks = int(options.swap_space * GiB) // bytes_per_block
+    if options.swap_space > 0.0 and num_blocks == 0:
+        raise ConfigError(f"swap_space {options.swap_space} GiB does not hold one block of {bytes_per_block} bytes")
+    return num_blocks

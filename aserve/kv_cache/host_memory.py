@@ -15,6 +15,7 @@ that will be read is held, as a plan's moves to the host are made before those f
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from aserve.core.config import EngineConfig
 from aserve.core.ids import BlockHash, BlockId, HostBlockId
 from aserve.kv_cache.block_pool import NULL_BLOCK, BlockPool
 from aserve.kv_cache.swap import HostPool
@@ -198,3 +199,13 @@ class HostMemory:
 def _blocks(table: BlockTable) -> list[HostBlockId]:
     """Those of a table on the host, without the null block."""
     return [host_id for host_id in table.host_ids if host_id is not None]
+
+
+def has_host_tier(config: EngineConfig) -> bool:
+    """Whether prefix blocks live on in the swap space when others get theirs: where copying beats computing again."""
+    return config.num_host_blocks > 0 and copying_pays(
+        recompute_cost_s=config.recompute_cost_s,
+        swap_cost_s=config.swap_cost_s,
+        block_size=config.block_size,
+        num_groups=len(config.kv_windows),
+    )

@@ -21,7 +21,7 @@ from aserve.scheduler.undo import StepBudget
 class Planner:
     """budget: of a step, in tokens. max_chunk: known tokens of one sequence that a step computes at most.
 
-    may_stretch: whether a chunk may be somewhat longer if it is then its prompt's last; see `STRETCH`.
+    A chunk that may fill a step may be somewhat longer if it is then its prompt's last; see `STRETCH`.
     """
 
     def __init__(
@@ -33,7 +33,6 @@ class Planner:
         *,
         budget: StepBudget,
         max_chunk: int,
-        may_stretch: bool,
     ) -> None:
         self._residents = residents
         self._admission = admission
@@ -41,7 +40,7 @@ class Planner:
         self._budget = budget
         self._streams = streams
         self._max_chunk = max_chunk
-        self._may_stretch = may_stretch
+        self._may_stretch = max_chunk == budget.most
         self._settling: set[SeqId] = set()
         self.num_tokens = 0
         """Of the plan made last."""
@@ -141,7 +140,9 @@ class Planner:
         if not draft.knows_allowance:
             draft.knows_allowance = True
             running = self._residents.running
-            draft.allowance = self._streams.allowance(s for s in running if s.num_prefill <= s.num_computed)
+            decoding = [sequence for sequence in running if sequence.num_prefill <= sequence.num_computed]
+            num_newcomers = len(running) - len(decoding) + self._residents.num_next_up
+            draft.allowance = self._streams.allowance(decoding, num_newcomers)
         return draft.allowance
 
     def _known(self, sequence: Sequence, end: int, new_blocks: tuple[BlockId, ...], draft: "_Draft") -> int:

@@ -71,6 +71,11 @@ class Residents:
         if self._free_rows and self.waiting:
             self.waiting.settle()
 
+    @property
+    def num_next_up(self) -> int:
+        """How many of those who wait have a row to go to."""
+        return min(len(self.waiting), len(self._free_rows))
+
     def next_up(self, only: Collection[RequestId] | None) -> Sequence | None:
         """Who of those who wait is to be admitted next, if there is a row; of these requests, where not all may."""
         if only is None:

@@ -46,7 +46,7 @@ from aserve.scheduler.queue import Arrival, Policy, first_come_first_served
 from aserve.scheduler.residents import Residents
 from aserve.scheduler.sequence import Group, Sequence
 from aserve.scheduler.statistics import Statistics, snapshot
-from aserve.scheduler.step_cost import StepCost, StreamPace
+from aserve.scheduler.step_cost import AUTO_FACTOR, StepCost, StreamPace
 from aserve.scheduler.undo import Aftermath, Restart
 
 
@@ -66,7 +66,8 @@ class Scheduler:
     at most. windows: of each layer group. keeps_evicted: the swap space is a host tier of the prefix cache too.
     max_in_flight: steps planned and not landed, at most; not over 2 with windows, whose blocks are counted for two.
     is_fair: tenants share by weight, see fairness.py; the policy orders the requests of each. target_itl_s: what a step
-    may take in which somebody decodes, see `StreamPace`.
+    may take in which somebody decodes, itl_factor: how much longer than without prompts, where that is None; see
+    `StreamPace`. plans_behind_prompts: whether a step with prompts may be in flight while the next is planned.
     """
 
     def __init__(  # noqa: PLR0913  the numbers of one engine, each used here or by one part
@@ -90,6 +91,8 @@ class Scheduler:
         max_in_flight: int = 2,
         is_fair: bool = False,
         target_itl_s: float | None = 0.0,
+        itl_factor: float = AUTO_FACTOR,
+        plans_behind_prompts: bool = True,
     ) -> None:
         assert max_in_flight <= 2 or not any(windows), "I24: windows hold two steps of positions"
         self.max_in_flight = self._most_in_flight = max_in_flight
@@ -111,16 +114,14 @@ class Scheduler:
             max_num_queued=max_num_queued_reqs,
         )
         self._residents = Residents(self._cache, self._admission, preemption, max_num_seqs, max_chunk if is_fair else 0)
-        self._policy = policy
-        self._max_num_batched_tokens = max_num_batched_tokens
+        self._policy, self._plans_behind_prompts = policy, plans_behind_prompts
         self._aftermath = Aftermath(max_num_batched_tokens)
         self.step_cost = StepCost()
-        streams = StreamPace(self.step_cost, target_itl_s, max_num_batched_tokens)
+        streams = StreamPace(self.step_cost, target_itl_s, max_num_batched_tokens, itl_factor)
         self._planner = Planner(
             *(self._residents, self._admission, Pace(scheduler_delay_factor), streams),
             budget=self._aftermath.budget,
             max_chunk=max_chunk,
-            may_stretch=max_chunk == max_num_batched_tokens,
         )
         self._sequences: dict[SeqId, Sequence] = {}
         self._requests: dict[RequestId, list[Sequence]] = {}
@@ -254,6 +255,9 @@ class Scheduler:
             return None
         self._next_step_id += 1
         self._in_flight.append(plan)
+        if not (self._plans_behind_prompts or self._aftermath.is_on):
+            has_prompt = planner.num_tokens > len(plan.slices)
+            self.max_in_flight = 1 if has_prompt else self._most_in_flight
         return plan
 
     def _plan_trial(self, now: float) -> StepPlan | None:
@@ -364,7 +368,7 @@ class Scheduler:
         check_sequences(self._sequences, self._requests, self._residents)
         check_running(self._residents.running, self._in_flight, self._cache, self._admission.context_len)
         for plan in self._in_flight:
-            most = stretched(self._max_num_batched_tokens, self._max_num_batched_tokens)
+            most = stretched(self._aftermath.budget.most, self._aftermath.budget.most)
             assert 0 < plan.num_tokens <= most, f"I13: a step of {plan.num_tokens} tokens"
 
     # Ends.

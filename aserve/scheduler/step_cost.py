@@ -10,6 +10,7 @@ apart from those with prompts, of which there may be few: each kind is forgotten
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Several
+from math import inf
 from typing import Final, NamedTuple
 
 from aserve.core.plan import SeqSlice
@@ -24,6 +25,12 @@ AUTO_FACTOR: Final = 2.5
 """How much longer than without prompts a step may take in which somebody decodes, where no target is set."""
 LEAST_SHARE: Final = 16
 """One in so many tokens of a step's budget is for prompts, however long those who decode have to wait."""
+LATE_SHARE: Final = 0.01
+"""Of the tokens of answers: so many may come later than the target, so that the 99th percentile keeps to it."""
+MAX_LATE: Final = 32.0
+"""Late tokens that are saved up at most while none is late; as many may be late at first."""
+DECODES_PER_NEWCOMER: Final = 2
+"""So many who decode wait for one newcomer: its first token is late by all of its prompt, theirs by one step."""
 MIN_PROMPT_STEPS: Final = 3
 """With prompts, before anything is predicted."""
 
@@ -85,10 +92,14 @@ class _Moments:
 
 
 class StepCost:
-    """The model. error: of its predictions, as a share of what the steps took, averaged over the latest ones."""
+    """The model. error: of its predictions, as a share of what the steps took, averaged over the latest ones.
+
+    num_rows: of all steps that have landed.
+    """
 
     def __init__(self) -> None:
         self.error = 0.0
+        self.num_rows = 0
         self._decodes, self._prompts = _Moments(), _Moments()
         self._num_landed = 0
         self._prices: Prices | None = None
@@ -98,6 +109,7 @@ class StepCost:
         """A step has landed that took so long, by itself. Dear for a step with prompts, cheap for most others."""
         if not slices or seconds <= 0.0:
             return
+        self.num_rows += len(slices)
         has_prompt = slices[-1].num_tokens > 1 or slices[0].num_tokens > 1  # newcomers come last
         self._num_landed += 1
         if not has_prompt and self._num_landed % DECODES_PER_LOOK:
@@ -119,7 +131,7 @@ class StepCost:
 class Allowance:
     """Prompt tokens that a step may compute beside those who decode. least: in any case, so that prompts get on."""
 
-    def __init__(self, prices: Prices, spare_s: float, least: int) -> None:
+    def __init__(self, prices: Prices, spare_s: float, least: float) -> None:
         self._prices = prices
         self._spare_s = spare_s
         self._least = least
@@ -129,13 +141,18 @@ class Allowance:
         """Whether not one more token of any prompt may be computed."""
         return not self._least and self._spare_s < self._prices.row + self._prices.token + self._prices.key
 
+    @property
+    def is_overdrawn(self) -> bool:
+        """Whether the step will take longer than it should."""
+        return self._spare_s < 0.0
+
     def take(self, start: int, num_wanted: int) -> int:
         """Of the next `num_wanted` tokens of a prompt, from position `start` on, how many there are: 0 if none."""
         prices = self._prices
         row_s = prices.row + prices.key * start
         token_s = prices.token + prices.key * (1 + start / QUERY_TILE)
-        num_affordable = int((self._spare_s - row_s) / token_s) if token_s else num_wanted
-        num_taken = min(num_wanted, max(num_affordable, self._least))
+        num_affordable = (self._spare_s - row_s) / token_s if token_s else inf
+        num_taken = int(min(num_wanted, max(num_affordable, self._least)))
         self._spare_s -= row_s + num_taken * token_s
         self._least = max(0, self._least - num_taken)
         return num_taken
@@ -144,18 +161,31 @@ class Allowance:
 class StreamPace:
     """Keeps those who decode from waiting for others' prompts: how many prompt tokens fit beside them in a step.
 
-    target_s: what a step may take in which somebody decodes; None for `AUTO_FACTOR` times as long as it would take
+    target_s: what a step may take in which somebody decodes; None for `factor` times as long as it would take
     without prompts; 0 for any length. However long that takes, such a step computes a share of `budget`, its tokens,
     of prompts, so that who waits with n tokens of prompts before its first token waits for n / share steps at most.
+
+    Where no target is set, one token in a hundred may come late, and these are spent where most is gained by it: while
+    at least half as many newcomers wait as others decode, a step is filled with prompts. A wave of 32 prompts is then
+    computed in two or three steps, while next to nobody decodes, and not piece by piece for as long as it is decoded.
     """
 
-    def __init__(self, cost: StepCost, target_s: float | None, budget: int) -> None:
+    def __init__(self, cost: StepCost, target_s: float | None, budget: int, factor: float = AUTO_FACTOR) -> None:
         self._cost = cost
         self._target_s = target_s
+        self._factor = factor
         self._least = max(1, budget // LEAST_SHARE)
+        self._num_late = MAX_LATE
+        """Tokens that may still be late."""
+        self._num_seen = 0
+        self._full: tuple[Allowance, int] | None = None
+        """Of a step that may be late, and who decode in it."""
 
-    def allowance(self, decoding: Iterable[Sequence]) -> Allowance | None:
-        """For a step in which these decode; None where there is no limit, or where the costs are not known yet."""
+    def allowance(self, decoding: Iterable[Sequence], num_newcomers: int = 1) -> Allowance | None:
+        """For a step in which these decode, while so many wait for their first token, or have begun their prompts.
+
+        None where there is no limit, or where the costs are not known yet.
+        """
         if self._target_s == 0.0 or (prices := self._cost.prices()) is None:
             return None
         num_rows = num_keys = 0
@@ -165,8 +195,24 @@ class StreamPace:
         if not num_rows:
             return None
         decode_s = prices.of(Load(num_rows, num_rows, num_keys))
-        target_s = AUTO_FACTOR * decode_s if self._target_s is None else self._target_s
-        return Allowance(prices, target_s - decode_s, self._least)
+        if self._target_s is not None:
+            return Allowance(prices, self._target_s - decode_s, self._least)
+        spare_s = (self._factor - 1.0) * decode_s
+        if DECODES_PER_NEWCOMER * num_newcomers < num_rows or self._may_be_late() < num_rows:
+            return Allowance(prices, spare_s, self._least)
+        allowance = Allowance(prices, spare_s, inf)
+        self._full = allowance, num_rows
+        return allowance
+
+    def _may_be_late(self) -> float:
+        """How many tokens may be late now, those of the last step that was to be filled taken off."""
+        num_rows, self._num_seen = self._cost.num_rows - self._num_seen, self._cost.num_rows
+        if self._full is not None:
+            allowance, num_decoding = self._full
+            self._num_late -= num_decoding if allowance.is_overdrawn else 0
+            self._full = None
+        self._num_late = min(MAX_LATE, self._num_late + LATE_SHARE * num_rows)
+        return self._num_late
 
 
 def _fit(*kinds: _Moments) -> Prices:

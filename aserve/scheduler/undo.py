@@ -75,14 +75,14 @@ class StepBudget:
     """Tokens that a step computes at most: `most`, less for a while after memory ran out."""
 
     def __init__(self, most: int) -> None:
-        self._most = most
+        self.most = most
         self._num_calm = 0
         self.num_tokens = most
 
     @property
     def is_cut(self) -> bool:
         """Whether it is less than it could be."""
-        return self.num_tokens < self._most
+        return self.num_tokens < self.most
 
     def cut(self, num_tokens: int) -> bool:
         """A step of so many tokens was too much: from now on half of it. False if that cannot be halved."""
@@ -95,7 +95,7 @@ class StepBudget:
         self._num_calm += 1
         if self._num_calm == CALM_STEPS:
             self._num_calm = 0
-            self.num_tokens = min(2 * self.num_tokens, self._most)
+            self.num_tokens = min(2 * self.num_tokens, self.most)
 
 
 class Aftermath:

@@ -78,6 +78,7 @@ LIMITS = st.fixed_dictionaries(
         "keeps_evicted": st.booleans(),
         "is_fair": st.booleans(),
         "target_itl_s": st.sampled_from([0.0, None, 0.001, 0.014]),
+        "plans_behind_prompts": st.sampled_from([True, True, False]),
         "windows": st.sampled_from([(None,), (None,), (3,), (None, 3), (5, None, 1, 5)]),
     }
 )

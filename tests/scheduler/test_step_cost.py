@@ -6,7 +6,7 @@ import pytest
 
 from aserve.core.ids import Row, SeqId
 from aserve.core.plan import SeqSlice
-from aserve.scheduler.step_cost import Load, Prices, StepCost, StreamPace
+from aserve.scheduler.step_cost import MAX_LATE, Load, Prices, StepCost, StreamPace
 from tests.scheduler.simulation import STEP_S, TOKEN_S, Arrival, Simulation, simulate
 from tests.scheduler.sync_loop import SyncLoop, request
 
@@ -119,6 +119,59 @@ def test_some_prompt_tokens_are_computed_however_long_that_takes():
     assert (allowance.take(0, 20), allowance.take(0, 20), allowance.take(0, 20)) == (20, 12, 0)
 
 
+# Without a target: one token in a hundred may be late, where many newcomers wait for few.
+
+
+@pytest.mark.parametrize(
+    ("num_decoding", "num_newcomers", "is_full"),
+    [(1, 1, True), (2, 1, True), (3, 1, False), (17, 15, True), (9, 4, False)],
+)
+def test_a_step_is_filled_where_at_least_half_as_many_come_as_decode(num_decoding, num_newcomers, is_full):
+    allowance = StreamPace(known(), None, 512).allowance([Decoding()] * num_decoding, num_newcomers)
+    assert (allowance.take(0, 10_000) == 10_000) is is_full
+    assert allowance.is_spent is not is_full
+
+
+@pytest.mark.parametrize("target_s", [0.3, 1e-6])
+def test_a_target_that_was_set_is_not_exceeded_however_many_wait(target_s):
+    allowance = StreamPace(known(), target_s, 512).allowance([Decoding()], 100)
+    assert allowance.take(0, 10_000) < 200
+
+
+def num_filled(pace: StreamPace, num_decoding: int, num_prompt: int) -> int:
+    """How many steps in a row may be filled, of 1000."""
+    for number in range(1000):
+        if pace.allowance([Decoding()] * num_decoding, num_decoding).take(0, num_prompt) < num_prompt:
+            return number
+    return 1000
+
+
+def test_no_more_than_one_token_in_a_hundred_is_late():
+    """The fault: a burst of newcomers that goes on for ever, and streams that get a token a second."""
+    cost = known()
+    pace = StreamPace(cost, None, 512)
+    assert num_filled(pace, 8, 4000) == MAX_LATE // 8
+
+    def decoded(num_rows: int) -> None:
+        slices = [decode(100)] * num_rows
+        cost.landed(slices, TRUE.of(Load.of(slices)))
+
+    decoded(799)
+    assert num_filled(pace, 8, 4000) == 0
+    decoded(1)
+    assert num_filled(pace, 8, 4000) == 1
+    decoded(10_000)  # what is saved up is bounded
+    assert num_filled(pace, 8, 4000) == MAX_LATE // 8
+
+
+def test_a_step_that_is_not_late_costs_nothing():
+    assert num_filled(StreamPace(known(), None, 512), 8, 10) == 1000
+
+
+def test_more_than_may_be_late_are_not_made_late_at_once():
+    assert num_filled(StreamPace(known(), None, 512), int(MAX_LATE) + 1, 4000) == 0
+
+
 def test_without_those_who_decode_there_is_no_limit_and_none_at_target_0():
     assert StreamPace(known(), None, 16).allowance([]) is None
     assert StreamPace(known(), 0.0, 16).allowance([Decoding()]) is None
@@ -184,6 +237,39 @@ def test_nobody_waits_longer_for_it_where_nobody_decodes():
     alone = [Arrival(float(i), "writer", 1500, 1) for i in range(4)]
     waits = [simulate(alone, target_itl_s=target).first_token_s["writer"] for target in (0.0, None)]
     assert waits[0] == waits[1]
+
+
+WAVES = [Arrival(2.0 * wave + 4e-4 * i, "wave", 128, 64) for wave in range(5) for i in range(32)]
+
+
+@pytest.mark.parametrize(("target_itl_s", "num_late"), [(None, 2 * 5), (0.02, 2)])
+def test_a_wave_of_prompts_is_computed_while_next_to_nobody_decodes(target_itl_s, num_late):
+    """Of 32 streams: the first comes alone, 16 and 15 fill a step each. Piece by piece all would wait for others.
+
+    Where a target is set, it is only exceeded before anything is known of the costs, in the first wave.
+    """
+    watch = Watch(
+        WAVES, target_itl_s=target_itl_s, max_num_batched_tokens=2048, long_prefill_token_threshold=0, itl_factor=4.0
+    )
+    watch.run()
+    assert sum(took_s > 0.05 for took_s in watch.mixed_s) == num_late
+    assert (len(watch.mixed_s) == num_late) is (target_itl_s is None)
+
+
+def test_streams_keep_their_pace_beside_bursts_that_do_not_end():
+    """Ten newcomers at once, again and again, beside four who decode: some steps are filled, and soon no more."""
+    bursts = [Arrival(0.5 + 0.4 * (i // 10), "burst", 200, 2) for i in range(400)]
+    watch = Watch(
+        [*(Arrival(0.0, "reader", 20, 3000) for _ in range(4)), *bursts],
+        target_itl_s=None,
+        max_num_batched_tokens=2048,
+        long_prefill_token_threshold=0,
+    )
+    watch.run()
+    assert len(watch.outcome.finished) == 404
+    late = [took_s for took_s in watch.mixed_s if took_s > 2.5 * (STEP_S + 20 * TOKEN_S)]
+    assert 4 <= len(late) <= (MAX_LATE + 0.01 * watch.outcome.num_tokens) / 4
+    assert len(late) < len(watch.mixed_s) / 4
 
 
 # A step's budget stretches over a small remainder.

@@ -44,6 +44,7 @@ def run_trace(
         "long_prefill_token_threshold": rng.choice((0, 0, 2)),
         "scheduler_delay_factor": rng.choice((0.0, 0.0, 0.5)),
         "target_itl_s": random.Random(-1 - seed).choice((0.0, 0.0, None, 0.001, 0.014)),  # its own draw: others stay
+        "plans_behind_prompts": seed % 5 > 0,
     }
     loop = kind(depth=depth, checked=checked, **limits | dict(options or {}))
     for _ in range(NUM_MOVES):

@@ -1,0 +1,57 @@
+"""What the machine and the model leave to serve with: facts that `core.config.resolve` decides by.
+
+On CUDA the largest step is run, since what it takes cannot be told otherwise.
+"""
+
+from typing import TYPE_CHECKING
+
+from aserve.core.config import Facts, Options, default_max_num_batched_tokens, default_max_num_seqs
+from aserve.core.layout import KVLayout, stretched
+
+if TYPE_CHECKING:
+    import torch
+
+    from aserve.kernels.ops import Ops
+    from aserve.models.interface import CausalLM
+
+
+def measure(
+    options: Options, model: "CausalLM", layout: KVLayout, ops: "Ops", dtype: "torch.dtype", device: "torch.device"
+) -> Facts:
+    """What `resolve` needs to know of the model and the memory; on CUDA runs the largest step, if it must."""
+    from aserve.runner.profile import cpu_kv_budget, cuda_kv_budget, largest_step
+    from aserve.runner.threads import flops_per_token
+
+    if options.kv_cache_memory_bytes is not None:
+        budget_bytes = options.kv_cache_memory_bytes
+    elif device.type == "cpu":
+        budget_bytes = cpu_kv_budget()
+    else:
+        num_tokens = options.max_num_batched_tokens or default_max_num_batched_tokens(
+            device.type, flops_per_token(model.spec)
+        )
+        max_model_len = min(options.max_model_len or model.spec.context_len, model.spec.context_len)
+        plan = largest_step(
+            options.max_num_seqs or default_max_num_seqs(),
+            stretched(num_tokens, num_tokens),
+            max_model_len,
+            options.block_size,
+        )
+        budget_bytes = cuda_kv_budget(
+            model,
+            ops,
+            plan,
+            dtype=dtype,
+            device=device,
+            block_size=options.block_size,
+            gpu_memory_utilization=options.gpu_memory_utilization,
+            captured_len=None if options.enforce_eager else max_model_len,
+        )
+    return Facts(
+        device=device.type,
+        context_len=model.spec.context_len,
+        kv_bytes_per_token=layout.layers_per_group * model.spec.kv_bytes_per_layer(dtype.itemsize),
+        kv_budget_bytes=budget_bytes,
+        kv_windows=layout.windows,
+        flops_per_token=flops_per_token(model.spec),
+    )

@@ -1,0 +1,46 @@
+"""What was decided at loading, in lines for people. Knows words, and nothing of how things were decided."""
+
+from typing import TYPE_CHECKING
+
+from aserve.core.config import EngineConfig, Facts, GiB, ModelInfo, Options
+from aserve.engine_parts import EngineParts
+from aserve.kv_cache.host_memory import has_host_tier
+
+if TYPE_CHECKING:
+    from aserve.models.checkpoint import Checkpoint
+
+
+def startup_lines(parts: EngineParts) -> list[str]:
+    """The plan, line by line: model, KV cache, concurrency, sampling defaults, and what was changed of the wishes."""
+    return list(parts.config.notes)
+
+
+def plan_lines(info: ModelInfo, config: EngineConfig, facts: Facts, weights: str) -> tuple[str, ...]:
+    """Model, KV cache, concurrency, swap space and sampling defaults, a line each. weights: `describe_weights`."""
+    kv_bytes = config.num_blocks * config.block_size * facts.kv_bytes_per_token
+    sampling = ", ".join(f"{name} {value}" for name, value in info.default_sampling.items())
+    tenants = "preempted sequences and evicted prefixes" if has_host_tier(config) else "preempted sequences"
+    kind = "page-locked blocks" if facts.device == "cuda" else "blocks"
+    swap_space = (f"swap space: {config.num_host_blocks} {kind} for {tenants}",) if config.num_host_blocks else ()
+    return (
+        f"model: {info.names[0]}, {weights}",
+        f"KV cache: {config.num_blocks - 1} blocks x {config.block_size} = {config.num_kv_tokens} tokens, "
+        f"{_size(kv_bytes)}",
+        f"concurrency: {config.num_full_len} sequences at the full length of {config.max_model_len} tokens, "
+        f"{config.max_num_seqs} at most",
+        *swap_space,
+        f"generation_config.json: {sampling or 'no sampling defaults'}",
+    )
+
+
+def describe_weights(options: Options, checkpoint: "Checkpoint") -> str:
+    """Their size on disk, or that they are random."""
+    if options.load_format == "dummy":
+        tokenizer = "" if checkpoint.has_tokenizer or options.tokenizer else ", the demonstration model's tokenizer"
+        return f"random weights (seed {options.seed}){tokenizer}"
+    num_bytes = sum(file.stat().st_size for file in checkpoint.weight_files)
+    return f"{_size(num_bytes)} of weights"
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / GiB:.2f} GiB" if num_bytes >= GiB else f"{num_bytes / GiB * 1024:.1f} MiB"
