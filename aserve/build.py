@@ -30,6 +30,9 @@ from aserve.core.config import (
 from aserve.core.errors import CheckpointError, ConfigError, InsufficientMemoryError, InvalidRequestError
 from aserve.core.layout import KVLayout, lay_out
 from aserve.core.params import SamplingParams
+from aserve.core.ports import Proposer
+from aserve.core.speculation import SpeculativeConfig
+from aserve.drafting.ngram import NgramProposer
 from aserve.engine import EngineParts, Loader, Progress
 from aserve.kv_cache.host_memory import has_host_tier
 from aserve.measuring import measure
@@ -295,4 +298,14 @@ def make_scheduler(config: EngineConfig) -> Scheduler:
         is_fair=config.scheduling_policy == "fair",
         target_itl_s=None if config.target_itl_ms is None else config.target_itl_ms / 1e3,
         itl_factor=config.itl_factor,
+        proposer=_make_proposer(config.speculative_config),
+    )
+
+
+def _make_proposer(config: SpeculativeConfig | None) -> Proposer | None:
+    """Who guesses tokens: `METHODS` has one."""
+    if config is None:
+        return None
+    return NgramProposer(
+        most=config.num_speculative_tokens, shortest=config.prompt_lookup_min, longest=config.prompt_lookup_max
     )

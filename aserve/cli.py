@@ -17,7 +17,7 @@ import msgspec
 from aserve import __version__
 from aserve.core.config import Options, default_max_num_queued_reqs
 from aserve.core.errors import AserveError, ConfigError
-from aserve.flags import DEFAULTS, ENGINE_FLAGS, FLAGS, SERVER_FLAGS, Flag, ServerOptions, read_bool
+from aserve.flags import DEFAULTS, ENGINE_FLAGS, FLAGS, SERVER_FLAGS, Flag, ServerOptions, read_bool, read_object
 
 ENV_PREFIX: Final = "ASERVE_"
 MAX_PREPARED_PRODUCTS: Final = 128
@@ -124,6 +124,8 @@ def _settle(given: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 
 def _read_value(flag: Flag, value: object) -> Any:
+    if flag.read is read_object and isinstance(value, dict):
+        return value
     word = str(value).lower() if isinstance(value, bool) else str(value)
     try:
         return flag.read(word)

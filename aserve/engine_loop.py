@@ -349,9 +349,10 @@ class EngineLoop:
             return
         reader = choice.reader
         if text.finish_reason is not None:
-            if delta.finish_reason is None:  # a stop string, which the scheduler does not see
+            num_dropped = len(delta.token_ids) - len(text.token_ids)
+            if delta.finish_reason is None or num_dropped:  # a stop string, which the scheduler does not see
                 with self._may_tear():
-                    self._scheduler.finish(delta.request_id, delta.index)
+                    self._scheduler.finish(delta.request_id, delta.index, num_dropped=num_dropped)
             reader.num_open -= 1
             if not reader.num_open:
                 aside(_log, "counting", delta.request_id, reader.times.finished, now, text.finish_reason)

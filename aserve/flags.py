@@ -89,6 +89,14 @@ def read_number(word: str) -> float:
         raise ConfigError(f"a number is expected, got {word!r}") from None
 
 
+def read_object(word: str) -> dict[str, Any]:
+    """A JSON object."""
+    try:
+        return msgspec.json.decode(word, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"a JSON object is expected, got {word!r}: {error}") from None
+
+
 def _seconds(least: float = 0.0) -> Callable[[str], float]:
     def read(word: str) -> float:
         if not least <= (seconds := read_number(word)) <= 86400:
@@ -183,6 +191,13 @@ ENGINE_FLAGS: Final = (
         "requests that may wait (serve: 4 times max-num-seqs, if not given); one more is refused with status 429",
     ),
     Flag("request_timeout", read_number, "SECONDS", "after which a request ends with what it has"),
+    Flag(
+        "speculative_config",
+        read_object,
+        "JSON",
+        'guess tokens and verify several in a step: {"method": "ngram", "num_speculative_tokens": 5,'
+        ' "prompt_lookup_min": 3, "prompt_lookup_max": 5}',
+    ),
 )
 SERVER_FLAGS: Final = (
     Flag("host", str, "ADDRESS", "address to listen on"),

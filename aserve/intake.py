@@ -149,13 +149,13 @@ def new_branch(
 ) -> Request:
     """A Request that continues a choice of `origin`, whose prompt and answer so far are `history`.
 
-    Its salt is the origin's, whatever the terms say, and so is a structure that both were asked for: the branch goes on
-    in it. Raises as `new_request`.
+    Its salt and its adapter are the origin's, whatever the terms say, and so is a structure that both were asked for:
+    the branch goes on in it. Raises as `new_request`.
     """
     if origin.structure is not None and params.structured == origin.params.structured:
         structure = origin.structure.after(history[len(origin.prompt_token_ids) :])
     branch = new_request(info, tokenizer, history, params, terms, structure)
-    return msgspec.structs.replace(branch, cache_salt=origin.cache_salt)
+    return msgspec.structs.replace(branch, cache_salt=origin.cache_salt, adapter=origin.adapter)
 
 
 def check_room(info: ModelInfo, num_tokens: int, param: str = "prompt") -> int:

@@ -40,6 +40,8 @@ FARTHER_S: Final = 1.0
 """A test of another room waits as if it took so much longer."""
 STARTING_S: Final = 60.0
 """For the interpreter, imports and collection on a busy machine."""
+PATIENCE: Final = 4.0
+"""How much longer the second try may take of tests that hang in the first."""
 SLOWER: Final = 8.0
 """By how much tests may be slower than the map says before they count as hanging."""
 KEPT: Final = (
@@ -205,7 +207,7 @@ class Tree:
         with self.holding(place):
             for tests, limit_s in chooser.stages(chooser.choose(place)):
                 try:
-                    status, output = self.run(tests, limit_s, "-x")
+                    status, output = self._run_patiently(tests, limit_s)
                 except TimeoutError:
                     return Outcome(place, "hung")
                 if status == OK:
@@ -216,6 +218,13 @@ class Tree:
                     return Outcome(place, "import")
                 raise RuntimeError(f"pytest ended with {status} at {place}:\n{output[-3000:]}")
         return Outcome(place, SURVIVED)
+
+    def _run_patiently(self, tests: Sequence[str], limit_s: float) -> tuple[int, str]:
+        """Until one fails; once more where it takes too long, which may be the machine's doing: then TimeoutError."""
+        try:
+            return self.run(tests, limit_s, "-x")
+        except TimeoutError:
+            return self.run(tests, PATIENCE * limit_s, "-x")
 
     def proven(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
         """The outcomes, less those whose test fails on the tree as it is."""

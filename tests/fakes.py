@@ -14,18 +14,18 @@ from math import exp, log
 from aserve.core.ids import BlockId, HostBlockId, Row, SeqId
 from aserve.core.layout import Window
 from aserve.core.outputs import SeqDelta, StepTokens
-from aserve.core.plan import BlockOps, RowSampling, SeqSlice, StepPlan, StepResult, TokenScores
+from aserve.core.plan import BlockOps, RowInit, RowSampling, SeqSlice, StepPlan, StepResult, TokenScores
 
 BYTE_TOKENS = range(256, 512)
 """Ids that a tokenizer of bytes and merges has, and that spell no single byte."""
 
 NO_TOKEN = -1
 
-Mark = Callable[[RowSampling], int]
+Mark = Callable[[RowInit], int]
 """Something of a row that its keys and values depend on besides the tokens."""
 
 
-def no_mark(_sampling: RowSampling) -> int:
+def no_mark(_init: RowInit) -> int:
     """Keys and values depend on tokens and positions alone, as those of a model do."""
     return 0
 
@@ -164,10 +164,11 @@ def deltas_of(step: StepTokens) -> list[SeqDelta]:
 class FakeRow:
     """What a runner keeps of a row."""
 
-    def __init__(self, seq_id: SeqId, sampling: RowSampling, block_ids: Iterable[BlockId]) -> None:
-        self.seq_id = seq_id
-        self.sampling = sampling
-        self.block_ids = list(block_ids)
+    def __init__(self, init: RowInit, mark: int) -> None:
+        self.seq_id = init.seq_id
+        self.sampling = init.sampling
+        self.block_ids = list(init.block_ids)
+        self.mark = mark
         self.last_token: int | None = None
         self.is_spoiled = False
 
@@ -203,7 +204,7 @@ class FakeKV:
         if plan.block_ops is not None:
             self._move(plan.block_ops)
         for init in plan.inits:
-            self._rows[init.row] = FakeRow(init.seq_id, init.sampling, init.block_ids)
+            self._rows[init.row] = FakeRow(init, self._mark(init))
         written: set[tuple[BlockId, int]] = set()
         for piece in plan.slices:
             self._write(piece, written)
@@ -276,7 +277,7 @@ class FakeKV:
                 assert slot[0] != 0, "I5: the null block is written"
                 assert slot not in written, "I4: two sequences write one slot"
                 written.add(slot)
-                self._blocks.setdefault(slot[0], {})[slot[1]] = (position, token_id, self._mark(row.sampling))
+                self._blocks.setdefault(slot[0], {})[slot[1]] = (position, token_id, row.mark)
 
     def _sample(self, piece: SeqSlice) -> list[int]:
         """The tokens that a slice yields: drafts as long as they are what is sampled, and the one after them."""

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from aserve import __version__, cli
+from aserve.core.config import Options
 from aserve.core.errors import ConfigError
+from aserve.core.speculation import SpeculativeConfig
 from aserve.engine import Progress
 
 
@@ -45,6 +47,41 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_p
 def test_counts_take_suffixes():
     _, options, _ = parse("--kv-cache-memory-bytes", "2GiB", "--max-model-len", "32k", "--max-num-seqs", "12")
     assert (options.kv_cache_memory_bytes, options.max_model_len, options.max_num_seqs) == (2 * 1024**3, 32000, 12)
+
+
+def test_drafts_are_wished_for_as_json_or_in_a_file(tmp_path):
+    wished = SpeculativeConfig(num_speculative_tokens=7, prompt_lookup_max=4)
+    assert parse("--speculative-config", '{"num_speculative_tokens": 7, "prompt_lookup_max": 4}')[1] == Options(
+        speculative_config=wished
+    )
+    file = tmp_path / "a.yaml"
+    file.write_text("speculative-config:\n  num_speculative_tokens: 7\n  prompt_lookup_max: 4\n")
+    assert parse("--config", str(file))[1].speculative_config == wished
+    assert parse()[1].speculative_config is None
+
+
+@pytest.mark.parametrize(
+    ("word", "complaint"),
+    [
+        ("ngram", "--speculative-config (flag): a JSON object is expected, got 'ngram'"),
+        ("[1]", "--speculative-config (flag): a JSON object is expected, got '[1]'"),
+        ('{"method": "eagle"}', "speculative_config: method must be one of ngram, got 'eagle'"),
+        ('{"num_tokens": 1}', "speculative_config: unknown key 'num_tokens'; the keys are method, num_speculative"),
+        ('{"num_speculative_tokens": 0}', "speculative_config: num_speculative_tokens must be at least 1, got 0"),
+        ('{"prompt_lookup_min": 4, "prompt_lookup_max": 2}', "prompt_lookup_min must be at most prompt_lookup_max (2)"),
+    ],
+)
+def test_a_wish_for_drafts_that_cannot_be_is_refused_by_name(word, complaint):
+    with pytest.raises(ConfigError, match=re.escape(complaint)):
+        parse("--speculative-config", word)
+
+
+@pytest.mark.parametrize(
+    ("given", "lookup"), [({}, (3, 5)), ({"prompt_lookup_max": 2}, (2, 2)), ({"prompt_lookup_min": 6}, (6, 6))]
+)
+def test_one_bound_of_the_lookup_moves_the_other_with_it(given, lookup):
+    config = Options(speculative_config=given).speculative_config
+    assert (config.prompt_lookup_min, config.prompt_lookup_max) == lookup
 
 
 def test_lists_and_switches():

@@ -25,6 +25,7 @@ from aserve.core.params import SamplingParams
 from aserve.core.plan import StepResult
 from aserve.engine import AsyncEngine as BareEngine
 from aserve.engine import EngineState, Progress
+from aserve.mailbox import Mailbox
 from tests.engines import says, scripted_engine, scripted_loader
 from tests.fakes import FakeScript, ScriptedRunner
 from tests.http.peer import until
@@ -410,3 +411,19 @@ async def test_an_engine_says_how_late_its_event_loop_is():
     labels = {"model_name": "scripted"}
     async with scripted_engine() as engine:
         await until(lambda: engine.registry.get_sample_value("aserve_event_loop_lag_seconds", labels) > 0)
+
+
+async def test_a_whole_answer_is_taken_without_waking_its_reader_for_each_token(monkeypatch):
+    """Caught: `mailbox.shortcut(keeper)` removed from `complete`: the same answer, for a task's turn a token."""
+    put, num_put = Mailbox.put, 0
+
+    def counted(mailbox, delta):
+        nonlocal num_put
+        num_put += 1
+        put(mailbox, delta)
+
+    monkeypatch.setattr(Mailbox, "put", counted)
+    text = "thirty letters or a few more, in full"
+    async with scripted_engine(says(text)) as engine:
+        assert (await engine.complete("hi", SamplingParams(max_tokens=100))).text == text
+    assert num_put < 10

@@ -439,3 +439,21 @@ async def test_a_failed_step_is_counted_and_a_count_that_fails_is_told_to_the_lo
             await bench.ask("another", [1, 99, 3], 5)
         assert (await bench.ask("neighbour", [1, 2, 3], 5))[0] == continuation([1, 2, 3], 5, vocabulary=BYTES)
     assert any("counting" in record.message and "ZeroDivisionError" in record.message for record in caplog.records)
+
+
+@pytest.mark.parametrize("verb", ["plan", "revert"])
+async def test_a_wish_to_end_passes_by_every_verb(tokenizer, monkeypatch, verb):
+    """Caught: `raise` removed where a step's edges let cancellation through."""
+    bench = Bench(tokenizer, fake_kv(poison=poisoned_by(99, ValueError())))
+
+    def wish(*_args, **_options):
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(bench.scheduler, verb, wish)
+    task = asyncio.create_task(bench.loop.run())
+    asking = asyncio.create_task(bench.ask("culprit", [1, 99, 3], 5))
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert task.cancelled()
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)

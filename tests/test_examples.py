@@ -32,7 +32,7 @@ def lines_of(example: str) -> list[str]:
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=280,
         check=True,
     )
     assert done.stderr == ""

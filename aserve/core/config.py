@@ -26,6 +26,7 @@ from aserve.core.rules import (
     text,
     text_or_texts,
 )
+from aserve.core.speculation import SpeculativeConfig, speculative_config
 
 GiB: Final = 1024**3
 DEVICES: Final = ("auto", "cpu", "cuda")
@@ -90,6 +91,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True
     max_num_queued_reqs: int | None = None
     request_timeout: float | None = None
     step_timeout: float = 300.0
+    speculative_config: SpeculativeConfig | None = None
 
     def __post_init__(self) -> None:
         OPTION_RULES.settle(self)
@@ -133,6 +135,7 @@ OPTION_RULES: Final = Rules(
         "max_num_queued_reqs": optional(count()),
         "request_timeout": optional(number(0.0, MAX_TIMEOUT_S, low_open=True, unit="seconds")),
         "step_timeout": number(0.0, MAX_STEP_TIMEOUT_S, unit="seconds"),
+        "speculative_config": optional(speculative_config),
     },
 )
 
@@ -170,6 +173,7 @@ class OptionFields(TypedDict, total=False):
     max_num_queued_reqs: int | None
     request_timeout: float | None
     step_timeout: float
+    speculative_config: SpeculativeConfig | Mapping[str, Any] | None
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,7 +201,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_in_flight: steps that are launched and have not landed, at most.
     plans_behind_prompts: whether a step with prompts may be in flight while the next is planned. On a CPU it takes so
     long that who comes meanwhile is worth waiting for. itl_factor: see `choose_itl_factor`.
-    The last seven before the notes are the options of those names.
+    The last eight before the notes are the options of those names.
     """
 
     block_size: int
@@ -222,6 +226,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_queued_reqs: int | None = None
     request_timeout: float | None = None
     step_timeout: float = 300.0
+    speculative_config: SpeculativeConfig | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -317,8 +322,7 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
     wanted_bytes = options.kv_cache_memory_bytes or facts.kv_budget_bytes
     num_blocks = wanted_bytes // bytes_per_block
     blocks_per_seq = footprint.peak(max_model_len)
-    useful_blocks = 1 + max_num_seqs * blocks_per_seq
-    if num_blocks > useful_blocks and options.kv_cache_memory_bytes is None:
+    if num_blocks > (useful_blocks := 1 + max_num_seqs * blocks_per_seq) and options.kv_cache_memory_bytes is None:
         num_blocks = useful_blocks
         notes.append(f"KV cache: {num_blocks - 1} blocks are enough for {max_num_seqs} sequences at full length")
     if num_blocks < 2:
@@ -358,6 +362,7 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         max_num_queued_reqs=options.max_num_queued_reqs,
         request_timeout=options.request_timeout,
         step_timeout=options.step_timeout,
+        speculative_config=options.speculative_config,
         notes=tuple(notes),
     )
 

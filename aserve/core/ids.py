@@ -15,4 +15,8 @@ BlockId = NewType("BlockId", int)
 HostBlockId = NewType("HostBlockId", int)
 """A block of the swap space in host memory, in [0, num_host_blocks)."""
 BlockHash = NewType("BlockHash", bytes)
-"""32 bytes of sha256 over (parent hash, tokens of one full block); the salt enters the root."""
+"""32 bytes of sha256 over (parent hash, tokens and extra keys of one full block); the salt enters the root."""
+AdapterId = NewType("AdapterId", int)
+"""Low-rank changes to a model's weights (LoRA), as they were loaded; never reused: loaded again they are another's."""
+ExtraKey = tuple[int, bytes]
+"""What the model reads at a position and behind it besides tokens: the position, and a name that nothing else bears."""

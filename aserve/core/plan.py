@@ -21,7 +21,7 @@ from typing import Protocol
 
 import msgspec
 
-from aserve.core.ids import BlockId, HostBlockId, Row, SeqId
+from aserve.core.ids import AdapterId, BlockId, HostBlockId, Row, SeqId
 
 
 class RowControls(msgspec.Struct, frozen=True, gc=False):
@@ -66,12 +66,16 @@ class RowSampling(msgspec.Struct, frozen=True, gc=False):
 
 
 class RowInit(msgspec.Struct, frozen=True, gc=False):
-    """A sequence takes a row, at admission or again after preemption. block_ids hold its matched prefix."""
+    """A sequence takes a row, at admission or again after preemption. block_ids hold its matched prefix.
+
+    adapter: by which the model is changed for this row; None for the model as it is.
+    """
 
     row: Row
     seq_id: SeqId
     sampling: RowSampling
     block_ids: tuple[BlockId, ...] = ()
+    adapter: AdapterId | None = None
 
 
 class SeqSlice(msgspec.Struct, frozen=True, gc=False):

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from aserve.core.ids import SeqId
 from aserve.core.plan import StepPlan, StepResult, TokenMask
 
 Clock = Callable[[], float]
@@ -75,4 +76,25 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Wait for launched steps, then give back threads and memory. Idempotent."""
+        ...
+
+
+class Proposer(Protocol):
+    """Guesses how sequences go on (drafts), for steps to verify. A wrong guess costs time and changes no token.
+
+    most: drafts of a sequence in a step, at most. Pure in what it is given, and quick: it is asked while a step is
+    planned, for every sequence that may have drafts.
+    """
+
+    most: int
+
+    def propose(self, seq_id: SeqId, token_ids: Sequence[int], most: int) -> tuple[int, ...]:
+        """Up to `most` tokens that may follow these; () without a guess.
+
+        token_ids: all of the sequence's; for the same id only ever longer than before.
+        """
+        ...
+
+    def forget(self, seq_id: SeqId) -> None:
+        """The sequence has ended. Unknown ids are no-ops."""
         ...

@@ -6,7 +6,7 @@ from typing import Final, TypedDict
 import msgspec
 
 from aserve.core.errors import InvalidRequestError
-from aserve.core.ids import BlockHash, RequestId
+from aserve.core.ids import AdapterId, BlockHash, ExtraKey, RequestId
 from aserve.core.params import SamplingParams
 from aserve.core.ports import Structure
 from aserve.core.rules import Rules, integer, matching, number, optional
@@ -78,6 +78,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     eos_ids: those of stop_ids that are the model's own; ending at one of them has no stop_reason.
     seed: always set; drawn at random where the caller gave none. The k-th sequence of a request has seed + k.
     cache_salt: enters the root of the prefix hash; requests share cached blocks only under equal salts.
+    adapter: by which the model is changed for it; None for the model as it is.
     priority: lower runs first, under the priority policy.
     bad_word_ids: params.bad_words as token sequences.
     prompt_hashes: names of the prompt's first full blocks, as far as they were computed beforehand.
@@ -103,3 +104,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
     weight: float = 1.0
     structure: Structure | None = None
+    adapter: AdapterId | None = None
+
+    @property
+    def extra_keys(self) -> tuple[ExtraKey, ...]:
+        """What its blocks hold besides what tokens and salt say: the adapter's keys and values, from the first on."""
+        return () if self.adapter is None else ((0, b"adapter %d" % self.adapter),)

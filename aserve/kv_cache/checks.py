@@ -48,5 +48,5 @@ def check_hashes(table: BlockTable, token_ids: Sequence[int], block_size: int) -
     num_spans = len(table.hashes) - 1
     assert num_spans * block_size <= len(token_ids), f"I25: {num_spans} hashes for {len(token_ids)} tokens"
     chain = table.hashes[:1]
-    extend_chain(chain, token_ids, num_spans, block_size)
+    extend_chain(chain, token_ids, num_spans, block_size, table.extra_keys)
     assert chain == table.hashes, "I25: a hash names other tokens than have landed"

@@ -22,7 +22,7 @@ at once: a long prompt needs all of its blocks at no time.
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from aserve.core.ids import BlockHash, BlockId, HostBlockId
+from aserve.core.ids import BlockHash, BlockId, ExtraKey, HostBlockId
 from aserve.core.layout import Footprint, Window, first_visible_span
 from aserve.kv_cache.block_pool import NULL_BLOCK, BlockPool
 from aserve.kv_cache.checks import check_tables, check_visible
@@ -72,14 +72,17 @@ class PagedCache:
         """Blocks that sequences can hold: all but the null block."""
         return self._pool.num_blocks - 1
 
-    def prompt_hashes(self, salt: bytes, token_ids: Sequence[int]) -> Iterator[list[BlockHash]]:
+    def prompt_hashes(
+        self, salt: bytes, token_ids: Sequence[int], extra_keys: Sequence[ExtraKey] = ()
+    ) -> Iterator[list[BlockHash]]:
         """What `acquire` would hash of a prompt, some blocks at a time. Touches nothing: it may be done beforehand."""
-        return prompt_hashes(salt, token_ids, self.block_size) if self._caches_prefixes else iter(())
+        return prompt_hashes(salt, token_ids, self.block_size, extra_keys) if self._caches_prefixes else iter(())
 
-    def new_table(self, salt: bytes, prompt_hashes: Iterable[BlockHash] = ()) -> BlockTable:
-        """An empty table whose blocks are shared under equal salts only. prompt_hashes: those known beforehand."""
-        table = BlockTable(root_hash(salt))
-        table.hashes.extend(prompt_hashes)
+    def new_table(
+        self, salt: bytes, prompt_hashes: Iterable[BlockHash] = (), extra_keys: Sequence[ExtraKey] = ()
+    ) -> BlockTable:
+        """An empty table whose blocks are shared under equal salts and keys only. prompt_hashes: known beforehand."""
+        (table := BlockTable(root_hash(salt), extra_keys)).hashes.extend(prompt_hashes)
         return table
 
     def num_cached(self, table: BlockTable, token_ids: Sequence[int]) -> int:
@@ -179,7 +182,7 @@ class PagedCache:
         """
         num_full = num_landed // self.block_size
         if self._caches_prefixes:
-            extend_chain(table.hashes, token_ids, num_full, self.block_size)
+            extend_chain(table.hashes, token_ids, num_full, self.block_size, table.extra_keys)
             pool, num_groups = self._pool, self.num_groups
             for entry in range(table.num_sealed * num_groups, num_full * num_groups):
                 block_id = table.block_ids[entry]
@@ -303,7 +306,7 @@ class PagedCache:
         if not self._caches_prefixes:
             return []
         num_full = (len(token_ids) - 1) // self.block_size
-        extend_chain(table.hashes, token_ids, num_full, self.block_size)
+        extend_chain(table.hashes, token_ids, num_full, self.block_size, table.extra_keys)
         if self._windows:
             return self._match_windows(table.hashes[1 : num_full + 1])
         rest = iter(table.hashes[1 : num_full + 1])

@@ -17,8 +17,9 @@ window's group that nobody sees any more are the null block. With a window in th
 """
 
 import sys
+from collections.abc import Sequence
 
-from aserve.core.ids import BlockHash, BlockId, HostBlockId
+from aserve.core.ids import BlockHash, BlockId, ExtraKey, HostBlockId
 
 NEVER = sys.maxsize
 
@@ -33,11 +34,12 @@ class BlockTable:
         block; else empty.
     hashes: the root, then one for each full span whose hash was ever needed. They outlive the blocks, so that a
         sequence that is preempted and comes back hashes nothing twice: its tokens are only ever added to.
+    extra_keys: what hashes cover besides tokens, see hashing.py.
     """
 
-    __slots__ = ("block_ids", "capacity", "hashes", "host_ids", "num_sealed", "num_shared", "seal_at")
+    __slots__ = ("block_ids", "capacity", "extra_keys", "hashes", "host_ids", "num_sealed", "num_shared", "seal_at")
 
-    def __init__(self, root: BlockHash) -> None:
+    def __init__(self, root: BlockHash, extra_keys: Sequence[ExtraKey] = ()) -> None:
         self.block_ids: list[BlockId] = []
         self.capacity = 0
         self.num_sealed = 0
@@ -45,3 +47,4 @@ class BlockTable:
         self.host_ids: list[HostBlockId | None] = []
         self.seal_at = NEVER
         self.hashes = [root]
+        self.extra_keys = extra_keys

@@ -43,6 +43,7 @@ class SchedulerCounts(Protocol):
     num_swapped: sequences whose blocks are on the host. num_swap_outs: preemptions that moved them there.
     num_host_kept_blocks: cached blocks that live on in host memory now. num_host_hit_blocks: came back from there.
     step_time_error: of the latest steps' predicted times, as a share of what they took.
+    num_drafted_slices, num_drafts, num_accepted_by_position: of drafts, by their place; () where nobody has any.
     num_cache_queries, num_cache_hits: in tokens. queue_time_s: summed over the num_admitted sequences.
     """
 
@@ -80,6 +81,12 @@ class SchedulerCounts(Protocol):
     def num_host_hit_blocks(self) -> int: ...  # noqa: D102  the class says what each is
     @property
     def step_time_error(self) -> float: ...  # noqa: D102  the class says what each is
+    @property
+    def num_drafted_slices(self) -> int: ...  # noqa: D102  the class says what each is
+    @property
+    def num_drafts(self) -> int: ...  # noqa: D102  the class says what each is
+    @property
+    def num_accepted_by_position(self) -> tuple[int, ...]: ...  # noqa: D102  the class says what each is
 
 
 class TenantCounts(Protocol):
@@ -199,6 +206,22 @@ class EngineMetrics(Collector):
         )
         queued.add_metric([self._model_name], counts.num_admitted, counts.queue_time_s)
         yield queued
+        if counts.num_accepted_by_position:
+            yield from self._of_drafts(counts)
+
+    def _of_drafts(self, counts: SchedulerCounts) -> Iterator[Metric]:
+        accepted = counts.num_accepted_by_position
+        yield self._counter("spec_decode_num_drafts", "Slices that had drafts.", counts.num_drafted_slices)
+        yield self._counter("spec_decode_num_draft_tokens", "Tokens that were guessed.", counts.num_drafts)
+        yield self._counter("spec_decode_num_accepted_tokens", "Those of them that were right.", sum(accepted))
+        by_position = CounterMetricFamily(
+            "aserve_spec_decode_num_accepted_tokens_per_pos",
+            "Right ones by their place behind a known token, from 0 on.",
+            labels=["model_name", "position"],
+        )
+        for position, num_accepted in enumerate(accepted):
+            by_position.add_metric([self._model_name, str(position)], num_accepted)
+        yield by_position
 
     def _of_tenants(self, usages: Sequence[TenantCounts]) -> Iterator[Metric]:
         labels = ["model_name", "tenant"]

@@ -1,1 +1,1 @@
-"""To be described."""
+"""Computes plans: what the device keeps of each row, batches, captured steps, sampling, and the way back."""

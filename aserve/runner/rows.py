@@ -112,6 +112,7 @@ class RowTable:
 
     def _reset(self, init: RowInit) -> None:
         row, sampling = init.row, init.sampling
+        assert init.adapter is None, f"no adapter is loaded, row {row} wants {init.adapter}"
         self._num_blocks_R[row] = 0
         self._temperature_R[row] = sampling.temperature
         self._top_k_R[row] = sampling.top_k

@@ -18,6 +18,14 @@ several tenants are present
 A tenant that is held back thus has something running: nothing ever waits for an idle engine (I13). Meanwhile others
 pass, if they have less than their share of the rows and are not ahead by more than some chunks.
 
+A tenant floods whose prompts at hand are more than a chunk and more than two of its usual ones; a guest is one that
+does not, and has asked for something lately. While there are both, what a step computes of a flood's prompts is bounded
+by its predicted time (step_cost.py), so that a guest's first token comes within about 1.5 times what it takes alone:
+  - in a step that computes a guest's prompt, to a tenth of what that step takes without them;
+  - else to 0.4 of what the step takes without them and a guest's usual prompt takes by itself. The step is under way
+    when the guest comes, and the longer its own prompt, the less that matters.
+With one tenant, or none that floods, nothing is bounded (docs/adr/0007-tenants-in-turn.md has what it costs).
+
 Nobody starves. While the first request of tenant k waits, another tenant j is admitted only with c_j <= c_k + L / w_j,
 where L is that lead, or 0 as long as k is not held back. Each admission raises c_j by 1 / w_j at least, as a prompt has
 a token to compute; c_k grows by nothing but what the rows that k has still get, which is finite. So at most
@@ -25,12 +33,13 @@ L + w_j * (c_k at the end - c_j at the beginning) + 1 requests of j go before it
 prompt of its own, ends (I15).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Final
 
 from aserve.scheduler.queue import Ahead, Arrival, Backlog, SequenceQueue
 from aserve.scheduler.sequence import Sequence, SortKey
+from aserve.scheduler.step_cost import Allowance, Load, StepCost
 
 PROMPT_COST: Final = 1.0
 ANSWER_COST: Final = 2.0
@@ -39,18 +48,35 @@ PRESENCE_S: Final = 600.0
 """How long after its last request a tenant counts as present."""
 MAX_LEAD_CHUNKS: Final = 4
 """By how many chunks' tokens a tenant may be ahead of one that is held back, and pass it."""
+GUEST_LEAD_CHUNKS: Final = 12
+"""The same for a tenant that does not flood, of one that does: a long prompt, and the next one still passes."""
 SPARE_SHARE: Final = 8
 """One in so many rows is kept for tenants that have few."""
+RECENT_S: Final = 60.0
+"""How long after its last request a tenant is expected to come again at any moment."""
+FLOOD_PROMPTS: Final = 2
+"""Who has more tokens of prompts to compute than so many of its usual ones, and than a chunk, floods."""
+SHARE_BEFORE: Final = 0.4
+"""Of a flood's prompts in a step with nobody else's, in time: of that step without them and a guest's usual prompt."""
+SHARE_BESIDE: Final = 0.1
+"""Of a flood's prompts in a step with guests' prompts, in time: of that step without them."""
+LEAST_TOKENS: Final = 16
+"""Of a flood's prompts in any step, so that it gets on."""
+PROMPT_MEMORY: Final = 8
+"""Over about so many prompts a tenant's usual length is averaged."""
 
 
 class Tenancy:
     """One tenant: its counter and weight, those of it who wait and have not begun, and the rows that it has.
 
     seen_s: when its last request arrived. newest: the sequence that began last. num_begun: tokens of prompts that the
-    step being planned begins.
+    step being planned begins. prompt_len: of its usual prompt, as far as that has to be computed.
     """
 
-    __slots__ = ("backlog", "counter", "name", "newest", "num_begun", "num_rows", "queue", "seen_s", "weight")
+    __slots__ = (
+        *("backlog", "counter", "name", "newest", "num_begun", "num_rows", "prompt_len", "queue"),
+        *("seen_s", "weight"),
+    )
 
     def __init__(self, name: str, weight: float) -> None:
         self.name = name
@@ -60,6 +86,7 @@ class Tenancy:
         self.backlog = Backlog()
         self.num_begun = 0
         self.num_rows = 0
+        self.prompt_len = 0.0
         self.seen_s = 0.0
         self.newest: Sequence | None = None
 
@@ -82,9 +109,12 @@ class Tenancy:
 
 
 class FairQueue:
-    """Those who wait, of all tenants. running: those who run. num_rows: of the engine. max_chunk: see above."""
+    """Those who wait, of all tenants. running: those who run. num_rows: of the engine. max_chunk: see above.
 
-    def __init__(self, running: SequenceQueue, num_rows: int, max_chunk: int) -> None:
+    cost: how long steps take.
+    """
+
+    def __init__(self, running: SequenceQueue, num_rows: int, max_chunk: int, cost: StepCost) -> None:
         self._running = running
         self._max_chunk = max_chunk
         self._num_rows = num_rows
@@ -93,6 +123,9 @@ class FairQueue:
         self._begun = SequenceQueue()
         self._last_to_wait: Tenancy | None = None
         self._num = 0
+        self._cost = cost
+        self._now = 0.0
+        self._step: _Step | None = None
 
     def __len__(self) -> int:
         return self._num
@@ -114,6 +147,7 @@ class FairQueue:
             return
         tenancy = self._tenancy_of(sequence)
         tenancy.weight = sequence.request.weight
+        tenancy.prompt_len = tenancy.prompt_len or sequence.num_prefill
         tenancy.seen_s = max(tenancy.seen_s, sequence.request.arrival_s)
         if not tenancy.queue:
             self._forget_absent(sequence.request.arrival_s)
@@ -163,6 +197,25 @@ class FairQueue:
         if floor is not None:
             tenancy.counter = max(tenancy.counter, floor)
 
+    # How much of a step.
+
+    def next_step(self, now: float) -> None:
+        """As `Waiting`."""
+        self._now = now
+        self._step = None
+
+    def allowance(self, sequence: Sequence) -> Allowance | None:
+        """As `Waiting`: of those that flood, all together."""
+        if len(self._tenancies) < 2:
+            return None
+        step = self._this_step()
+        return step.allowance if step.is_limited(self._tenancy_of(sequence)) else None
+
+    def _this_step(self) -> "_Step":
+        if self._step is None:
+            self._step = _Step(self._tenancies, self._running, self._now, self._max_chunk, self._cost)
+        return self._step
+
     # Who is next.
 
     def next_up(self, num_free_rows: int) -> Sequence | None:
@@ -183,15 +236,22 @@ class FairQueue:
 
     def _may_pass(self, tenancy: Tenancy, lowest: Tenancy) -> bool:
         """Whether one may go before that with the lowest counter, if that is held back."""
+        if tenancy is lowest:
+            return True
+        is_guest = self._this_step().is_guest_of(tenancy, lowest)
         lead = (tenancy.counter - lowest.counter) * tenancy.weight
-        return tenancy is lowest or (lead <= MAX_LEAD_CHUNKS * self._max_chunk and self._has_few_rows(tenancy))
+        max_lead = (GUEST_LEAD_CHUNKS if is_guest else MAX_LEAD_CHUNKS) * self._max_chunk
+        return lead <= max_lead and self._has_few_rows(tenancy)
 
     def _is_held_back(self, tenancy: Tenancy, num_free_rows: int) -> bool:
         if len(self._tenancies) == 1:
             return False
+        step = self._this_step()
+        if step.is_closed_to(tenancy):
+            return True
         has_begun_enough = tenancy.num_begun + tenancy.queue.first.num_prefill > self._max_chunk
         if tenancy.has_unfinished_prompt or (tenancy.num_begun and has_begun_enough):
-            return True
+            return not step.is_free(tenancy)
         return num_free_rows <= self._num_spare_rows and not self._has_few_rows(tenancy)
 
     def _has_few_rows(self, tenancy: Tenancy) -> bool:
@@ -215,6 +275,7 @@ class FairQueue:
         tenancy.num_rows += 1
         tenancy.newest = sequence
         num_begun = sequence.num_prefill - sequence.num_computed
+        tenancy.prompt_len += (num_begun - tenancy.prompt_len) / PROMPT_MEMORY
         tenancy.num_begun += num_begun
         if not sequence.num_charged:
             tenancy.counter += num_begun * PROMPT_COST / tenancy.weight
@@ -254,3 +315,65 @@ class FairQueue:
         for sequence in self._running:
             rows[sequence.request.tenant] += 1
         assert rows == {name: tenancy.num_rows for name, tenancy in self._tenancies.items()}, "I14: rows"
+
+
+class _Step:
+    """The step being planned: who floods, who is to be spared that, and what is left for prompts of the former.
+
+    allowance: prompt tokens of those that flood, all together; None for any number.
+    """
+
+    def __init__(
+        self, tenancies: Mapping[str, Tenancy], running: SequenceQueue, now: float, max_chunk: int, cost: StepCost
+    ) -> None:
+        at_hand = {tenancy: tenancy.backlog.num_prompt_tokens for tenancy in tenancies.values()}
+        due = dict.fromkeys(at_hand, 0)
+        num_rows = num_keys = 0
+        for sequence in running:
+            if (num_left := sequence.num_prefill - sequence.num_computed) <= 0:
+                num_rows += 1
+                num_keys += sequence.num_computed
+            else:
+                tenancy = tenancies[sequence.request.tenant]
+                at_hand[tenancy] += num_left
+                due[tenancy] += min(num_left, max_chunk)
+        self._flooding = {
+            tenancy for tenancy, num in at_hand.items() if num > max(FLOOD_PROMPTS * tenancy.prompt_len, max_chunk)
+        }
+        self._guests = guests = [
+            tenancy for tenancy in at_hand if tenancy not in self._flooding and tenancy.seen_s + RECENT_S >= now
+        ]
+        self.allowance: Allowance | None = None
+        prices = cost.rough_prices()
+        if prices is None or not guests or not self._flooding:
+            return
+        lowest = min(tenancy.counter for tenancy in self._flooding)
+        num_due = 0
+        for guest in guests:
+            num_due += due[guest]
+            if (guest.counter - lowest) * guest.weight <= GUEST_LEAD_CHUNKS * max_chunk:  # else it is not next
+                num_due += sum(min(sequence.num_prefill, max_chunk) for sequence in guest.queue)
+        step_s = prices.of(Load(num_rows, num_rows, num_keys)) + prices.token * num_due
+        if num_due:
+            spare_s = SHARE_BESIDE * step_s
+        else:
+            num_usual = min(guest.prompt_len for guest in guests)
+            spare_s = SHARE_BEFORE * (step_s + prices.base * max(1.0, num_usual / max_chunk) + prices.token * num_usual)
+        self.allowance = Allowance(prices, spare_s, LEAST_TOKENS)
+
+    def is_limited(self, tenancy: Tenancy) -> bool:
+        """Whether its prompts get what is allowed, and no more."""
+        return tenancy in self._flooding
+
+    def is_free(self, tenancy: Tenancy) -> bool:
+        """Whether it may begin any number of prompts: the only guest of a flood, or a flood that nobody is near."""
+        active = self._guests if tenancy not in self._flooding else [*self._guests, *self._flooding]
+        return bool(self._flooding) and active == [tenancy]
+
+    def is_guest_of(self, tenancy: Tenancy, other: Tenancy) -> bool:
+        """Whether one does not flood, and the other does."""
+        return tenancy not in self._flooding and other in self._flooding
+
+    def is_closed_to(self, tenancy: Tenancy) -> bool:
+        """Whether not one more of its prompts may be begun."""
+        return tenancy in self._flooding and self.allowance is not None and self.allowance.is_spent

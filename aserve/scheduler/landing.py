@@ -20,6 +20,7 @@ from aserve.core.ids import ChoiceId, RequestId, SeqId
 from aserve.core.outputs import SeqDelta, StepTokens
 from aserve.core.plan import SeqSlice, StepPlan, StepResult, TokenScores
 from aserve.kv_cache.paged_cache import PagedCache
+from aserve.scheduler.drafting import DraftCounts
 from aserve.scheduler.residents import Residents
 from aserve.scheduler.scores import take_prompt_scores
 from aserve.scheduler.sequence import Group, Sequence
@@ -32,13 +33,14 @@ _NO_SCORES: Final[Mapping[SeqId, TokenScores | None]] = {}
 
 
 class Landing:
-    """sequences: those that have not ended. end, end_request: to be called for those that do."""
+    """sequences: those that have not ended. counts: of drafts. end, end_request: to be called for those that do."""
 
     def __init__(
         self,
         sequences: Mapping[SeqId, Sequence],
         cache: PagedCache,
         residents: Residents,
+        counts: DraftCounts,
         *,
         end: Callable[[Sequence], None],
         end_request: Callable[[RequestId], None],
@@ -46,6 +48,7 @@ class Landing:
         self._sequences = sequences
         self._cache = cache
         self._residents = residents
+        self._counts = counts
         self._end = end
         self._end_request = end_request
         self._taken_in = NOTHING
@@ -135,6 +138,7 @@ class Landing:
         sequence = self._sequences.get(piece.seq_id)
         if sequence is None:
             return
+        self._counts.verified(piece.num_samples - 1, len(token_ids) - 1)
         tokens = sequence.token_ids
         self._at = sequence, len(tokens)
         told: dict[ChoiceId, SeqDelta] = {}
@@ -146,7 +150,7 @@ class Landing:
                 told[choice] = told[choice].merge(delta) if choice in told else delta
             if sequence.state is State.FINISHED:
                 break
-        if sequence.state is not State.WAITING:
+        if sequence.state in (State.RUNNING, State.SWAPPED):  # else it computes from the beginning, or no more
             assert sequence.num_computed == piece.start + piece.num_tokens, f"I25: {sequence!r} ran ahead of its drafts"
             sequence.num_computed = len(tokens) - 1
         self._taken_in.deltas.extend(told.values())

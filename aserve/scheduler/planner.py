@@ -10,6 +10,7 @@ from aserve.core.ids import BlockId, RequestId, Row, SeqId
 from aserve.core.layout import STRETCH
 from aserve.core.plan import BlockOps, RowInit, SeqSlice, StepPlan, TokenMask
 from aserve.scheduler.admission import Admission, Pace
+from aserve.scheduler.drafting import Drafter
 from aserve.scheduler.preemption import choose_victims
 from aserve.scheduler.residents import Residents, is_flying
 from aserve.scheduler.sequence import Sequence
@@ -30,13 +31,15 @@ class Planner:
         admission: Admission,
         pace: Pace,
         streams: StreamPace,
-        *,
+        drafter: Drafter,
         budget: StepBudget,
+        *,
         max_chunk: int,
     ) -> None:
         self._residents = residents
         self._admission = admission
         self._pace = pace
+        self._drafter = drafter
         self._budget = budget
         self._streams = streams
         self._max_chunk = max_chunk
@@ -62,6 +65,7 @@ class Planner:
         only: the requests that may run; None lets all.
         """
         residents = self._residents
+        residents.waiting.next_step(now)
         num_preemptions = residents.num_preemptions
         self.num_tokens, self.leaves_waiting = 0, False
         if self._settling or self._pace.delays:
@@ -74,10 +78,11 @@ class Planner:
         running = residents.running if only is None else _only_running(residents.running, only)
         for sequence in running:  # preemption removes from the far end only
             start = sequence.num_computed
-            if start > sequence.free_until and not draft.takes(sequence):
-                continue
             if not budget:
                 break
+            if start > sequence.free_until and (num_tokens := self._not_free(sequence, budget, draft)) is not None:
+                budget -= num_tokens
+                continue
             if start < sequence.num_prefill:
                 self.at = sequence
                 budget -= min(budget, self._next_chunk(sequence, budget, draft))
@@ -103,10 +108,49 @@ class Planner:
         moves = residents.copies or residents.scrubs or residents.has_host_memory
         return draft.plan(residents.take_block_ops() if moves else None)
 
+    def _not_free(self, sequence: Sequence, budget: int, draft: "_Draft") -> int | None:
+        """Plan a sequence that may have to wait, or may have drafts; returns the number of tokens, 0 if it waits.
+
+        None, and nothing is planned, where it goes on as any other does.
+        """
+        start = sequence.num_computed
+        if not draft.takes(sequence):
+            return 0
+        if not sequence.may_have_drafts or sequence.awaits_tokens or start < sequence.num_prefill:
+            return None  # what is sampled next may depend on the token that it awaits, by more than the model
+        most = min(budget, self._max_chunk, sequence.last_position - start + 1) - 1
+        draft_ids = self._drafter.drafts_for(sequence, most, len(self._residents.running))
+        if draft_ids is None:
+            return 0
+        return self._with_drafts(sequence, draft_ids, draft) if draft_ids else None
+
+    def _with_drafts(self, sequence: Sequence, draft_ids: tuple[int, ...], draft: "_Draft") -> int:
+        """Append a slice of a sequence's newest token and as many drafts as free blocks allow; returns its tokens.
+
+        For the token others may have to give way, for drafts nobody has. 0 if that was the sequence itself.
+        """
+        self.at = sequence
+        assert sequence.row is not None, f"{sequence!r} has no row"
+        start, num_held = sequence.num_computed, len(sequence.table.block_ids)
+        self._residents.make_room(sequence, start + 1, draft.step_id - 1)
+        if sequence.state is not State.RUNNING:
+            return 0
+        end = self._residents.extend(sequence, start + 1 + len(draft_ids))
+        token_ids = (sequence.token_ids[start], *draft_ids[: end - start - 1])
+        new_blocks = tuple(sequence.table.block_ids[num_held:])
+        num_tokens = end - start
+        draft.slices.append(
+            SeqSlice(sequence.id, sequence.row, start, num_tokens, token_ids, new_blocks, num_samples=num_tokens)
+        )
+        sequence.num_computed = sequence.drafted_until = end
+        self.num_tokens += num_tokens - 1  # and one for the slice itself
+        return num_tokens
+
     def _unblock(self, now: float, draft: "_Draft") -> bool:
         """If all who run wait for one that cannot come, make room for it. Whether anything can run now."""
         while not draft.slices and self._residents.running:
             self._residents.preempt(choose_victims(self._residents.running, None), None, may_swap=False)
+            self._residents.waiting.next_step(now)
             self._newcomers(now, self._budget.num_tokens, draft, None)
         return bool(draft.slices)
 
@@ -132,8 +176,10 @@ class Planner:
         if self._may_stretch and num_left <= most + most // STRETCH:
             most = num_left
         most = min(most, num_left)
-        allowance = self._allowance(draft)
-        return most if allowance is None else allowance.take(sequence.num_computed, most)
+        for allowance in (self._allowance(draft), self._residents.waiting.allowance(sequence)):
+            if allowance is not None:
+                most = allowance.take(sequence.num_computed, most)
+        return most
 
     def _allowance(self, draft: "_Draft") -> Allowance | None:
         """Of the step, for prompts; worked out when the first of them is about to be planned."""

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 from aserve.core.ids import SeqId
 from aserve.core.request import Request, Terms
 from aserve.scheduler.sequence import Sequence, SortKey
+from aserve.scheduler.step_cost import Allowance
 
 Arrival = Request | Terms
 """Who comes: a request, or, before its prompt is known, the terms on which it will be one."""
@@ -130,6 +131,14 @@ class Waiting(Protocol):
         """It waits no longer."""
         ...
 
+    def next_step(self, now: float) -> None:
+        """Another step is being planned."""
+        ...
+
+    def allowance(self, sequence: Sequence) -> Allowance | None:
+        """Prompt tokens that this one and those like it may compute in this step; None for any number."""
+        ...
+
     def next_up(self, num_free_rows: int) -> Sequence | None:
         """Who is to be admitted next, if anybody is."""
         ...
@@ -177,6 +186,14 @@ class WaitingQueue(SequenceQueue):
     def next_up(self, num_free_rows: int) -> Sequence | None:
         """The first, if there is a row for it."""
         return self[0] if num_free_rows and self else None
+
+    def next_step(self, now: float) -> None:
+        """Changes nothing."""
+
+    def allowance(self, sequence: Sequence) -> Allowance | None:
+        """None: a step is for who comes first."""
+        del sequence
+        return None
 
     def settle(self) -> None:
         """What others got changes nothing."""

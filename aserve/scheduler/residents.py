@@ -11,18 +11,20 @@ What the runner has to copy for it before the next step is gathered until a plan
 output; which sequence deserves what is decided by the queues' order, the admission and the preemption rule.
 """
 
-from collections.abc import Collection, Container, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 from collections.abc import Sequence as Several
 
 from aserve.core.ids import BlockId, RequestId, Row, SeqId
 from aserve.core.plan import BlockOps, SeqSlice, StepPlan
 from aserve.kv_cache.paged_cache import Copy, PagedCache
 from aserve.scheduler.admission import Admission
-from aserve.scheduler.fairness import FairQueue
 from aserve.scheduler.preemption import PreemptionRule, choose_victims
-from aserve.scheduler.queue import SequenceQueue, Waiting, WaitingQueue
+from aserve.scheduler.queue import SequenceQueue, Waiting
 from aserve.scheduler.sequence import Sequence
 from aserve.scheduler.states import State, move
+
+NewWaiting = Callable[[SequenceQueue], Waiting]
+"""Makes the queue of those who wait, of those who run."""
 
 
 class Residents:
@@ -37,7 +39,7 @@ class Residents:
         admission: Admission,
         rule: PreemptionRule | None,
         num_rows: int,
-        fair_chunk: int = 0,
+        new_waiting: NewWaiting,
     ) -> None:
         self.num_preemptions = 0
         self.num_swap_outs = 0
@@ -48,15 +50,13 @@ class Residents:
         self._admission = admission
         self._rule = rule or PreemptionRule()
         self._num_rows = num_rows
-        self._fair_chunk = fair_chunk
+        self._new_waiting = new_waiting
         self.has_host_memory = cache.has_host_memory
         self._clear()
 
     def _clear(self) -> None:
         self.running = SequenceQueue()
-        self.waiting: Waiting = WaitingQueue()
-        if self._fair_chunk:
-            self.waiting = FairQueue(self.running, self._num_rows, self._fair_chunk)
+        self.waiting: Waiting = self._new_waiting(self.running)
         self.swapped = SequenceQueue()
         self._free_rows = [Row(row) for row in reversed(range(self._num_rows))]
         self.copies: list[Copy] = []
@@ -245,7 +245,8 @@ class Residents:
         for sequence in sequences:
             sequence.num_preemptions += sequence.state is not State.WAITING
             sequence.state = State.WAITING
-            sequence.table = self._cache.new_table(sequence.request.cache_salt, sequence.request.prompt_hashes)
+            request = sequence.request
+            sequence.table = self._cache.new_table(request.cache_salt, request.prompt_hashes, request.extra_keys)
             sequence.row = sequence.num_bound = sequence.resume_after = sequence.origin = None
             sequence.num_computed = 0
             if sequence.group is not None and sequence.group.beams is not None:

@@ -24,9 +24,11 @@ Invariants, besides those of the block pool and the paged cache:
   I25 behind where a step has landed nothing is sealed, hashed or counted: a rejected draft leaves nothing behind.
 """
 
+from array import array
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Sequence as Several
+from functools import partial
 from itertools import chain
 
 from aserve.core.errors import AserveError, ConstraintError, InvalidRequestError, NonFiniteLogitsError
@@ -34,16 +36,19 @@ from aserve.core.ids import BlockHash, RequestId, SeqId
 from aserve.core.layout import Window, stretched
 from aserve.core.outputs import StepTokens
 from aserve.core.plan import StepPlan, StepResult
+from aserve.core.ports import Proposer
 from aserve.core.request import Request
 from aserve.kv_cache.paged_cache import PagedCache
 from aserve.scheduler.admission import Admission, Pace
 from aserve.scheduler.checks import check_running, check_sequences
 from aserve.scheduler.deadlines import Deadlines, Expired, expire
+from aserve.scheduler.drafting import Drafter
+from aserve.scheduler.fairness import FairQueue
 from aserve.scheduler.landing import Landing
 from aserve.scheduler.planner import Planner
 from aserve.scheduler.preemption import PreemptionRule
-from aserve.scheduler.queue import Arrival, Policy, first_come_first_served
-from aserve.scheduler.residents import Residents
+from aserve.scheduler.queue import Arrival, Policy, WaitingQueue, first_come_first_served
+from aserve.scheduler.residents import NewWaiting, Residents
 from aserve.scheduler.sequence import Group, Sequence
 from aserve.scheduler.statistics import Statistics, snapshot
 from aserve.scheduler.step_cost import AUTO_FACTOR, StepCost, StreamPace
@@ -68,6 +73,7 @@ class Scheduler:
     is_fair: tenants share by weight, see fairness.py; the policy orders the requests of each. target_itl_s: what a step
     may take in which somebody decodes, itl_factor: how much longer than without prompts, where that is None; see
     `StreamPace`. plans_behind_prompts: whether a step with prompts may be in flight while the next is planned.
+    proposer: guesses tokens for steps to verify; None for none.
     """
 
     def __init__(  # noqa: PLR0913  the numbers of one engine, each used here or by one part
@@ -93,6 +99,7 @@ class Scheduler:
         target_itl_s: float | None = 0.0,
         itl_factor: float = AUTO_FACTOR,
         plans_behind_prompts: bool = True,
+        proposer: Proposer | None = None,
     ) -> None:
         assert max_in_flight <= 2 or not any(windows), "I24: windows hold two steps of positions"
         self.max_in_flight = self._most_in_flight = max_in_flight
@@ -113,22 +120,21 @@ class Scheduler:
             watermark=watermark,
             max_num_queued=max_num_queued_reqs,
         )
-        self._residents = Residents(self._cache, self._admission, preemption, max_num_seqs, max_chunk if is_fair else 0)
+        self._aftermath, self.step_cost = Aftermath(max_num_batched_tokens), StepCost()
+        fair = partial(FairQueue, num_rows=max_num_seqs, max_chunk=max_chunk, cost=self.step_cost)
+        new_waiting: NewWaiting = fair if is_fair else lambda _: WaitingQueue()
+        self._residents = Residents(self._cache, self._admission, preemption, max_num_seqs, new_waiting)
         self._policy, self._plans_behind_prompts = policy, plans_behind_prompts
-        self._aftermath = Aftermath(max_num_batched_tokens)
-        self.step_cost = StepCost()
+        self._drafter, pace = Drafter(proposer, self.step_cost), Pace(scheduler_delay_factor)
         streams = StreamPace(self.step_cost, target_itl_s, max_num_batched_tokens, itl_factor)
-        self._planner = Planner(
-            *(self._residents, self._admission, Pace(scheduler_delay_factor), streams),
-            budget=self._aftermath.budget,
-            max_chunk=max_chunk,
-        )
+        planned_by = self._residents, self._admission, pace, streams, self._drafter, self._aftermath.budget
+        self._planner = Planner(*planned_by, max_chunk=max_chunk)
         self._sequences: dict[SeqId, Sequence] = {}
         self._requests: dict[RequestId, list[Sequence]] = {}
-        self._histories: dict[RequestId, dict[int, Several[int]]] = {}
-        self._landing = Landing(self._sequences, self._cache, self._residents, end=self._end, end_request=self.cancel)
-        self._deadlines = Deadlines()
-        self._in_flight: deque[StepPlan] = deque()
+        self._histories: dict[RequestId, dict[int, array[int]]] = {}
+        landed_in = self._sequences, self._cache, self._residents, self._drafter.counts
+        self._landing = Landing(*landed_in, end=self._end, end_request=self.cancel)
+        self._deadlines, self._in_flight = Deadlines(), deque[StepPlan]()
         self._next_seq_id = self._next_step_id = 0
 
     # Requests come and go.
@@ -143,7 +149,7 @@ class Scheduler:
 
     def prompt_hashes(self, request: Request) -> Iterator[list[BlockHash]]:
         """A request's, some at a time, to be made before `add`: a plan takes as long as what it still has to hash."""
-        return self._cache.prompt_hashes(request.cache_salt, request.prompt_token_ids)
+        return self._cache.prompt_hashes(request.cache_salt, request.prompt_token_ids, request.extra_keys)
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises as `check_fits`, `InvalidRequestError` while another has the same id or for beams
@@ -190,11 +196,16 @@ class Scheduler:
         finally:
             self._histories.pop(request_id, None)
 
-    def finish(self, request_id: RequestId, index: int = 0) -> None:
-        """The loop found the end of a choice in its text (a stop string). Later tokens of it are dropped."""
+    def finish(self, request_id: RequestId, index: int = 0, *, num_dropped: int = 0) -> None:
+        """The loop found the end of a choice in its text (a stop string). Later tokens of it are dropped.
+
+        num_dropped: of those that have landed, how many are later: drafts come together with the end.
+        """
         for sequence in tuple(self._requests.get(request_id, ())):
             if sequence.index == index and (sequence.group is None or not sequence.group.is_held_back):
                 self._end(sequence)
+        if num_dropped and (history := self._histories.get(request_id, {}).get(index)):
+            del history[-num_dropped:]
 
     def reset_prefix_cache(self) -> int:
         """No later request finds what was computed so far. Returns how many blocks were forgotten."""
@@ -212,7 +223,7 @@ class Scheduler:
         for index in range(request.params.num_sequences if beam is None else beam.width):
             seq_id = SeqId(self._next_seq_id)
             self._next_seq_id += 1
-            table = self._cache.new_table(request.cache_salt, request.prompt_hashes)
+            table = self._cache.new_table(request.cache_salt, request.prompt_hashes, request.extra_keys)
             sequence = Sequence(seq_id, request, table, self._policy(request, seq_id), context_len, index)
             sequence.origin = origin
             members.append(sequence)
@@ -221,6 +232,8 @@ class Scheduler:
         self._requests[request.id] = members
         if len(members) > 1 or beam is not None:
             Group(request, members)
+        for sequence in members:
+            self._drafter.adopt(sequence)
         self._deadlines.add(request, self._requests)
 
     @property
@@ -256,7 +269,7 @@ class Scheduler:
         self._next_step_id += 1
         self._in_flight.append(plan)
         if not (self._plans_behind_prompts or self._aftermath.is_on):
-            has_prompt = planner.num_tokens > len(plan.slices)
+            has_prompt = planner.num_tokens > len(plan.slices)  # or drafts, whose rows join the next plan if it waits
             self.max_in_flight = 1 if has_prompt else self._most_in_flight
         return plan
 
@@ -323,8 +336,11 @@ class Scheduler:
         self._histories = {name: past for name, past in self._histories.items() if name in wanted}
         if sequence is not None and self._is_to_blame(sequence, is_landing=torn_at is not None):
             self._requests.pop(sequence.request_id, None)
+        known = set(self._sequences)
         self._sequences.clear()
         self._sequences.update((sequence.id, sequence) for members in self._requests.values() for sequence in members)
+        for seq_id in known - self._sequences.keys():
+            self._drafter.forget(seq_id)
         self._residents.restart(self._sequences.values())
         return Restart(taken_in, tuple(name for name in wanted if name not in self._requests))
 
@@ -340,13 +356,11 @@ class Scheduler:
 
     def expel(self, seq_ids: Iterable[SeqId]) -> dict[RequestId, AserveError]:
         """These sequences cannot be sampled: end their requests, before their `commit`. Returns why, for each."""
-        sequences = [self._sequences[seq_id] for seq_id in seq_ids if seq_id in self._sequences]
         reasons: dict[RequestId, AserveError] = {}
-        for sequence in sequences:
+        for sequence in [self._sequences[seq_id] for seq_id in seq_ids if seq_id in self._sequences]:
             failure = None if sequence.constraint is None else sequence.constraint.failure
-            reasons.setdefault(
-                sequence.request_id, NonFiniteLogitsError() if failure is None else ConstraintError(failure)
-            )
+            reason = NonFiniteLogitsError() if failure is None else ConstraintError(failure)
+            reasons.setdefault(sequence.request_id, reason)
         for request_id in reasons:
             self._expel(request_id)
         return reasons
@@ -360,8 +374,8 @@ class Scheduler:
 
     def statistics(self) -> Statistics:
         """A snapshot."""
-        error = self.step_cost.error
-        return snapshot(self._cache, self._residents, self._admission, len(self._in_flight), error)
+        parts = self._cache, self._residents, self._admission, self._drafter.counts
+        return snapshot(*parts, len(self._in_flight), self.step_cost.error)
 
     def check(self) -> None:
         """Assert every invariant, by number. For tests: the cost is that of the whole pool."""
@@ -377,6 +391,7 @@ class Scheduler:
         """Forget a sequence, but for the tokens of a choice that can be forked, and take back all it holds (I11)."""
         self._residents.remove(sequence)
         del self._sequences[sequence.id]
+        self._drafter.forget(sequence.id)
         members = self._requests[sequence.request_id]
         members.remove(sequence)
         if sequence.group is None or not sequence.group.is_held_back:

@@ -11,6 +11,7 @@ Which position may be planned next is asked of `Sequence.may_advance`:
 
     last_position      what lies behind it yields no token that is wanted
     awaits_tokens      the next position is planned when the token that stands there has landed, not before
+    drafted_until      so it is behind drafts: how many of them are accepted says where the next position is
 
 Sequences of a group have rows, seeds and ends of their own. They have a past in common, which is computed once:
 
@@ -54,6 +55,8 @@ class Sequence:
         4 that is position 5. Behind it nothing is computed.
     awaits_tokens: whether a position is planned only when its token is on the host: for a beam, or any other whose next
         step depends on which token it was. Their neighbours are planned ahead as ever.
+    may_have_drafts: whether tokens may be guessed for it, see drafting.py. drafted_until: the end of its newest slice
+        with drafts; -1 where it has had none.
     free_until: up to this position it may advance without `may_advance` being asked; -1 where that is always asked.
     constraint: what its answer may say, None where that is anything. It awaits its tokens then, each of which decides
         what may follow.
@@ -76,12 +79,14 @@ class Sequence:
         "awaits_tokens",
         "choice_id",
         "constraint",
+        "drafted_until",
         "free_until",
         "group",
         "id",
         "index",
         "last_position",
         "max_len",
+        "may_have_drafts",
         "num_bound",
         "num_cached",
         "num_charged",
@@ -132,7 +137,8 @@ class Sequence:
         self.sampling = row_sampling(request, index)
         self.max_len = min(num_prompt + request.max_tokens, context_len)
         self.last_position = self.free_until = self.max_len - 2
-        self.awaits_tokens = False
+        self.awaits_tokens = self.may_have_drafts = False
+        self.drafted_until = -1
         self.constraint = None if request.structure is None else request.structure.constraint()
         if self.constraint is not None:
             self.await_tokens()
@@ -157,12 +163,17 @@ class Sequence:
     def may_advance(self) -> bool:
         """Whether its next position may be planned now; to be asked where that is behind `free_until`."""
         position = self.num_computed
-        return position <= self.last_position and (not self.awaits_tokens or position < len(self.token_ids))
+        may_run_ahead = not self.awaits_tokens and position != self.drafted_until
+        return position <= self.last_position and (may_run_ahead or position < len(self.token_ids))
 
     def await_tokens(self, *, awaits: bool = True) -> None:
         """From now on plan a position only when its token has landed; or, with False, as soon as one may be planned."""
         self.awaits_tokens = awaits
-        self.free_until = -1 if awaits else self.last_position
+        self.free_until = -1 if awaits or self.may_have_drafts else self.last_position
+
+    def allow_drafts(self) -> None:
+        """From now on tokens may be guessed for it."""
+        self.may_have_drafts, self.free_until = True, -1
 
     def constraint_now(self) -> Constraint:
         """Its constraint, that has followed all of the answer that is on the host."""
@@ -206,7 +217,7 @@ class Sequence:
                 sampling.controls, prompt_ids=self.request.prompt_token_ids, output_ids=output_ids
             )
             sampling = msgspec.structs.replace(sampling, controls=controls)
-        return RowInit(row, self.id, sampling, tuple(self.table.block_ids[:num_bound]))
+        return RowInit(row, self.id, sampling, tuple(self.table.block_ids[:num_bound]), self.request.adapter)
 
     def __repr__(self) -> str:
         return (

@@ -4,6 +4,7 @@ import msgspec
 
 from aserve.kv_cache.paged_cache import PagedCache
 from aserve.scheduler.admission import Admission
+from aserve.scheduler.drafting import DraftCounts
 from aserve.scheduler.residents import Residents
 
 
@@ -18,6 +19,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     num_host_kept_blocks: of the swap space, those that the host tier has now. num_host_hit_blocks: came back from it.
     queue_time_s: from arrival to first admission, summed over the num_admitted sequences.
     step_time_error: of what was predicted of the latest steps, as a share of what they took.
+    num_drafted_slices, num_drafts, num_accepted_by_position: see `DraftCounts`; the last is () where nobody has drafts.
     """
 
     num_running: int
@@ -40,6 +42,9 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     num_host_kept_blocks: int = 0
     num_host_hit_blocks: int = 0
     step_time_error: float = 0.0
+    num_drafted_slices: int = 0
+    num_drafts: int = 0
+    num_accepted_by_position: tuple[int, ...] = ()
 
     @property
     def kv_usage(self) -> float:
@@ -48,7 +53,12 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def snapshot(
-    cache: PagedCache, residents: Residents, admission: Admission, num_in_flight: int, step_time_error: float
+    cache: PagedCache,
+    residents: Residents,
+    admission: Admission,
+    drafts: DraftCounts,
+    num_in_flight: int,
+    step_time_error: float,
 ) -> Statistics:
     """The counts of this moment."""
     counts = cache.statistics()
@@ -73,4 +83,7 @@ def snapshot(
         num_host_kept_blocks=counts.num_host_kept,
         num_host_hit_blocks=counts.num_host_hits,
         step_time_error=step_time_error,
+        num_drafted_slices=drafts.num_slices,
+        num_drafts=drafts.num_drafts,
+        num_accepted_by_position=tuple(drafts.accepted_by_position),
     )

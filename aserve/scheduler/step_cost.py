@@ -121,8 +121,12 @@ class StepCost:
         self._is_stale = True
 
     def prices(self) -> Prices | None:
-        """As fitted to all steps so far; None before there were enough."""
-        if self._is_stale and self._prompts.num_steps >= MIN_PROMPT_STEPS and self._decodes.num_steps:
+        """As fitted to all steps so far; None before there were enough, of both kinds."""
+        return self.rough_prices() if self._decodes.num_steps else None
+
+    def rough_prices(self) -> Prices | None:
+        """As `prices`, also while no step was seen that only decodes."""
+        if self._is_stale and self._prompts.num_steps >= MIN_PROMPT_STEPS:
             self._prices = _fit(self._decodes, self._prompts)
             self._is_stale = False
         return self._prices

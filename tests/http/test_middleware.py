@@ -410,3 +410,31 @@ async def test_refused_and_abandoned_bodies_count_no_longer():
         assert (await put(guarded, post, pieces(b"x" * 90_000, b"x" * 20_000))).status == 503
         assert (await put(guarded, post, [*pieces(b"x" * 90_000, b"")[:1], DISCONNECT])).sent == []
         assert (await put(guarded, post, pieces(b"x" * 99_000))).status == 200
+
+
+async def test_a_refused_body_counts_no_longer_while_its_answer_is_being_read():
+    """Caught: `body.release()` removed before `refuse`: clients who read slowly would keep others out."""
+    guarded = guard(Echo(), max_body_bytes=100_000, max_total_body_bytes=100_000)
+    post = scope_of(method="POST")
+    told, read = asyncio.Event(), asyncio.Event()
+
+    async def send(_message):
+        told.set()
+        await read.wait()
+
+    refused = asyncio.create_task(guarded(post, Exchange(pieces(b"x" * 90_000, b"x" * 20_000)).receive, send))
+    await told.wait()
+    assert (await put(guarded, post, pieces(b"x" * 99_000))).status == 200
+    read.set()
+    await refused
+
+
+def test_bodies_fit_up_to_the_last_byte_and_small_ones_always():
+    """Caught: `<` for `<=`, of all bodies together and of a small one."""
+    held = middleware_module.HeldBytes(max_bytes=200_000)
+    held.num_bytes = 200_000
+    assert held.fits(150_000)
+    held.num_bytes = 200_001
+    assert not held.fits(150_000)
+    assert held.fits(SMALL_BODY_BYTES)
+    assert not held.fits(SMALL_BODY_BYTES + 1)

@@ -73,3 +73,46 @@ def test_a_long_prompts_hashes_come_a_piece_at_a_time_and_are_those_of_one_chain
     pieces = list(prompt_hashes(b"salt", token_ids, 4))
     assert [*chain.from_iterable(pieces)] == chain_of(token_ids[:-1], 4, b"salt")[1:]
     assert max(map(len, pieces)) <= 128
+
+
+def keyed(token_ids, extra_keys, block_size=2):
+    chain = [root_hash(b"")]
+    extend_chain(chain, token_ids, len(token_ids) // block_size, block_size, extra_keys)
+    return chain
+
+
+def test_an_extra_key_changes_the_hash_of_its_block_and_of_all_behind_it():
+    plain = keyed([1, 2, 3, 4, 5, 6], ())
+    image = keyed([1, 2, 3, 4, 5, 6], ((3, b"image"),))
+    assert [one == other for one, other in zip(plain, image, strict=True)] == [True, True, False, False]
+    adapter = keyed([1, 2, 3, 4, 5, 6], ((0, b"adapter 1"),))
+    assert [one == other for one, other in zip(plain, adapter, strict=True)] == [True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("keys", "others"),
+    [
+        (((0, b"a"),), ((0, b"b"),)),
+        (((0, b"a"),), ((1, b"a"),)),  # another position in the same block
+        (((0, b"a"), (0, b"b")), ((0, b"ab"),)),
+        (((0, b"a"), (1, b"b")), ((0, b"a1 1 b"),)),  # what looks like two
+    ],
+)
+def test_other_extra_keys_make_other_hashes(keys, others):
+    assert keyed([1, 2], keys)[1] != keyed([1, 2], others)[1]
+
+
+def test_extra_keys_are_the_same_in_any_order_and_in_pieces():
+    keys = ((0, b"adapter"), (5, b"image"), (4, b"other"))
+    whole = keyed([1, 2, 3, 4, 5, 6], keys)
+    assert keyed([1, 2, 3, 4, 5, 6], keys[::-1]) == whole
+    grown = [root_hash(b"")]
+    for num_blocks in (1, 3):
+        extend_chain(grown, [1, 2, 3, 4, 5, 6], num_blocks, 2, keys)
+    assert grown == whole
+    assert [*chain_of_pieces([1, 2, 3, 4, 5, 6, 7], keys)] == whole[1:]
+
+
+def chain_of_pieces(token_ids, keys):
+    """As hashes of a prompt are made beforehand."""
+    return chain.from_iterable(prompt_hashes(b"", token_ids, 2, keys))

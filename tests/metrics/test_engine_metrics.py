@@ -1,5 +1,6 @@
 """What an engine counts and times, read back as Prometheus would."""
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -60,6 +61,20 @@ def reader(registry):
         return registry.get_sample_value(f"aserve_{name}", {"model_name": "model", **labels})
 
     return read
+
+
+def test_drafts_are_counted_by_their_place(registry):
+    drafted = msgspec.structs.replace(COUNTS, num_drafted_slices=4, num_drafts=11, num_accepted_by_position=(3, 2))
+    EngineMetrics(registry, "model", lambda: drafted)
+    read = reader(registry)
+    assert read("spec_decode_num_drafts_total") == 4
+    assert read("spec_decode_num_draft_tokens_total") == 11
+    assert read("spec_decode_num_accepted_tokens_total") == 5
+    assert [read("spec_decode_num_accepted_tokens_per_pos_total", position=p) for p in "01"] == [3, 2]
+
+
+def test_without_a_proposer_there_is_nothing_to_tell_of_drafts(registry, metrics):
+    assert reader(registry)("spec_decode_num_drafts_total") is None
 
 
 def test_gauges_are_read_at_each_scrape(registry, metrics):

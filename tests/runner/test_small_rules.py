@@ -5,10 +5,12 @@ import numpy as np
 import pytest
 import torch
 
+from aserve.core.ids import Row
 from aserve.core.plan import RowControls, RowSampling, StepPlan
 from aserve.runner import graphs as graphs_module
 from aserve.runner.controls import NO_TOKEN, ControlTable
 from aserve.runner.device import CpuDevice
+from aserve.runner.warm_up import sign_of_life
 from tests.runner.recordable import TapeGraphs, recordable_runner
 from tests.runner.toy import GREEDY, chunk, fed, init
 
@@ -88,8 +90,16 @@ def test_the_newest_tokens_are_kept_that_the_longest_word_asks_for(words, output
     assert found.bad_words.recent_RH[0].tolist() == recent
 
 
-def test_rows_that_are_set_up_anew_are_sampled_in_their_new_way():
-    """Caught: `_members = None` removed, by which the same rows would go on with the graph of their old way."""
+def test_rows_that_are_set_up_anew_are_sampled_in_their_new_way(monkeypatch: pytest.MonkeyPatch):
+    """Caught: `_members = None` removed, by which the same rows would go on with the graph of their old way.
+
+    And `if not inits` for `if inits`, by which how they are sampled would be looked up in every step.
+    """
+    looked_up = []
+    how_sampled = graphs_module.DecodeGraphs._how_sampled
+    monkeypatch.setattr(
+        graphs_module.DecodeGraphs, "_how_sampled", lambda *args: looked_up.append(1) or how_sampled(*args)
+    )
 
     def tokens(graphs: TapeGraphs | None) -> list[tuple[int, ...]]:
         runner = recordable_runner(graphs)
@@ -106,3 +116,12 @@ def test_rows_that_are_set_up_anew_are_sampled_in_their_new_way():
     tape = TapeGraphs()
     assert tokens(tape) == tokens(None)
     assert tape.num_replays >= 9
+    assert len(looked_up) == 3
+
+
+def test_a_sign_of_life_is_one_token_of_nobodys():
+    """Caught: another number of tokens than it has ids, and a block of somebody's."""
+    plan = sign_of_life(Row(3), num_groups=2)
+    [piece], [start] = plan.slices, plan.inits
+    assert (piece.row, piece.start, piece.num_tokens, piece.token_ids) == (3, 0, 1, (0,))
+    assert (start.row, start.block_ids) == (3, (0, 0))

@@ -1,16 +1,17 @@
 """The engine loop without asyncio: the real scheduler over `FakeKV`, one call a verb, and the oracle beside it."""
 
+import random
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from aserve.core.ids import BlockId, RequestId, Row, SeqId
+from aserve.core.ids import AdapterId, BlockId, RequestId, Row, SeqId
 from aserve.core.layout import Window
 from aserve.core.outputs import DEADLINE, FinishReason, SeqDelta
 from aserve.core.params import SamplingParams
-from aserve.core.plan import RowSampling, SeqSlice, StepPlan, StepResult, TokenScores
+from aserve.core.plan import RowInit, SeqSlice, StepPlan, StepResult, TokenScores
 from aserve.core.request import Request
 from aserve.scheduler.scheduler import Scheduler
 from aserve.scheduler.step_cost import DECODES_PER_LOOK
@@ -23,9 +24,14 @@ SEEDS_OF_A_SALT = 1000
 STEP_S, TOKEN_S = 0.01, 0.001
 
 
-def salt_mark(sampling: RowSampling) -> int:
-    """The salt, which the seeds of a request tell: a block shared across salts changes the token."""
-    return sampling.seed // SEEDS_OF_A_SALT
+def mark_of_row(init: RowInit) -> int:
+    """The salt, which the seeds of a request tell, and the adapter: a block shared across either changes the token."""
+    return init.sampling.seed // SEEDS_OF_A_SALT + 10 * (init.adapter or 0)
+
+
+def mark_of(wanted: Request) -> int:
+    """The same, as a request tells it."""
+    return wanted.seed // SEEDS_OF_A_SALT + 10 * (wanted.adapter or 0)
 
 
 def request(
@@ -42,10 +48,11 @@ def request(
     tenant: str = "",
     weight: float = 1.0,
     deadline_s: float | None = None,
+    adapter: int | None = None,
     allowed_after: AllowedAfter | None = None,
     **params: object,
 ) -> Request:
-    """A greedy request unless `params` (of SamplingParams) say otherwise. Its seed tells its salt: see `salt_mark`.
+    """A greedy request unless `params` (of SamplingParams) say otherwise. Its seed tells its salt, see `mark_of`.
 
     allowed_after: what its constraint is made of.
     """
@@ -65,6 +72,7 @@ def request(
         weight=weight,
         deadline_s=deadline_s,
         structure=None if allowed_after is None else FakeStructure(allowed_after),
+        adapter=None if adapter is None else AdapterId(adapter),
     )
 
 
@@ -129,6 +137,24 @@ class Answer:
             choice.dropped |= choice.is_open
 
 
+class Guesser:
+    """A `Proposer` that guesses letters, of which one in three is right. known: sequences that have not ended."""
+
+    most = 4
+
+    def __init__(self) -> None:
+        self.known: set[SeqId] = set()
+
+    def propose(self, seq_id: SeqId, token_ids: Iterable[int], most: int) -> tuple[int, ...]:
+        """A function of the tokens alone, so that equal calls give equal plans."""
+        self.known.add(seq_id)
+        rng = random.Random(repr(tuple(token_ids)))
+        return tuple(rng.choices(LETTERS, k=rng.randint(0, most)))
+
+    def forget(self, seq_id: SeqId) -> None:
+        self.known.discard(seq_id)
+
+
 class SyncLoop:
     """Verbs in any order that the scheduler allows; `step` is the order of the engine loop.
 
@@ -158,7 +184,7 @@ class SyncLoop:
         self.answers: dict[str, Answer] = {}
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.windows: tuple[Window, ...] = tuple(limits.get("windows", (None,)))  # type: ignore[arg-type]
-        self._kv = FakeKV(self.block_size, LETTERS, salt_mark, seeded=True, windows=self.windows)
+        self._kv = FakeKV(self.block_size, LETTERS, mark_of_row, seeded=True, windows=self.windows)
         self._checked = checked
         self.now = 0.0
         self.num_failures = 0
@@ -172,7 +198,8 @@ class SyncLoop:
     def fork(self, name: str, index: int, branches: Iterable[Request]) -> list[Request]:
         """Branch a choice; the branches' own prompts are replaced by what it has come to."""
         history = self.scheduler.history(RequestId(name), index)
-        made = [msgspec.structs.replace(branch, prompt_token_ids=history) for branch in branches]
+        adapter = self.answers[name].request.adapter
+        made = [msgspec.structs.replace(branch, prompt_token_ids=history, adapter=adapter) for branch in branches]
         self.scheduler.fork(RequestId(name), index, made)
         for branch in made:
             self._listen(branch)
@@ -346,7 +373,7 @@ class SyncLoop:
     def _compare_prompt_scores(self, name: str, wanted: Request, choice: Choice) -> None:
         prompt, num_top = wanted.prompt_token_ids, wanted.params.prompt_logprobs
         assert num_top is not None
-        salted = [(position, token, wanted.seed // SEEDS_OF_A_SALT) for position, token in enumerate(prompt)]
+        salted = [(position, token, mark_of(wanted)) for position, token in enumerate(prompt)]
         expected = [
             scores_of(seen_by(salted[:end], self.windows), LETTERS, prompt[end], num_top)
             for end in range(1, len(prompt))
@@ -387,7 +414,7 @@ class SyncLoop:
             stop_ids=wanted.stop_ids,
             min_tokens=wanted.params.min_tokens,
             vocabulary=LETTERS,
-            mark=wanted.seed // SEEDS_OF_A_SALT,
+            mark=mark_of(wanted),
             windows=self.windows,
         )
 
@@ -397,7 +424,7 @@ class SyncLoop:
             wanted.prompt_token_ids,
             min(wanted.max_tokens, self.context_len - len(wanted.prompt_token_ids)),
             vocabulary=LETTERS,
-            mark=wanted.seed // SEEDS_OF_A_SALT,
+            mark=mark_of(wanted),
             stop_ids=wanted.stop_ids,
             min_tokens=wanted.params.min_tokens,
             seed=0 if wanted.params.is_greedy else wanted.seed + index,
@@ -407,7 +434,7 @@ class SyncLoop:
 
     def scores(self, wanted: Request, token_ids: list[int], num_top: int) -> list[TokenScores]:
         """Those of an answer's tokens."""
-        mark = wanted.seed // SEEDS_OF_A_SALT
+        mark = mark_of(wanted)
         context = [(at, token, mark) for at, token in enumerate((*wanted.prompt_token_ids, *token_ids))]
         start = len(wanted.prompt_token_ids)
         return [

@@ -2,12 +2,13 @@
 
 import random
 from collections import Counter
+from dataclasses import astuple
 
 import pytest
 
 from aserve.core.errors import OverloadedError
 from aserve.core.ids import SeqId
-from aserve.scheduler.fairness import PRESENCE_S, FairQueue
+from aserve.scheduler.fairness import PRESENCE_S, RECENT_S, FairQueue
 from aserve.scheduler.queue import first_come_first_served, priority_with_ageing
 from tests.scheduler.simulation import Arrival, Outcome, Simulation, jain, simulate
 from tests.scheduler.sync_loop import SyncLoop, request
@@ -201,18 +202,47 @@ def test_a_flood_of_long_answers_makes_nobody_wait_half_as_long_again(answers):
     assert both(40.0, (50, 200), answers).p95("polite") > 100 * alone
 
 
+FLOODS = {"long prompts": (35.0, (1000, 3000), (1, 20)), "short requests": (560.0, (50, 200), (1, 2))}
+"""Requests a second, and tokens: five times what the machine can do."""
+GUESTS = {
+    "short": (60.0, 4.0, (50, 200)),
+    "of two chunks": (120.0, 1.0, (300, 900)),
+    "of ten chunks": (120.0, 0.5, (1500, 3000)),
+}
+"""For how many seconds, requests a second, and tokens of a prompt."""
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("flooding", FLOODS)
 @pytest.mark.parametrize(
-    ("half", "prompts", "answers"),
-    [(3.5, (1000, 3000), (1, 20)), (56.0, (50, 200), (1, 2))],
-    ids=["long prompts", "short requests"],
+    "guest", ["short", *(pytest.param(name, marks=pytest.mark.thorough) for name in list(GUESTS)[1:])]
 )
-def test_flooding_with_prompts_is_no_worse_than_using_ones_half(half, prompts, answers):
-    """Prompts fill steps, which then take longer for all: hence against the same tenant within its share."""
-    within = both(half, prompts, answers, is_fair=True)
-    flooded = both(10 * half, prompts, answers, is_fair=True)
-    assert flooded.p95("polite") <= 1.5 * within.p95("polite")
-    assert len(flooded.first_token_s["polite"]) >= len(POLITE) - 1
+def test_a_flood_of_prompts_makes_nobody_wait_half_as_long_again(guest, flooding):
+    """Catches a flood's prompts in the steps that others wait for, and prompts of a guest that hold each other up."""
+    seconds, per_s, prompts = GUESTS[guest]
+    polite = tuple(flood(1, "polite", per_s, seconds, prompts, (20, 60)))
+    many, lengths, answers = FLOODS[flooding]
+    greedy = tuple(flood(2, "greedy", many, seconds, lengths, answers))
+    alone = simulate(polite, seconds, is_fair=True)
+    flooded = simulate((*polite, *greedy), seconds, is_fair=True)
+    assert flooded.p95("polite") <= 1.5 * alone.p95("polite")
+    assert len(flooded.first_token_s["polite"]) >= len(alone.first_token_s["polite"]) - 1
+    unbothered = simulate(greedy, seconds, is_fair=True)
+    assert flooded.service["greedy"] >= 0.6 * unbothered.service["greedy"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flooding", FLOODS)
+def test_who_is_alone_pays_nothing(flooding):
+    """Catches bounds on a flood's prompts for the sake of nobody: before others came, and a minute after."""
+    per_s, prompts, answers = FLOODS[flooding]
+    arrivals = tuple(flood(2, "greedy", per_s, 5.0, prompts, answers))
+    assert simulate(arrivals, 5.0, is_fair=True) == simulate(arrivals, 5.0)
+    guest = Arrival(0.0, "polite", 50, 5)
+    later = [Arrival(arrival.at_s + RECENT_S + 1.0, *astuple(arrival)[1:]) for arrival in arrivals]
+    seconds = RECENT_S + 6.0
+    left = simulate((guest, *later), seconds, is_fair=True)
+    assert left.service["greedy"] >= 0.99 * simulate(later, seconds, is_fair=True).service["greedy"]
 
 
 @pytest.mark.slow

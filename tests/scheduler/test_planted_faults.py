@@ -5,6 +5,7 @@ import pytest
 
 from aserve.core.ids import BlockHash
 from aserve.core.plan import BlockOps
+from aserve.core.request import Request
 from aserve.kv_cache import paged_cache
 from aserve.kv_cache.block_pool import BlockPool
 from aserve.kv_cache.host_memory import HostMemory
@@ -12,6 +13,7 @@ from aserve.kv_cache.paged_cache import PagedCache
 from aserve.kv_cache.swap import HostPool
 from aserve.scheduler import residents, sequence
 from aserve.scheduler.admission import Admission
+from aserve.scheduler.landing import Landing
 from aserve.scheduler.planner import Planner
 from aserve.scheduler.residents import Residents
 from aserve.scheduler.states import State
@@ -65,10 +67,16 @@ def ignored_salt(monkeypatch):
 
 
 @pytest.fixture
+def ignored_adapter(monkeypatch):
+    """A block's hash covers tokens alone."""
+    monkeypatch.setattr(Request, "extra_keys", ())
+
+
+@pytest.fixture
 def ignored_parent(monkeypatch):
     """A block's hash covers its own tokens and no longer those before."""
 
-    def extend(chain, token_ids, num_blocks, block_size):
+    def extend(chain, token_ids, num_blocks, block_size, _extra_keys):
         for index in range(len(chain) - 1, num_blocks):
             chain.append(BlockHash(bytes(token_ids[index * block_size : (index + 1) * block_size])))
 
@@ -87,6 +95,35 @@ def early_seal(monkeypatch):
         return size
 
     monkeypatch.setattr(Planner, "_known", plan_and_seal)
+
+
+@pytest.fixture
+def rejected_drafts_sealed(monkeypatch):
+    """What a step wrote for a slice is taken for landed, accepted or not."""
+    take_in_run = Landing._take_in_run
+
+    def seal_all(landing, piece, token_ids, scores):
+        take_in_run(landing, piece, token_ids, scores)
+        owner = landing._sequences.get(piece.seq_id)
+        end = piece.start + piece.num_tokens
+        if owner is not None and end >= owner.table.seal_at:
+            landing._cache.seal(owner.table, [*owner.token_ids[: piece.start], *piece.token_ids], end)
+
+    monkeypatch.setattr(Landing, "_take_in_run", seal_all)
+
+
+@pytest.fixture
+def rejected_drafts_counted(monkeypatch):
+    """A sequence goes on behind all of its drafts."""
+    take_in_run = Landing._take_in_run
+
+    def count_all(landing, piece, token_ids, scores):
+        owner = landing._sequences.get(piece.seq_id)
+        take_in_run(landing, piece, token_ids, scores)
+        if owner is not None and owner.state is State.RUNNING:
+            owner.num_computed = piece.start + piece.num_tokens
+
+    monkeypatch.setattr(Landing, "_take_in_run", count_all)
 
 
 @pytest.fixture
@@ -297,6 +334,8 @@ def test_the_oracle_alone_catches_a_copy_that_was_never_made(failed_copies_trust
         ("written_together", "I4"),
         ("pruned_beam_kept", "I2"),
         ("leaked_host_block", "I2"),
+        ("rejected_drafts_sealed", "I6"),
+        ("rejected_drafts_counted", "I18"),
     ],
 )
 def test_check_names_the_invariant_that_a_fault_breaks(fault, invariant, request):
@@ -307,8 +346,16 @@ def test_check_names_the_invariant_that_a_fault_breaks(fault, invariant, request
 @pytest.mark.parametrize(
     "fault",
     [
-        *("stale_hit", "ignored_salt", "ignored_parent", "early_seal", "wrong_victim", "missing_copy"),
-        *("written_together", "early_fork", "mixed_up_swap", "one_seed_for_all"),
+        *(
+            "stale_hit",
+            "ignored_salt",
+            "ignored_adapter",
+            "ignored_parent",
+            "early_seal",
+            "wrong_victim",
+            "missing_copy",
+        ),
+        *("written_together", "early_fork", "mixed_up_swap", "one_seed_for_all", "rejected_drafts_sealed"),
     ],
 )
 def test_the_oracle_alone_catches_what_would_have_been_a_wrong_answer(fault, request):

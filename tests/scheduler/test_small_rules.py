@@ -8,6 +8,7 @@ import pytest
 from aserve.core.params import BeamParams, SamplingParams
 from aserve.core.plan import TokenScores
 from aserve.scheduler.beam import BeamSearch
+from aserve.scheduler.fairness import FairQueue
 from aserve.scheduler.preemption import PreemptionRule
 from aserve.scheduler.sequence import row_sampling
 from tests.scheduler.sync_loop import SyncLoop, request
@@ -60,15 +61,15 @@ def test_a_search_that_never_stops_early_counts_on_the_longest_beam(early_stoppi
 def test_who_comes_back_is_admitted_once_and_says_what_was_cached_at_first():
     """Caught: `!=` for `==` of `num_preemptions == 0`; then admissions are counted again, and the cache's hits too."""
     loop = SyncLoop(num_blocks=10, block_size=2, watermark=0.0)
-    for name in "abc":
-        loop.add(request(name, (0, 1, 1, 0, 1), max_tokens=9))
+    for first, name in enumerate("abc"):
+        loop.add(request(name, (first, 1, 1, 0, 1), max_tokens=9))
     loop.drain()
     loop.check()
     counts = loop.scheduler.statistics()
     assert counts.num_preemptions > 0
     assert counts.num_admitted == 3
-    assert loop.answers["a"].last is not None
-    assert loop.answers["a"].last.num_cached_tokens == 0
+    assert counts.num_cache_hits > 0, "nobody has found what it computed before"
+    assert [answer.last.num_cached_tokens for answer in loop.answers.values() if answer.last] == [0, 0, 0]
 
 
 def test_copies_for_beams_that_have_left_are_not_made():
@@ -78,16 +79,39 @@ def test_copies_for_beams_that_have_left_are_not_made():
     """
     loop = SyncLoop(num_blocks=20, depth=1)
     beams = {"n": 2, "beam": BeamParams(width=2)}
+    loop.add(request("other", (1, 1), max_tokens=30))
     loop.add(request("beams", (0, 1, 1, 0, 1), max_tokens=8, **beams))
     residents = loop.scheduler._residents
     for _ in range(12):
         if residents.copies:
             break
         loop.step()
-    assert residents.copies, "no beam has taken over another's past"
+    due = list(residents.copies)
+    assert due, "no beam has taken over another's past"
+    loop.cancel("other")
+    assert residents.copies == due, "copies for others stay due"
     loop.cancel("beams")
     assert residents.copies == []
     loop.add(request("next", (1, 0, 1, 1, 0, 0, 1), max_tokens=6))
     loop.drain()
     loop.check()
     loop.compare()
+
+
+@pytest.mark.parametrize(("lead", "weight", "passes"), [(32.0, 1.0, True), (33.0, 1.0, False), (16.5, 2.0, False)])
+def test_a_tenant_may_be_four_chunks_ahead_of_one_that_is_held_back(lead, weight, passes):
+    """Caught: `<` for `<=`, and another product than four times the largest chunk, here of 8 tokens."""
+    queue = SimpleNamespace(_max_chunk=8, _has_few_rows=lambda _tenancy: True)
+    lowest, other = (SimpleNamespace(counter=5.0 + ahead, weight=weight) for ahead in (0.0, lead))
+    assert FairQueue._may_pass(queue, other, lowest) == passes
+    assert FairQueue._may_pass(queue, lowest, lowest)
+
+
+def test_a_step_of_which_nobody_says_how_long_it_took_teaches_nothing_of_cost(monkeypatch):
+    """Caught: another default of `took_s` than 0.0 in `commit`."""
+    loop, told = SyncLoop(depth=1), []
+    monkeypatch.setattr(loop.scheduler.step_cost, "landed", lambda _slices, seconds: told.append(seconds))
+    loop.add(request("a", (0, 1), max_tokens=3))
+    while (plan := loop.scheduler.plan(0.0)) is not None:
+        loop.scheduler.commit(loop._kv.run(plan))
+    assert told == []

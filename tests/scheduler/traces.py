@@ -8,7 +8,7 @@ from aserve.core.params import BeamParams
 from aserve.core.request import Request
 from aserve.scheduler.preemption import PreemptionRule
 from aserve.scheduler.queue import first_come_first_served, priority_with_ageing
-from tests.scheduler.sync_loop import EOS, LETTERS, SEEDS_OF_A_SALT, SyncLoop, request
+from tests.scheduler.sync_loop import EOS, LETTERS, SEEDS_OF_A_SALT, Guesser, SyncLoop, request
 
 NUM_MOVES = 60
 STOPS = (frozenset(), frozenset(), frozenset({EOS}))
@@ -44,6 +44,7 @@ def run_trace(
         "long_prefill_token_threshold": rng.choice((0, 0, 2)),
         "scheduler_delay_factor": rng.choice((0.0, 0.0, 0.5)),
         "target_itl_s": random.Random(-1 - seed).choice((0.0, 0.0, None, 0.001, 0.014)),  # its own draw: others stay
+        "proposer": Guesser() if random.Random(-1001 - seed).random() < 0.4 else None,
         "plans_behind_prompts": seed % 5 > 0,
     }
     loop = kind(depth=depth, checked=checked, **limits | dict(options or {}))
@@ -91,6 +92,7 @@ def _add(loop: SyncLoop, rng: random.Random) -> None:
         arrival_s=len(loop.answers) - rng.choice((0.0, 0.0, 2.0)),
         priority=rng.choice((0, 0, 2)),
         seed=rng.randint(1, 9),
+        adapter=random.Random(len(loop.answers)).choice((None, None, None, 1, 2)),
         **_params(rng),
         **_terms(loop),
     )

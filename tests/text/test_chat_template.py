@@ -334,3 +334,14 @@ def test_a_template_file_replaces_the_folders_templates(tmp_path):
     assert ChatTemplate.load(tmp_path, mine).render(messages) == "<s>hi"
     with pytest.raises(ConfigError, match="chat_template: cannot read"):
         ChatTemplate.load(tmp_path, tmp_path / "none.jinja")
+
+
+@pytest.mark.parametrize(("width", "is_refused"), [("", False), ("(1)", True), ("(width=1)", True)])
+def test_a_text_that_is_indented_is_charged_by_its_lines(width, is_refused):
+    """Caught: another product than lines times width; a width that is given is charged as the widest there is."""
+    lines = template("{% set x = ('a\n' * 100000) | indent" + width + " %}")
+    if is_refused:
+        with pytest.raises(InvalidRequestError, match="it makes over 67108864 bytes"):
+            lines.render(ASK)
+    else:
+        assert lines.render(ASK) == ""

@@ -86,7 +86,7 @@ class NativeAttention:
     ) -> Tensor:
         """[T, H, D]. A token's heads lie one behind the other."""
         plan = self._plan(batch, q_THD.shape[1], k_cache_BPKD, sliding_window)
-        out_THD = q_THD.new_empty(q_THD.shape)
+        out_THD = torch.empty_like(q_THD)
         self._kernels[q_THD.dtype](
             plan.attention,
             plan.items,

@@ -3,18 +3,13 @@
 // A row is one head of one token. Its keys are taken in tiles of TILE positions, which begin at multiples of TILE: each
 // tile yields a maximum, a total of weights and a weighted sum of values, and these are folded into the row's in order
 // (online softmax: Milakov and Gimelshein, 2018; tiles on different threads: flash-decoding, Dao et al., 2023). All of
-// a row's sums are its own, and take its keys in order: its bits depend neither on what rows are computed with it nor on
-// what thread computes which tile. What a row does not see has a weight of 0; what no row of an item sees is not read.
+// a row's sums are its own, and take its keys in order: its bits depend neither on the rows that are computed with it nor
+// on which thread has which tile. What a row does not see has a weight of 0; what no row of an item sees is not read.
 //
 // Keys and values are packed, SUB positions at once, for a product that has key positions, or numbers of a head, in the
-// lanes of its vectors, and takes several rows for each vector loaded. That is so little, even for a row or two, that
-// memory is waited for.
+// lanes of its vectors, and takes several rows for each vector loaded. Both are float there: bfloat16's own products
+// (AVX512-BF16) were slower on a Xeon, and round the weights.
 #include <math.h>
-
-#ifdef __AVX512F__
-#include <immintrin.h>
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // of what GCC's own header leaves undefined on purpose
-#endif
 
 #include "simd.h"
 
@@ -27,15 +22,15 @@ struct Attention {
     int64_t num_heads, num_kv_heads, head_dim;
     int64_t block_size, block_stride, slot_stride, head_stride;
     int64_t window;  // 0 for none
-    // Written by plan_attention: how many items there are, how many rows their partial results have, and what they cost.
+    // Written by plan_attention: of items, of rows of their partial results, and of work.
     int64_t num_items, num_partial_rows, cost;
 };
 
 // What a thread does at once: some rows of a sequence that share a key head, and some tiles of their context.
 struct Item {
     int32_t seq, kv_head, first_row, num_rows, first_tile, end_tile;
-    int32_t partial;      // where its partial results go, in rows; -1: it has all tiles, and writes the output
-    int32_t num_partials; // of a row's first item, how many partial results are folded into the output; else 0
+    int32_t partial;       // where its partial results go, in rows; -1: it has all tiles, and writes the output
+    int32_t num_partials;  // of a row's first item, how many partial results are folded into the output; else 0
 };
 
 namespace {
@@ -44,9 +39,8 @@ constexpr int64_t TILE = 256, SUB = 64, ROWS = 64, MAX_HEAD_DIM = 256;
 constexpr int64_t COST_OF_PACKING = 4;   // of a tile, in rows
 constexpr int64_t ITEMS_PER_THREAD = 4;  // so that threads end at about the same time
 
-// ---- numbers in a product
+// ---- vectors of the processor's own width, for what has to stay in registers
 
-// A vector of the processor's own width, for what has to stay in registers.
 #if defined(__AVX512F__)
 constexpr int64_t WIDTH = 16;
 constexpr int MAX_PRODUCT_ROWS = 8, VECTORS_OF_FEW_ROWS = 4, VECTORS_OF_ROWS = 2;
@@ -58,11 +52,99 @@ constexpr int64_t WIDTH = 4;
 constexpr int MAX_PRODUCT_ROWS = 4, VECTORS_OF_FEW_ROWS = 4, VECTORS_OF_ROWS = 4;
 #endif
 typedef float vn __attribute__((vector_size(WIDTH * 4)));
+typedef int32_t ni __attribute__((vector_size(WIDTH * 4)));
 
 inline vn load_vn(const float* p) {
     vn v;
     memcpy(&v, p, sizeof v);
     return v;
+}
+
+inline void store_vn(float* p, vn v) { memcpy(p, &v, sizeof v); }
+
+inline vn choose(ni condition, vn yes, vn no) { return (vn)(((ni)yes & condition) | ((ni)no & ~condition)); }
+
+// Lanes of a, then of b, by their numbers from 0 to 2 WIDTH - 1, where `from` says which; it is known when compiled.
+template <typename From>
+inline vn pick(vn a, vn b, From from) {
+    vn v;
+#ifdef __clang__
+    for (int i = 0; i < WIDTH; i++) v[i] = from(i) < WIDTH ? a[from(i)] : b[from(i) - WIDTH];
+#else
+    ni lanes;
+#pragma GCC unroll 16
+    for (int i = 0; i < WIDTH; i++) lanes[i] = from(i);
+    v = __builtin_shuffle(a, b, lanes);
+#endif
+    return v;
+}
+
+// Exchanges rows and columns: blocks of one number, then of two, ...
+template <int BLOCK = 1>
+inline void transpose(vn* x) {
+    if constexpr (BLOCK < WIDTH) {
+#pragma GCC unroll 16
+        for (int i = 0; i < WIDTH; i++) {
+            if (i & BLOCK) continue;
+            vn a = x[i], b = x[i + BLOCK];
+            x[i] = pick(a, b, [](int lane) { return lane & BLOCK ? WIDTH + lane - BLOCK : lane; });
+            x[i + BLOCK] = pick(a, b, [](int lane) { return lane & BLOCK ? WIDTH + lane : lane + BLOCK; });
+        }
+        transpose<2 * BLOCK>(x);
+    }
+}
+
+// 2^x for x <= 0, within 2 units in the last place (coefficients: Cephes); 0 below -126.
+inline vn exp2(vn x) {
+    ni vanishes = x < -126.0f;
+    vn bounded = choose(vanishes, vn{}, x);
+    const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
+    vn shifted = bounded + magic;
+    vn r = bounded - (shifted - magic);
+    vn p = vn{} + 1.535336188319500e-4f;
+    p = p * r + 1.339887440266574e-3f;
+    p = p * r + 9.618437357674640e-3f;
+    p = p * r + 5.550332471162809e-2f;
+    p = p * r + 2.402264791363012e-1f;
+    p = p * r + 6.931472028550421e-1f;
+    p = p * r + 1.0f;
+    vn scale = (vn)(((ni)shifted - (ni)(vn{} + magic) + 127) << 23);
+    return choose(vanishes, vn{}, p * scale);
+}
+
+// ---- words: 32 bits of a row, which are a float or two bfloat16
+
+template <typename T>
+constexpr int64_t IN_WORD = 4 / sizeof(T);
+
+// The words of n numbers; what is left is 0.
+template <typename T>
+inline vn load_words(const T* p, int64_t n) {
+    vn v{};
+    if (n == WIDTH * IN_WORD<T>) return memcpy(&v, p, sizeof v), v;
+    memcpy(&v, p, n * sizeof *p);
+    return v;
+}
+
+// function(index, numbers) for the first number of each word, then for the second.
+template <typename Function>
+inline void split(const float*, vn words, Function function) {
+    function(0, words);
+}
+
+template <typename Function>
+inline void split(const bf16*, vn words, Function function) {
+    function(0, (vn)((ni)words << 16));
+    function(1, (vn)((ni)words & (int32_t)0xffff0000));
+}
+
+// Numbers in the order of a row, of those of the first halves of words and of the second.
+inline void join(const float*, const float* halves, float* to) { memcpy(to, halves, sizeof(vn)); }
+
+inline void join(const bf16*, const float* halves, float* to) {
+    vn first = load_vn(halves), second = load_vn(halves + WIDTH);
+    store_vn(to, pick(first, second, [](int lane) { return lane / 2 + (lane & 1) * WIDTH; }));
+    store_vn(to + WIDTH, pick(first, second, [](int lane) { return WIDTH / 2 + lane / 2 + (lane & 1) * WIDTH; }));
 }
 
 // function(begin, n) over [0, width) in so many at once, and what is left.
@@ -73,145 +155,58 @@ inline void in_steps(int64_t width, Function function) {
     if (i < width) function(i, width - i);
 }
 
-// What a lane holds of a product's inputs: a float, or where the processor multiplies them, a pair of bfloat16.
-template <typename T>
-struct Lane {
-    typedef float type;
-    static constexpr int64_t NUMBERS = 1;
-    static vn multiply_add(vn total, float a, vn b) { return total + a * b; }
-    static vf load_row(const T* p, int64_t n) { return load_piece(p, n); }
-    static void store_weights(float* p, vf v) { store(p, v); }
-    // So many numbers of a head, of NUMBERS positions: a lane for each number.
-    static void load_values(const T* first, const T*, int64_t n, float* to) { store(to, load_row(first, n)); }
-    static void write(T* to, const float* results, float factor, int64_t n) {
-        store_piece(to, load(results) * factor, n);
-    }
-};
-
-#ifdef __AVX512BF16__
-template <>
-struct Lane<bf16> {
-    typedef int32_t type;
-    static constexpr int64_t NUMBERS = 2;
-    static vn multiply_add(vn total, int32_t a, vn b) {
-        return (vn)_mm512_dpbf16_ps((__m512)total, (__m512bh)_mm512_set1_epi32(a), (__m512bh)b);
-    }
-    static vf load_row(const bf16* p, int64_t n) {
-        vf v;
-        if (n == 2 * LANES) return memcpy(&v, p, sizeof v), v;
-        memset(&v, 0, sizeof v);
-        memcpy(&v, p, n * sizeof *p);
-        return v;
-    }
-    static void store_weights(int32_t* p, vf v) {
-        __m256bh h = _mm512_cvtneps_pbh((__m512)v);
-        memcpy(p, &h, sizeof h);
-    }
-    // The even numbers of the head, then the odd ones: that is how they are paired without moving them between lanes.
-    static void load_values(const bf16* first, const bf16* second, int64_t n, float* to) {
-        vu a = (vu)load_row(first, n), b = (vu)load_row(second, n);
-        store(to, (vf)((a & 0xffff) | (b << 16)));
-        store(to + LANES, (vf)((a >> 16) | (b & 0xffff0000)));
-    }
-    static void write(bf16* to, const float* results, float factor, int64_t n) {
-        vu even = (vu)as_kept(load(results) * factor, to), odd = (vu)as_kept(load(results + LANES) * factor, to);
-        vu both = (even >> 16) | odd;
-        memcpy(to, &both, n * sizeof *to);
-    }
-};
-#endif
+// ---- products
 
 // out[r][c] (+)= sum over d of a[r][d] b[d][c], for R rows and N vectors of columns; d in order.
-template <typename T, int R, int N>
+template <int R, int N>
 inline void multiply_block(
-    const typename Lane<T>::type* a, int64_t a_stride, const float* b, int64_t b_stride, float* out, int64_t out_stride,
-    int64_t depth, bool add) {
+    const float* a, int64_t a_stride, const float* b, int64_t b_stride, float* out, int64_t out_stride, int64_t depth,
+    bool add) {
     vn total[R][N];
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-        for (int n = 0; n < N; n++)
-            total[r][n] = add ? load_vn(out + r * out_stride + n * WIDTH) : vn{};
+        for (int n = 0; n < N; n++) total[r][n] = add ? load_vn(out + r * out_stride + n * WIDTH) : vn{};
     for (int64_t d = 0; d < depth; d++) {
         vn columns[N];
-        memcpy(columns, b + d * b_stride, sizeof columns);
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) columns[n] = load_vn(b + d * b_stride + n * WIDTH);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-            for (int n = 0; n < N; n++)
-                total[r][n] = Lane<T>::multiply_add(total[r][n], a[r * a_stride + d], columns[n]);
+            for (int n = 0; n < N; n++) total[r][n] = total[r][n] + a[r * a_stride + d] * columns[n];
     }
 #pragma GCC unroll 8
-    for (int r = 0; r < R; r++) memcpy(out + r * out_stride, total[r], sizeof total[r]);
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) store_vn(out + r * out_stride + n * WIDTH, total[r][n]);
 }
 
-template <typename T, int R>
-void multiply_rows(
-    const typename Lane<T>::type* a, int64_t a_stride, const float* b, int64_t b_stride, float* out, int64_t out_stride,
+// As multiply, for R rows or fewer.
+template <int R>
+__attribute__((noinline)) void multiply_rows(
+    int64_t rows, const float* a, int64_t a_stride, const float* b, int64_t b_stride, float* out, int64_t out_stride,
     int64_t depth, int64_t width, bool add) {
+    if constexpr (R > 1)
+        if (rows < R) return multiply_rows<R - 1>(rows, a, a_stride, b, b_stride, out, out_stride, depth, width, add);
     constexpr int N = R > 4 || R == MAX_PRODUCT_ROWS ? VECTORS_OF_ROWS : VECTORS_OF_FEW_ROWS;
     int64_t c = 0;
     for (; c + N * WIDTH <= width; c += N * WIDTH)
-        multiply_block<T, R, N>(a, a_stride, b + c, b_stride, out + c, out_stride, depth, add);
-    for (; c < width; c += WIDTH)
-        multiply_block<T, R, 1>(a, a_stride, b + c, b_stride, out + c, out_stride, depth, add);
+        multiply_block<R, N>(a, a_stride, b + c, b_stride, out + c, out_stride, depth, add);
+    for (; c < width; c += WIDTH) multiply_block<R, 1>(a, a_stride, b + c, b_stride, out + c, out_stride, depth, add);
 }
 
-// As multiply_rows, for up to R rows.
-template <typename T, int R>
-void multiply_some(
-    int64_t rows, const typename Lane<T>::type* a, int64_t a_stride, const float* b, int64_t b_stride, float* out,
-    int64_t out_stride, int64_t depth, int64_t width, bool add) {
-    if (rows == R) return multiply_rows<T, R>(a, a_stride, b, b_stride, out, out_stride, depth, width, add);
-    if constexpr (R > 1) multiply_some<T, R - 1>(rows, a, a_stride, b, b_stride, out, out_stride, depth, width, add);
-}
-
-// As multiply_rows, for any number of rows; width: a multiple of LANES.
-template <typename T>
-void multiply(
-    int64_t rows, const typename Lane<T>::type* a, int64_t a_stride, const float* b, int64_t b_stride, float* out,
-    int64_t out_stride, int64_t depth, int64_t width, bool add) {
-    for (int64_t r = 0; r < rows; r += MAX_PRODUCT_ROWS) {
-        const int64_t n = rows - r < MAX_PRODUCT_ROWS ? rows - r : MAX_PRODUCT_ROWS;
-        multiply_some<T, MAX_PRODUCT_ROWS>(
+// out[r][c] (+)= sum over d of a[r][d] b[d][c]; width: how many columns, a multiple of WIDTH.
+inline void multiply(
+    int64_t rows, const float* a, int64_t a_stride, const float* b, int64_t b_stride, float* out, int64_t out_stride,
+    int64_t depth, int64_t width, bool add) {
+    in_steps<MAX_PRODUCT_ROWS>(rows, [&](int64_t r, int64_t n) {
+        multiply_rows<MAX_PRODUCT_ROWS>(
             n, a + r * a_stride, a_stride, b, b_stride, out + r * out_stride, out_stride, depth, width, add);
-    }
+    });
 }
 
 // ---- packing
-
-// to[i][j] = x[j][i] for the first n rows of to.
-inline void transpose(const vf* x, float* to, int64_t stride, int64_t n) {
-#ifdef __AVX512F__
-    __m512 a[16], b[16];
-    for (int i = 0; i < 16; i += 2) {
-        a[i] = _mm512_unpacklo_ps((__m512)x[i], (__m512)x[i + 1]);
-        a[i + 1] = _mm512_unpackhi_ps((__m512)x[i], (__m512)x[i + 1]);
-    }
-    for (int i = 0; i < 16; i += 4)
-        for (int j = 0; j < 2; j++) {
-            __m512d low = (__m512d)a[i + j], high = (__m512d)a[i + j + 2];
-            b[i + 2 * j] = (__m512)_mm512_unpacklo_pd(low, high);
-            b[i + 2 * j + 1] = (__m512)_mm512_unpackhi_pd(low, high);
-        }
-    // b[4 g + c] has columns c, c + 4, c + 8 and c + 12 of rows 4 g to 4 g + 3.
-    for (int c = 0; c < 4; c++) {
-        __m512 first = _mm512_shuffle_f32x4(b[c], b[4 + c], 0x44), second = _mm512_shuffle_f32x4(b[8 + c], b[12 + c], 0x44);
-        a[c] = _mm512_shuffle_f32x4(first, second, 0x88), a[4 + c] = _mm512_shuffle_f32x4(first, second, 0xdd);
-        first = _mm512_shuffle_f32x4(b[c], b[4 + c], 0xee), second = _mm512_shuffle_f32x4(b[8 + c], b[12 + c], 0xee);
-        a[8 + c] = _mm512_shuffle_f32x4(first, second, 0x88), a[12 + c] = _mm512_shuffle_f32x4(first, second, 0xdd);
-    }
-    if (n == 16) {
-#pragma GCC unroll 16
-        for (int i = 0; i < 16; i++) store(to + i * stride, (vf)a[i]);
-        return;
-    }
-    for (int64_t i = 0; i < n; i++) store(to + i * stride, (vf)a[i]);
-#else
-    for (int64_t i = 0; i < n; i++)
-        for (int j = 0; j < 16; j++) to[i * stride + j] = x[j][i];
-#endif
-}
 
 // Where the positions of a tile lie in a cache, from its beginning; -1 for those that are not read.
 struct Places {
@@ -225,7 +220,8 @@ struct Places {
             int64_t offset = blocks[block] * attention.block_stride + (position - block_begin) * attention.slot_stride +
                              item.kv_head * attention.head_stride;
             const int64_t stop = block_begin + attention.block_size < end ? block_begin + attention.block_size : end;
-            for (; position < stop; position++, offset += attention.slot_stride) offsets[position - tile_begin] = offset;
+            for (; position < stop; position++, offset += attention.slot_stride)
+                offsets[position - tile_begin] = offset;
         }
     }
 
@@ -236,33 +232,39 @@ struct Places {
     }
 };
 
-// Keys of SUB positions, a lane each: packed[d][position], d counting lanes of a head.
+// Keys of `width` positions, a lane each: packed[number of the head][position].
 template <typename T>
 void pack_keys(const T* cache, const Places& places, int64_t begin, int64_t width, int64_t head_dim, float* packed) {
-    constexpr int64_t STEP = LANES * Lane<T>::NUMBERS;
-    for (int64_t p = 0; p < width; p += LANES) {
-        const T* rows[LANES];
-        for (int64_t i = 0; i < LANES; i++) rows[i] = places.row(cache, begin + p + i);
-        in_steps<STEP>(head_dim, [&](int64_t d, int64_t n) {
-            vf x[LANES];
+    for (int64_t p = 0; p < width; p += WIDTH) {
+        const T* rows[WIDTH];
+        for (int64_t i = 0; i < WIDTH; i++) rows[i] = places.row(cache, begin + p + i);
+        in_steps<WIDTH * IN_WORD<T>>(head_dim, [&](int64_t d, int64_t n) {
+            vn x[WIDTH];
 #pragma GCC unroll 16
-            for (int64_t i = 0; i < LANES; i++) x[i] = Lane<T>::load_row(rows[i] + d, n);
-            const int64_t lanes = (n + Lane<T>::NUMBERS - 1) / Lane<T>::NUMBERS;
-            transpose(x, packed + d / Lane<T>::NUMBERS * SUB + p, SUB, lanes);
+            for (int64_t i = 0; i < WIDTH; i++) x[i] = load_words(rows[i] + d, n);
+            transpose(x);
+#pragma GCC unroll 16
+            for (int64_t i = 0; i < WIDTH; i++)
+                split(cache, x[i], [&](int64_t half, vn numbers) {
+                    store_vn(packed + (d + i * IN_WORD<T> + half) * SUB + p, numbers);
+                });
         });
     }
 }
 
-// Values of up to SUB positions, a lane for each number of a head: packed[position / Lane<T>::NUMBERS][number].
+// Values of `count` positions, a lane for each number of a head, those of the first halves of words before the others:
+// packed[position][number].
 template <typename T>
-void pack_values(const T* cache, const Places& places, int64_t begin, int64_t count, int64_t head_dim, int64_t stride,
-                 float* packed) {
-    for (int64_t p = 0; p < count; p += Lane<T>::NUMBERS) {
-        const T* first = places.row(cache, begin + p);
-        const T* last = places.row(cache, begin + p + Lane<T>::NUMBERS - 1);
-        in_steps<LANES * Lane<T>::NUMBERS>(
-            head_dim, [&](int64_t d, int64_t n) { Lane<T>::load_values(first + d, last + d, n, packed + d); });
-        packed += stride;
+void pack_values(
+    const T* cache, const Places& places, int64_t begin, int64_t count, int64_t head_dim, int64_t stride,
+    float* packed) {
+    for (int64_t p = 0; p < count; p++, packed += stride) {
+        const T* row = places.row(cache, begin + p);
+        in_steps<WIDTH * IN_WORD<T>>(head_dim, [&](int64_t d, int64_t n) {
+            split(cache, load_words(row + d, n), [&](int64_t half, vn numbers) {
+                store_vn(packed + d + half * WIDTH, numbers);
+            });
+        });
     }
 }
 
@@ -272,24 +274,6 @@ inline int64_t rounded_up(int64_t n, int64_t step) { return (n + step - 1) / ste
 
 // Of a row's partial result: the weighted sum of values, then the largest score, then the total of weights.
 inline int64_t partial_stride(int64_t head_dim) { return rounded_up(head_dim, 2 * LANES) + LANES; }
-
-// 2^x for x <= 0, within 2 units in the last place (coefficients: Cephes); 0 below -126.
-inline vf exp2(vf x) {
-    vi vanishes = x < -126.0f;
-    vf bounded = select(vanishes, vf{}, x);
-    const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
-    vf shifted = bounded + magic;
-    vf r = bounded - (shifted - magic);
-    vf p = splat(1.535336188319500e-4f);
-    p = p * r + 1.339887440266574e-3f;
-    p = p * r + 9.618437357674640e-3f;
-    p = p * r + 5.550332471162809e-2f;
-    p = p * r + 2.402264791363012e-1f;
-    p = p * r + 6.931472028550421e-1f;
-    p = p * r + 1.0f;
-    vf scale = (vf)(((vi)shifted - (vi)splat(magic) + 127) << 23);
-    return select(vanishes, vf{}, p * scale);
-}
 
 // Positions in a tile.
 struct Range {
@@ -311,7 +295,9 @@ struct Rows {
     }
 
     // What any of them sees of a tile.
-    Range seen(int64_t window, int64_t tile_begin) const { return {seen_by(0, window, tile_begin).begin, seen_by(num - 1, window, tile_begin).end}; }
+    Range seen(int64_t window, int64_t tile_begin) const {
+        return {seen_by(0, window, tile_begin).begin, seen_by(num - 1, window, tile_begin).end};
+    }
 
     // What one of them sees of a tile; begin may be behind end.
     Range seen_by(int64_t r, int64_t window, int64_t tile_begin) const {
@@ -322,38 +308,38 @@ struct Rows {
 
 // Scores of one row to weights, in place: of those in [seen.begin, seen.end) of the positions in `all`, which are whole
 // vectors. Writes the largest score and the total.
-template <typename T>
 void weigh(float* scores, Range all, Range seen, float factor, float* largest, float* total) {
-    vf tops = splat(-INFINITY);
-    const vi lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    for (int64_t i = all.begin; i < all.end; i += LANES) {
-        vf x = load(scores + i);
-        if (i < seen.begin || i + LANES > seen.end) {
-            vi position = lanes + (int32_t)i;
-            x = select((position >= (int32_t)seen.begin) & (position < (int32_t)seen.end), x, splat(-INFINITY));
-            store(scores + i, x);
+    vn tops = vn{} - INFINITY, sums{};
+    ni lanes;
+    for (int i = 0; i < WIDTH; i++) lanes[i] = i;
+    for (int64_t i = all.begin; i < all.end; i += WIDTH) {
+        vn x = load_vn(scores + i);
+        if (i < seen.begin || i + WIDTH > seen.end) {
+            ni position = lanes + (int32_t)i;
+            x = choose((position >= (int32_t)seen.begin) & (position < (int32_t)seen.end), x, vn{} - INFINITY);
+            store_vn(scores + i, x);
         }
-        tops = select(x > tops, x, tops);
+        tops = choose(x > tops, x, tops);
     }
-    *largest = max(tops);
-    const float base = *largest == -INFINITY ? 0.0f : *largest;
-    vf sums{};
-    auto* weights = (typename Lane<T>::type*)scores;
-    for (int64_t i = all.begin; i < all.end; i += LANES) {
-        vf weight = exp2((load(scores + i) - base) * factor);
+    float top = -INFINITY;
+    for (int i = 0; i < WIDTH; i++) top = tops[i] > top ? tops[i] : top;
+    const float base = top == -INFINITY ? 0.0f : top;
+    for (int64_t i = all.begin; i < all.end; i += WIDTH) {
+        vn weight = exp2((load_vn(scores + i) - base) * factor);
         sums += weight;
-        Lane<T>::store_weights(weights + i / Lane<T>::NUMBERS, weight);
+        store_vn(scores + i, weight);
     }
-    *total = sum(sums);
+    *largest = top, *total = 0;
+    for (int i = 0; i < WIDTH; i++) *total += sums[i];
 }
 
 // Adds a tile's partial result to those before.
 __attribute__((noinline)) void fold(float* row, const float* tile, int64_t width, float factor) {
     float *largest = row + width, *total = largest + 1;
     const float top = tile[width] > *largest ? tile[width] : *largest, base = top == -INFINITY ? 0.0f : top;
-    const vf distances = {*largest - base, tile[width] - base}, shares = exp2(distances * factor);
+    const vn distances = {*largest - base, tile[width] - base}, shares = exp2(distances * factor);
     const float before = shares[0], now = shares[1];
-    for (int64_t i = 0; i < width; i += LANES) store(row + i, load(row + i) * before + load(tile + i) * now);
+    for (int64_t i = 0; i < width; i += WIDTH) store_vn(row + i, load_vn(row + i) * before + load_vn(tile + i) * now);
     *largest = top, *total = *total * before + tile[width + 1] * now;
 }
 
@@ -368,17 +354,15 @@ struct Call {
     float* partials;
     float scale, soft_cap;  // 0 for none
 
-    typedef typename Lane<T>::type lane;
     float factor() const { return (soft_cap ? 1.0f : scale) * 1.44269504f; }
-    int64_t width() const { return rounded_up(attention.head_dim, LANES * Lane<T>::NUMBERS); }
-    int64_t query_stride() const { return width() / Lane<T>::NUMBERS; }
+    // Of a row's numbers: whole vectors of words.
+    int64_t width() const { return rounded_up(attention.head_dim, WIDTH * IN_WORD<T>); }
 
-    void load_queries(const Rows& rows, lane* queries) const {
+    void load_queries(const Rows& rows, float* queries) const {
         for (int64_t r = 0; r < rows.num; r++) {
             const T* row = q + rows.tokens[r] * q_stride + rows.heads[r] * attention.head_dim;
-            in_steps<LANES * Lane<T>::NUMBERS>(attention.head_dim, [&](int64_t d, int64_t n) {
-                vf x = Lane<T>::load_row(row + d, n);
-                memcpy(queries + r * query_stride() + d / Lane<T>::NUMBERS, &x, sizeof x);
+            in_pieces(attention.head_dim, [&](int64_t d, int64_t n) {
+                store(queries + r * MAX_HEAD_DIM + d, load_piece(row + d, n));
             });
         }
     }
@@ -389,32 +373,29 @@ struct Call {
     }
 
     // The partial results of some rows from one tile.
-    void attend_tile(const Item& item, const Rows& rows, const lane* queries, int64_t tile, float* partial) const {
+    void attend_tile(const Item& item, const Rows& rows, const float* queries, int64_t tile, float* partial) const {
         alignas(64) float scores[ROWS * TILE], packed[SUB * MAX_HEAD_DIM];
         const int64_t head_dim = attention.head_dim, tile_begin = tile * TILE, stride = partial_stride(head_dim);
         const Range seen = rows.seen(attention.window, tile_begin);
         const Range all = {seen.begin / LANES * LANES, rounded_up(seen.end, LANES)};
         const Places places(attention, item, tile_begin, tile_begin + seen.begin, tile_begin + seen.end);
-        const int64_t first_sub = seen.begin / SUB * SUB, lanes = rounded_up(head_dim, Lane<T>::NUMBERS) / Lane<T>::NUMBERS;
+        const int64_t first_sub = seen.begin / SUB * SUB;
         for (int64_t sub = first_sub; sub < seen.end; sub += SUB) {
-            const int64_t count = all.end - sub < SUB ? all.end - sub : SUB;
-            pack_keys(k, places, sub, count, head_dim, packed);
-            multiply<T>(
-                rows.num, queries, query_stride(), packed, SUB, scores + sub, TILE, lanes, count, false);
+            const int64_t width = all.end - sub < SUB ? all.end - sub : SUB;
+            pack_keys(k, places, sub, width, head_dim, packed);
+            multiply(rows.num, queries, MAX_HEAD_DIM, packed, SUB, scores + sub, TILE, head_dim, width, false);
         }
         for (int64_t r = 0; r < rows.num; r++) {
             float *row = scores + r * TILE, *largest = partial + r * stride + width();
             if (soft_cap) cap(row, all);
-            weigh<T>(row, all, rows.seen_by(r, attention.window, tile_begin), factor(), largest, largest + 1);
+            weigh(row, all, rows.seen_by(r, attention.window, tile_begin), factor(), largest, largest + 1);
         }
-        const lane* weights = (const lane*)scores;
         for (int64_t sub = first_sub; sub < seen.end; sub += SUB) {
-            const int64_t begin = sub < all.begin ? all.begin : sub;
+            const int64_t begin = sub < seen.begin ? seen.begin : sub;
             const int64_t count = (seen.end - sub < SUB ? seen.end : sub + SUB) - begin;
             pack_values(v, places, begin, count, head_dim, width(), packed);
-            multiply<T>(
-                rows.num, weights + begin / Lane<T>::NUMBERS, TILE, packed, width(), partial, stride,
-                rounded_up(count, Lane<T>::NUMBERS) / Lane<T>::NUMBERS, width(), sub > first_sub);
+            multiply(
+                rows.num, scores + begin, TILE, packed, width(), partial, stride, count, width(), sub > first_sub);
         }
     }
 
@@ -423,17 +404,21 @@ struct Call {
         for (int64_t r = 0; r < rows.num; r++) {
             T* row = out + (rows.tokens[r] * attention.num_heads + rows.heads[r]) * attention.head_dim;
             const float *result = results + r * stride, factor = 1.0f / result[width() + 1];
-            in_steps<LANES * Lane<T>::NUMBERS>(
-                attention.head_dim, [&](int64_t d, int64_t n) { Lane<T>::write(row + d, result + d, factor, n); });
+            alignas(64) float numbers[MAX_HEAD_DIM];
+            for (int64_t d = 0; d < width(); d += WIDTH * IN_WORD<T>) join(out, result + d, numbers + d);
+            in_pieces(attention.head_dim, [&](int64_t d, int64_t n) {
+                store_piece(row + d, load(numbers + d) * factor, n);
+            });
         }
     }
 
     void attend(const Item& item) const {
-        alignas(64) lane queries[ROWS * MAX_HEAD_DIM];
+        alignas(64) float queries[ROWS * MAX_HEAD_DIM];
         const Rows rows(attention, item);
         load_queries(rows, queries);
         const int64_t stride = partial_stride(attention.head_dim);
-        if (item.partial >= 0) return attend_tile(item, rows, queries, item.first_tile, partials + item.partial * stride);
+        if (item.partial >= 0)
+            return attend_tile(item, rows, queries, item.first_tile, partials + item.partial * stride);
         alignas(64) float results[ROWS * (MAX_HEAD_DIM + LANES)], tile_results[ROWS * (MAX_HEAD_DIM + LANES)];
         start(results, rows.num);
         for (int64_t tile = item.first_tile; tile < item.end_tile; tile++) {

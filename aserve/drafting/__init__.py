@@ -1,0 +1,1 @@
+"""Who guesses tokens for steps to verify: each proposer a file, behind `core.ports.Proposer`."""

@@ -1,0 +1,150 @@
+"""Drafting: which sequences have tokens guessed for them, how many, and when that is worth a wait.
+
+A draft is worth computing if it is likelier to be accepted than its price, as a share of what a token costs otherwise:
+
+    price of a draft = seconds a token / (the step's base / rows + seconds a token and a row + seconds of its keys)
+    i-th draft is made where acceptance ** i > price
+
+So one stream, which pays the base alone, gets many drafts, and in a large batch, where nearly all of a step is tokens,
+nobody gets any. How likely drafts are accepted is learned from guesses of each sequence, whether they were computed or
+not: its own tokens say later which were right. What does not pay costs the guess alone, and is noticed when it would.
+
+While tokens of a sequence are in flight nothing can be drafted behind them. One whose next tokens are guessed may wait
+until they have landed: if more drafts are expected to be accepted than steps are lost.
+"""
+
+from collections.abc import Sequence as Several
+from typing import Final
+
+from aserve.core.ids import SeqId
+from aserve.core.plan import num_agreeing
+from aserve.core.ports import Proposer
+from aserve.scheduler.sequence import Sequence
+from aserve.scheduler.step_cost import Prices, StepCost
+
+FORGETS: Final = 0.8
+"""What is left of a guess's weight after each later one of its sequence."""
+FIRST_GUESS: Final = (1.0, 0.5)
+"""Right and wrong drafts that count before anything is known of a sequence."""
+PRICE: Final = 0.25
+"""Of a draft, before step times are known."""
+CALLS_A_LOOK: Final = 64
+"""Between two looks at what steps cost, which are worked out anew for each."""
+
+
+class DraftCounts:
+    """What became of drafts since the start.
+
+    num_slices: with drafts, that have landed. num_drafts: of them. accepted_by_position: how many of those that came
+    first behind a known token, second, and so on; empty where nobody has drafts.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.num_slices = self.num_drafts = 0
+        self.accepted_by_position = [0] * most
+
+    def verified(self, num_drafts: int, num_accepted: int) -> None:
+        """A slice with drafts has landed."""
+        self.num_slices += 1
+        self.num_drafts += num_drafts
+        for position in range(num_accepted):
+            self.accepted_by_position[position] += 1
+
+
+class Drafter:
+    """proposer: whom to ask; with None nobody has drafts. cost: of steps."""
+
+    def __init__(self, proposer: Proposer | None, cost: StepCost) -> None:
+        self.counts = DraftCounts(0 if proposer is None else proposer.most)
+        self._proposer = proposer
+        self._cost = cost
+        self._prices: Prices | None = None
+        self._num_calls = 0
+        self._records: dict[SeqId, _Record] = {}
+
+    def adopt(self, sequence: Sequence) -> None:
+        """A sequence is new. It may have drafts if nothing controls or masks its logits, and it is no beam.
+
+        Penalties and bad words count the row's tokens so far, which drafts are not among; of beams the search chooses.
+        """
+        is_beam = sequence.group is not None and sequence.group.beams is not None
+        if (
+            self._proposer is not None
+            and sequence.sampling.controls is None
+            and sequence.constraint is None
+            and not is_beam
+        ):
+            sequence.allow_drafts()
+            self._records[sequence.id] = _Record()
+
+    def forget(self, seq_id: SeqId) -> None:
+        """It has ended."""
+        if self._proposer is not None and self._records.pop(seq_id, None) is not None:
+            self._proposer.forget(seq_id)
+
+    def drafts_for(self, sequence: Sequence, most: int, num_rows: int) -> tuple[int, ...] | None:
+        """At most so many drafts behind a sequence's next token; None if it is to wait until its tokens have landed.
+
+        num_rows: how many sequences share the step.
+        """
+        assert self._proposer is not None, "only who was adopted may have drafts"
+        if self._num_calls % CALLS_A_LOOK == 0:
+            self._prices = self._cost.prices()
+        self._num_calls += 1
+        record = self._records[sequence.id]
+        tokens = sequence.token_ids
+        if record.guess:
+            record.learn(tokens)
+        guess = self._proposer.propose(sequence.id, tokens, self._proposer.most)
+        if not guess:
+            return ()
+        record.note(guess, len(tokens))
+        num_worth, num_expected = record.worth(self._price(sequence, num_rows), len(guess))
+        num_flying = sequence.num_computed + 1 - len(tokens)
+        if num_flying > 0:
+            return None if num_expected > num_flying else ()
+        return guess[: min(num_worth, most)]
+
+    def _price(self, sequence: Sequence, num_rows: int) -> float:
+        """Of a draft, as a share of what a token of the sequence costs otherwise."""
+        if (prices := self._prices) is None:
+            return PRICE
+        own = prices.base / num_rows + prices.token + prices.row + prices.key * sequence.num_computed
+        return prices.token / own if own else PRICE
+
+
+class _Record:
+    """What became of a sequence's guesses. guess: the one that is followed, of the tokens from a position on."""
+
+    def __init__(self) -> None:
+        self._right, self._wrong = FIRST_GUESS
+        self.guess: tuple[int, ...] = ()
+        self._position = 0
+
+    def note(self, guess: tuple[int, ...], position: int) -> None:
+        """The tokens from a position on are guessed. One guess at a time is followed to its end."""
+        if not self.guess:
+            self.guess, self._position = guess, position
+
+    def learn(self, tokens: Several[int]) -> None:
+        """See what became of the guess that is followed."""
+        guess = self.guess
+        num_known = min(len(tokens) - self._position, len(guess))
+        if num_known <= 0:
+            return
+        num_right = num_agreeing(guess[:num_known], tokens[self._position : self._position + num_known])
+        if num_right == num_known < len(guess):
+            return  # right so far
+        self._right = self._right * FORGETS + num_right
+        self._wrong = self._wrong * FORGETS + (num_right < len(guess))
+        self.guess = ()
+
+    def worth(self, price: float, most: int) -> tuple[int, float]:
+        """How many drafts are worth their price, and how many of them will be accepted."""
+        acceptance = self._right / (self._right + self._wrong)
+        num_worth, num_expected, likelihood = 0, 0.0, acceptance
+        while num_worth < most and likelihood > price:
+            num_worth += 1
+            num_expected += likelihood
+            likelihood *= acceptance
+        return num_worth, num_expected
