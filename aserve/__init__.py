@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         AserveError,
         CheckpointError,
         ConfigError,
+        ConstraintError,
         ContextLengthError,
         DeviceLostError,
         InsufficientMemoryError,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from aserve.core.params import BeamParams, SamplingParams
     from aserve.core.plan import TokenScores
     from aserve.core.request import RequestTerms, SharedTerms
+    from aserve.core.structured import StructuredOutputs
     from aserve.engine_parts import EngineState, Progress
     from aserve.llm import LLM
     from aserve.mailbox import Mailbox
@@ -54,6 +56,7 @@ __all__ = [
     "CheckpointError",
     "Completion",
     "ConfigError",
+    "ConstraintError",
     "ContextLengthError",
     "DeviceLostError",
     "EngineConfig",
@@ -80,6 +83,7 @@ __all__ = [
     "Statistics",
     "StepFailedError",
     "StepTimeoutError",
+    "StructuredOutputs",
     "TextDelta",
     "TokenScores",
     "UnavailableError",
@@ -95,12 +99,13 @@ _NAMES = {
     "aserve.core.outputs": ("Completion", "FinishReason", "RequestTimings", "TextDelta"),
     "aserve.core.plan": ("TokenScores",),
     "aserve.core.errors": (
-        *("AserveError", "CheckpointError", "ConfigError", "ContextLengthError"),
+        *("AserveError", "CheckpointError", "ConfigError", "ConstraintError", "ContextLengthError"),
         *("DeviceLostError", "InsufficientMemoryError", "InternalError", "InvalidRequestError"),
         *("ModelNotFoundError", "NonFiniteLogitsError", "OverloadedError", "QueueTimeoutError"),
         *("RateLimitError", "RetryableError", "StepFailedError", "StepTimeoutError"),
         *("UnavailableError",),
     ),
+    "aserve.core.structured": ("StructuredOutputs",),
     "aserve.engine_parts": ("EngineState", "Progress"),
     "aserve.mailbox": ("Mailbox",),
     "aserve.scheduler.statistics": ("Statistics",),

@@ -21,7 +21,7 @@ from aserve.core.config import EngineConfig, ModelInfo
 from aserve.core.errors import AserveError, StepTimeoutError, UnavailableError
 from aserve.core.ids import RequestId
 from aserve.core.params import SamplingParams
-from aserve.core.ports import Clock
+from aserve.core.ports import Clock, Structure
 from aserve.core.request import RequestTerms, Terms
 from aserve.core.rules import check, text
 from aserve.engine_loop import EngineLoop
@@ -31,6 +31,7 @@ from aserve.mailbox import Mailbox
 from aserve.metrics.engine_metrics import EngineMetrics
 from aserve.preparation import Preparer
 from aserve.scheduler.statistics import Statistics
+from aserve.structures import Structures
 from aserve.tenants import Tenants
 from aserve.text.stream import TextStream
 from aserve.texts import Texts
@@ -60,6 +61,7 @@ class AsyncEngine(Answers):
         self._state = EngineState.NEW
         self._progress = Progress("new")
         self._parts: EngineParts | None = None
+        self._structures: Structures | None = None
         self._loop: EngineLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -103,6 +105,7 @@ class AsyncEngine(Answers):
         except BaseException:
             self._state = EngineState.CLOSED
             raise
+        self._structures = Structures(parts.tokenizer, parts.info, self.workers)
         metrics = EngineMetrics(self.registry, parts.info.names[0], parts.scheduler.statistics, self.tenants.usages)
         self._loop = EngineLoop(
             parts.scheduler,
@@ -315,10 +318,12 @@ class AsyncEngine(Answers):
         parts.scheduler.check_room(settled)
         params = self.default_params() if params is None else check("params", PARAMS, params)
         token_ids = await self.encode(prompt, must_fit=True) if isinstance(prompt, str) else prompt_ids(prompt)
-        request = new_request(parts.info, parts.tokenizer, token_ids, params, settled)
+        structure = await self._compiled(params)
+        request = new_request(parts.info, parts.tokenizer, token_ids, params, settled, structure)
         request = await self._preparer.prepared(request, parts.info, parts.scheduler)
         try:
-            new_stream = partial(TextStream, parts.tokenizer, request.params, keep_leading_space=not starts_text)
+            keeps_space = not starts_text or structure is not None  # a structure is of the whole text
+            new_stream = partial(TextStream, parts.tokenizer, request.params, keep_leading_space=keeps_space)
             async with loop.open(request, new_stream) as mailbox:
                 yield mailbox
         finally:
@@ -338,21 +343,24 @@ class AsyncEngine(Answers):
         """Branch a generation that is open, running or finished: a mailbox for each branch, as in `open`.
 
         A branch continues from the tokens that choice `index` has at this moment, on the blocks computed for them, with
-        parameters of its own. branches: those, or how many with default parameters. request_ids: one each. priority,
-        timeout_s: the generation's own priority and deadline unless given; its cache_salt is the branches' in any case.
+        parameters of its own. branches: those, or how many with default parameters. A structure that is the
+        generation's too goes on, another begins with the branch. request_ids: one each. priority, timeout_s: the
+        generation's own priority and deadline unless given; its cache_salt is the branches' in any case.
 
         Raises `InvalidRequestError` for a generation that is not open, for choices that are ranked (best_of, beam
         search) and where there are not as many request_ids as branches; else as `open`.
         """
         parts, loop = self._serving()
         origin = loop.request(handle.request_id)
+        given = [self.default_params()] * branches if isinstance(branches, int) else branches
+        all_params = [check("params", PARAMS, params) for params in given]
+        structures = [await self._compiled(params) for params in all_params]
         history = parts.scheduler.history(origin.id, index)
-        all_params = [self.default_params()] * branches if isinstance(branches, int) else branches
         now = self._clock()
         all_terms = branch_terms(origin, len(all_params), now, request_ids, priority, timeout_s)
         requests = [
-            new_branch(parts.info, parts.tokenizer, origin, history, check("params", PARAMS, params), terms)
-            for params, terms in zip(all_params, all_terms, strict=True)
+            new_branch(parts.info, parts.tokenizer, origin, history, params, terms, structure)
+            for params, terms, structure in zip(all_params, all_terms, structures, strict=True)
         ]
         new_streams = [partial(TextStream, parts.tokenizer, params, keep_leading_space=True) for params in all_params]
         try:
@@ -360,6 +368,12 @@ class AsyncEngine(Answers):
                 yield mailboxes
         finally:
             self._idle.set()
+
+    async def _compiled(self, params: SamplingParams) -> Structure | None:
+        """The structure of an answer, if it is to have one. Raises as `Structures.compiled`."""
+        if params.structured is None or self._structures is None:
+            return None
+        return await self._structures.compiled(params.structured)
 
     def abort(self, request_id: str) -> bool:
         """End the request of this id with what it has so far; its reader gets that, and the finish reason "abort".

@@ -15,6 +15,7 @@ from aserve.core.config import ModelInfo
 from aserve.core.errors import ContextLengthError, InvalidRequestError
 from aserve.core.ids import RequestId
 from aserve.core.params import SamplingParams
+from aserve.core.ports import Structure
 from aserve.core.request import TIMEOUT, Request, Terms
 from aserve.core.rules import check, instance, integers
 from aserve.tenants import Tenant
@@ -98,8 +99,12 @@ def new_request(
     prompt_token_ids: tuple[int, ...],
     params: SamplingParams,
     terms: Terms,
+    structure: Structure | None = None,
 ) -> Request:
     """A Request with an id and a seed of its own, unless they are given. Its prompt's ids are checked elsewhere.
+
+    structure: params.structured, compiled. Its end is the model's own, which ends the answer even where it is ignored
+    otherwise; the scheduler sees to it that it comes last.
 
     Raises `InvalidRequestError` naming the field that is out of bounds, and `ContextLengthError` for a prompt that
     leaves no room to answer.
@@ -110,7 +115,7 @@ def new_request(
     check_ids("stop_token_ids", params.stop_token_ids, info.vocab_size)
     check_ids("logit_bias", [token_id for token_id, _ in params.logit_bias], info.vocab_size)
     check_ids("allowed_token_ids", params.allowed_token_ids or (), info.vocab_size)
-    eos_ids = frozenset[int]() if params.ignore_eos else info.eos_ids
+    eos_ids = frozenset[int]() if params.ignore_eos and structure is None else info.eos_ids
     stop_ids = eos_ids | frozenset(params.stop_token_ids)
     bad_word_ids = _bad_word_ids(tokenizer, params.bad_words)
     _check_choice_left(params, stop_ids, bad_word_ids)
@@ -129,6 +134,7 @@ def new_request(
         deadline_s=terms.deadline_s,
         tenant=terms.tenant,
         weight=terms.weight,
+        structure=structure,
     )
 
 
@@ -139,12 +145,16 @@ def new_branch(
     history: tuple[int, ...],
     params: SamplingParams,
     terms: Terms,
+    structure: Structure | None = None,
 ) -> Request:
     """A Request that continues a choice of `origin`, whose prompt and answer so far are `history`.
 
-    Its salt and its adapter are the origin's, whatever the terms say. Raises as `new_request`.
+    Its salt and its adapter are the origin's, whatever the terms say, and so is a structure that both were asked for:
+    the branch goes on in it. Raises as `new_request`.
     """
-    branch = new_request(info, tokenizer, history, params, terms)
+    if origin.structure is not None and params.structured == origin.params.structured:
+        structure = origin.structure.after(history[len(origin.prompt_token_ids) :])
+    branch = new_request(info, tokenizer, history, params, terms, structure)
     return msgspec.structs.replace(branch, cache_salt=origin.cache_salt, adapter=origin.adapter)
 
 

@@ -19,7 +19,6 @@ from aserve.core.errors import (
     AserveError,
     DeviceLostError,
     InsufficientMemoryError,
-    NonFiniteLogitsError,
     StepFailedError,
 )
 from aserve.core.faults import WISHES, describe, log_fault
@@ -164,8 +163,8 @@ class Stepper:
 
     def _commit(self, result: StepResult, took_s: float) -> StepTokens:
         if result.failed:
-            for request_id in self._scheduler.expel(result.failed):
-                self._audience.fail(request_id, NonFiniteLogitsError())
+            for request_id, reason in self._scheduler.expel(result.failed).items():
+                self._audience.fail(request_id, reason)
         return self._scheduler.commit(result, took_s)
 
     async def _landed(self, flight: Flight) -> StepResult:

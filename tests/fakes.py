@@ -8,7 +8,7 @@ It scores tokens too, by a function of the same context; what is sampled does no
 
 import asyncio
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import exp, log
 
 from aserve.core.ids import BlockId, HostBlockId, Row, SeqId
@@ -18,6 +18,8 @@ from aserve.core.plan import BlockOps, RowInit, RowSampling, SeqSlice, StepPlan,
 
 BYTE_TOKENS = range(256, 512)
 """Ids that a tokenizer of bytes and merges has, and that spell no single byte."""
+
+NO_TOKEN = -1
 
 Mark = Callable[[RowInit], int]
 """Something of a row that its keys and values depend on besides the tokens."""
@@ -39,11 +41,76 @@ def seen_by(context: Context, windows: Sequence[Window]) -> Context:
     return [entry for window in windows for entry in (context if window is None else context[-window:])]
 
 
-def next_token(context: Context, vocabulary: range, banned_ids: Iterable[int] = (), seed: int = 0) -> int:
-    """The fake model: a token from all that it attends to, never a banned one. Seed 0 is greedy."""
+def next_token(
+    context: Context,
+    vocabulary: range,
+    banned_ids: Iterable[int] = (),
+    seed: int = 0,
+    mask: Collection[int] | None = None,
+) -> int:
+    """The fake model: a token from all that it attends to, of those that a mask leaves. Seed 0 is greedy.
+
+    Never a banned one, unless the mask leaves no other. NO_TOKEN where the mask leaves nothing.
+    """
     digest = zlib.crc32(repr(context).encode(), seed)
-    allowed = [token_id for token_id in vocabulary if token_id not in banned_ids] if banned_ids else vocabulary
+    allowed = vocabulary if mask is None else [token_id for token_id in vocabulary if token_id in mask]
+    if not allowed:
+        return NO_TOKEN
+    if banned_ids:
+        allowed = [token_id for token_id in allowed if token_id not in banned_ids] or allowed
     return allowed[digest % len(allowed)]
+
+
+AllowedAfter = Callable[[Sequence[int]], Collection[int]]
+"""The tokens that may follow those of an answer."""
+
+
+class FakeConstraint:
+    """A `Constraint` that is a function of the answer. Says so where it is told of a token that it did not allow."""
+
+    def __init__(self, allowed_after: AllowedAfter, said: Sequence[int] = ()) -> None:
+        self._allowed_after = allowed_after
+        self._num_before = len(said)
+        self._said = list(said)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._said) - self._num_before
+
+    @property
+    def failure(self) -> str | None:
+        return None if self._allowed_after(self._said) else "nothing is allowed"
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        for token_id in token_ids:
+            assert token_id in self._allowed_after(self._said), f"{token_id} after {self._said}"
+            self._said.append(token_id)
+
+    def rollback(self, num_tokens: int) -> None:
+        del self._said[len(self._said) - num_tokens :]
+
+    def mask(self) -> bytes:
+        bits = sum(1 << token_id for token_id in self._allowed_after(self._said))
+        return bits.to_bytes(BYTE_TOKENS.stop // 8, "little")
+
+
+class FakeStructure:
+    """A `Structure` of such constraints."""
+
+    def __init__(self, allowed_after: AllowedAfter, said: Sequence[int] = ()) -> None:
+        self._allowed_after = allowed_after
+        self._said = tuple(said)
+
+    def constraint(self) -> FakeConstraint:
+        return FakeConstraint(self._allowed_after, self._said)
+
+    def after(self, token_ids: Sequence[int]) -> "FakeStructure":
+        return FakeStructure(self._allowed_after, (*self._said, *token_ids))
+
+
+def ids_of(mask: bytes) -> set[int]:
+    """The tokens that a mask leaves."""
+    return {byte * 8 + bit for byte, bits in enumerate(mask) for bit in range(8) if bits >> bit & 1}
 
 
 def scores_of(context: Context, vocabulary: range, token_id: int, num_top: int) -> TokenScores:
@@ -68,13 +135,15 @@ def continuation(
     min_tokens: int = 0,
     seed: int = 0,
     windows: Sequence[Window] = (None,),
+    allowed_after: AllowedAfter | None = None,
 ) -> list[int]:
     """The oracle: what `ScriptedRunner` must generate, from the tokens alone; an ending token is the last."""
     context = [(position, token_id, mark) for position, token_id in enumerate(prompt_token_ids)]
     generated: list[int] = []
     while len(generated) < num_tokens and not (generated and generated[-1] in stop_ids):
         banned_ids = stop_ids if len(generated) < min_tokens else ()
-        token_id = next_token(seen_by(context, windows), vocabulary, banned_ids, seed)
+        mask = None if allowed_after is None else allowed_after(generated)
+        token_id = next_token(seen_by(context, windows), vocabulary, banned_ids, seed, mask)
         context.append((len(context), token_id, mark))
         generated.append(token_id)
     return generated
@@ -126,6 +195,7 @@ class FakeKV:
         self._mark = mark
         self._seeded = seeded
         self._rows: dict[Row, FakeRow] = {}
+        self._masks: dict[Row, set[int]] = {}
         self._blocks: dict[BlockId, dict[int, tuple[int, int, int]]] = {}
         self._host_blocks: dict[HostBlockId, dict[int, tuple[int, int, int]]] = {}
 
@@ -140,6 +210,7 @@ class FakeKV:
             self._write(piece, written)
         for piece in plan.slices:
             self._context(self._rows[piece.row], piece.start + 1)  # its first position reads too, sampled or not
+        self._masks = {row: ids_of(mask.mask()) for row, mask in plan.masks}
         sampling = [piece for piece in plan.slices if piece.num_samples]
         runs = [self._sample(piece) for piece in sampling]
         scores = [score for piece, run in zip(sampling, runs, strict=True) for score in self._scores(piece, run)]
@@ -148,6 +219,7 @@ class FakeKV:
             tuple(token_id for run in runs for token_id in run),
             tuple(scores) if any(score is not None for score in scores) else (),
             tuple(self._prompt_scores(piece) for piece in plan.slices if piece.target_ids),
+            tuple(piece.seq_id for piece, run in zip(sampling, runs, strict=True) if run[-1] == NO_TOKEN),
             num_accepted=tuple(len(run) - 1 for run in runs) if any(piece.draft_ids for piece in sampling) else (),
         )
 
@@ -211,10 +283,12 @@ class FakeKV:
         """The tokens that a slice yields: drafts as long as they are what is sampled, and the one after them."""
         row = self._rows[piece.row]
         seed = row.sampling.seed if self._seeded and row.sampling.temperature > 0 else 0
+        mask = self._masks.get(piece.row)
+        assert mask is None or not piece.draft_ids, "a mask is of one token"
         run: list[int] = []
         for position, draft_id in enumerate((*piece.draft_ids, None), start=_first_sampled(piece)):
             banned_ids = row.sampling.banned_ids if position < row.sampling.banned_before else ()
-            row.last_token = next_token(self._context(row, position), self._vocabulary, banned_ids, seed)
+            row.last_token = next_token(self._context(row, position), self._vocabulary, banned_ids, seed, mask)
             run.append(row.last_token)
             if draft_id != row.last_token:
                 break

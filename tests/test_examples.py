@@ -1,6 +1,8 @@
 """examples/: every file runs as it is."""
 
+import ast
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -19,13 +21,13 @@ HELLO = {"messages": [{"role": "user", "content": "Hello!"}], "temperature": 0}
 
 
 def test_every_example_is_tested_here():
-    assert {path.name for path in (ROOT / "examples").glob("*.py")} == {"embed.py", "mount.py"}
+    assert {path.name for path in (ROOT / "examples").glob("*.py")} == {"embed.py", "mount.py", "structured.py"}
 
 
-@pytest.mark.e2e
-def test_embed():
+def lines_of(example: str) -> list[str]:
+    """What a program prints, which must not complain."""
     done = subprocess.run(
-        [sys.executable, "examples/embed.py"],
+        [sys.executable, f"examples/{example}"],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -34,7 +36,20 @@ def test_embed():
         check=True,
     )
     assert done.stderr == ""
-    assert len([line for line in done.stdout.splitlines() if line]) >= 3
+    return [line for line in done.stdout.splitlines() if line]
+
+
+@pytest.mark.e2e
+def test_embed():
+    assert len(lines_of("embed.py")) >= 3
+
+
+@pytest.mark.e2e
+def test_structured():
+    person, answer, code = lines_of("structured.py")
+    assert set(ast.literal_eval(person)) == {"name", "age", "born"}
+    assert answer in ("yes", "no")
+    assert re.fullmatch("[A-Z]{2}-[0-9]{3}", code)
 
 
 async def check_mounted(app) -> None:

@@ -62,6 +62,7 @@ REFUSED = {
     "prompt_logprobs": (True, 1.5, -1, 21),
     "include_stop_str_in_output": (1, None),
     "skip_special_tokens": (0, "false"),
+    "structured": ({"json_object": True}, "json", True),
     "beam": (4, {"width": 4}, True),
 }
 

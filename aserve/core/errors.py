@@ -2,7 +2,8 @@
 
 AserveError
 ├── InvalidRequestError          the caller's mistake; `param` names the field
-│   └── ContextLengthError       the prompt does not fit the context, or all of the KV cache
+│   ├── ContextLengthError       the prompt does not fit the context, or all of the KV cache
+│   └── ConstraintError          an answer cannot go on in the structure that was asked for
 ├── ModelNotFoundError           this engine does not serve that name
 ├── OverloadedError              too much is waiting; try again after `retry_after_s`
 ├── RateLimitError               this tenant has used up what it may; try again after `retry_after_s`
@@ -43,6 +44,15 @@ class ContextLengthError(InvalidRequestError):
     """The prompt is longer than the context or than the whole KV cache; the message has both numbers."""
 
     code = "context_length_exceeded"
+
+
+class ConstraintError(InvalidRequestError):
+    """The structure asked for can be followed no further: it is too complex, or the vocabulary cannot say it."""
+
+    code = "constraint_failed"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the answer cannot go on in the structure that was asked for: {reason}", "structured")
 
 
 class ModelNotFoundError(AserveError):

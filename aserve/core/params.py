@@ -24,6 +24,7 @@ from aserve.core.rules import (
     text_or_texts,
     texts,
 )
+from aserve.core.structured import StructuredOutputs
 
 MAX_STOP_STRINGS: Final = 4
 MAX_STOP_STRING_CHARS: Final = 1024
@@ -36,7 +37,10 @@ MAX_LOGIT_BIAS: Final = 100.0
 MAX_ALLOWED_TOKENS: Final = 2**18
 MAX_BAD_WORDS: Final = 128
 MAX_BAD_WORD_CHARS: Final = 256
-NOT_WITH_BEAMS: Final = ("logprobs", "prompt_logprobs", "best_of", "logit_bias", "allowed_token_ids", "bad_words")
+NOT_WITH_BEAMS: Final = (
+    *("logprobs", "prompt_logprobs", "best_of", "logit_bias", "allowed_token_ids", "bad_words"),
+    "structured",
+)
 """Fields that cannot be given together with `beam`."""
 GREEDY_TEMPERATURE: Final = 1e-5
 """Below this a temperature means greedy (vLLM's rule): dividing logits by it would overflow."""
@@ -96,6 +100,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaul
     logprobs: score each token, with as many of the likeliest beside it; prompt_logprobs: the prompt's tokens too.
     include_stop_str_in_output: a stop string, or stop token, stays at the end of the text.
     skip_special_tokens: special tokens are not shown in the text.
+    structured: what the answer must be: JSON by a schema, text by a regular expression, one of some choices, and more.
     beam: beam search; temperature, top_p, top_k, min_p and penalties do not apply then.
 
     Ranked answers (best_of > n, beam) come when all have ended. A stop string cuts their text only then, and plays no
@@ -124,6 +129,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaul
     prompt_logprobs: int | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    structured: StructuredOutputs | None = None
     beam: BeamParams | None = None
 
     if TYPE_CHECKING:  # what is taken is more than what is kept
@@ -153,6 +159,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaul
             prompt_logprobs: int | None = None,
             include_stop_str_in_output: bool = False,
             skip_special_tokens: bool = True,
+            structured: StructuredOutputs | None = None,
             beam: BeamParams | None = None,
         ) -> None: ...
 
@@ -212,6 +219,7 @@ SAMPLING_RULES: Final = Rules(
         "prompt_logprobs": optional(integer(0, MAX_LOGPROBS)),
         "include_stop_str_in_output": flag,
         "skip_special_tokens": flag,
+        "structured": optional(instance(StructuredOutputs)),
         "beam": optional(instance(BeamParams)),
     },
 )

@@ -17,6 +17,7 @@ that was sampled at the position before it, and all drafts before it are accepte
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -117,16 +118,31 @@ class BlockOps(msgspec.Struct, frozen=True, gc=False):
     swap_ins: tuple[tuple[HostBlockId, BlockId], ...] = ()
 
 
+class TokenMask(Protocol):
+    """Which tokens one sequence may take next. The one thing in a plan that need not be there when the plan is made:
+    the mask is worked out while the device computes what comes before it.
+    """
+
+    def mask(self) -> bytes:
+        """A bit for each token of the vocabulary, 1 where it is allowed: token i is bit i % 8 of byte i // 8.
+
+        Padded to whole words of 4 bytes. All 0 where nothing may follow. Called in a thread of the runner's, once for
+        each step that the mask is in, and before that step has landed.
+        """
+        ...
+
+
 class StepPlan(msgspec.Struct, frozen=True, gc=False):
     """One step. Blocks are moved first, then rows named in `inits` are set up, then slices run.
 
-    slices may be empty where block_ops are not.
+    slices may be empty where block_ops are not. masks: of rows whose slices sample once; others may take any token.
     """
 
     step_id: int
     slices: tuple[SeqSlice, ...]
     inits: tuple[RowInit, ...] = ()
     block_ops: BlockOps | None = None
+    masks: tuple[tuple[Row, TokenMask], ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -153,7 +169,8 @@ class StepResult(msgspec.Struct, frozen=True, gc=False):
 
     scores: for each of them, where its row has num_logprobs, else None; () when no row of the step has.
     prompt_scores: for each slice with `target_ids`, in the plan's order, the scores of those tokens.
-    failed: sequences whose logits were not finite; what stands for their tokens means nothing.
+    failed: sequences without a token: their logits were not finite, or their mask left nothing.
+        What stands for their tokens means nothing.
     num_accepted: of each slice that samples, how many of its drafts; () in a step without drafts, in which each of them
         has one token.
     """

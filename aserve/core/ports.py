@@ -4,10 +4,48 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from aserve.core.ids import SeqId
-from aserve.core.plan import StepPlan, StepResult
+from aserve.core.plan import StepPlan, StepResult, TokenMask
 
 Clock = Callable[[], float]
 """Seconds, monotonic, from an arbitrary origin (time.monotonic)."""
+
+
+class Constraint(TokenMask, Protocol):
+    """What one answer may say: it follows the tokens that the answer has, and its mask is of what may come next.
+
+    The scheduler calls `advance` and `rollback` where it plans, and only when no step is under way that has the mask in
+    it: so there is nothing to lock. What goes wrong raises nothing: from then on every mask is 0.
+    """
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens of the answer it has followed."""
+        ...
+
+    @property
+    def failure(self) -> str | None:
+        """Why its masks are 0, in words for the user: a limit of the library, or a vocabulary that cannot say it."""
+        ...
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """The answer has these tokens more."""
+        ...
+
+    def rollback(self, num_tokens: int) -> None:
+        """The answer's last tokens, so many, are taken back."""
+        ...
+
+
+class Structure(Protocol):
+    """What answers are asked to be, compiled once. Shared by requests, and never changed."""
+
+    def constraint(self) -> Constraint:
+        """Of one answer, that has no token yet."""
+        ...
+
+    def after(self, token_ids: Sequence[int]) -> "Structure":
+        """What is left of it for an answer that goes on where another has come to with these tokens."""
+        ...
 
 
 class Flight(Protocol):

@@ -8,6 +8,7 @@ import msgspec
 from aserve.core.errors import InvalidRequestError
 from aserve.core.ids import AdapterId, BlockHash, ExtraKey, RequestId
 from aserve.core.params import SamplingParams
+from aserve.core.ports import Structure
 from aserve.core.rules import Rules, integer, matching, number, optional
 
 REQUEST_ID: Final = re.compile(r"^[!-~]{1,128}\Z")
@@ -84,6 +85,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     arrival_s: the engine's clock when it came, in seconds; orders the queue, never compared with wall time.
     deadline_s: on the same clock, when it ends with what it has; None is never.
     tenant: on whose account it runs; "" where nobody is told apart. weight: the tenant's share, under the fair policy.
+    structure: params.structured, compiled; None where an answer may be anything.
     """
 
     id: RequestId
@@ -101,6 +103,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float | None = None
     tenant: str = ""
     weight: float = 1.0
+    structure: Structure | None = None
     adapter: AdapterId | None = None
 
     @property

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aserve.kernels.cpu_attention import ContextGather, Layer, Read, attend_all, plan_reads
-from aserve.kernels.cpu_sampling import control_logits, sample
-from aserve.kernels.ops import AttentionBatch, LogitControls, SamplingBatch, Scores
+from aserve.kernels.cpu_sampling import control_logits, mask_logits, sample
+from aserve.kernels.ops import AttentionBatch, LogitControls, SamplingBatch, Scores, TokenMasks
 from aserve.kernels.top_tokens import with_top_tokens
 
 _MAX_LAYER_KINDS = 16
@@ -168,6 +168,10 @@ class CpuOps:
     def control_logits(self, logits_SV: Tensor, controls: LogitControls) -> None:
         """All rows at once."""
         control_logits(logits_SV, controls)
+
+    def mask_logits(self, logits_SV: Tensor, masks: TokenMasks) -> None:
+        """Row by row."""
+        mask_logits(logits_SV, masks)
 
     def score(self, logits_SV: Tensor, targets_S: Tensor, num_top: int) -> Scores:
         """All rows at once; nothing is sorted."""

@@ -105,6 +105,17 @@ class LogitControls:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """Which tokens Q of a step's S rows may take, one bit each; W words of 32 bits cover the vocabulary.
+
+    rows_Q: int64, which of the S rows. words_QW: int32; token i is allowed where bit i % 32 of word i // 32 is 1.
+    """
+
+    rows_Q: Tensor
+    words_QW: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Scores:
     """Of one token a row, and of the K likeliest tokens of each: K may be 0.
 
@@ -186,6 +197,10 @@ class Ops(Protocol):
 
     def control_logits(self, logits_SV: Tensor, controls: LogitControls) -> None:
         """Write bans, biases and penalties into the float32 rows that `controls` names; see reference.py."""
+        ...
+
+    def mask_logits(self, logits_SV: Tensor, masks: TokenMasks) -> None:
+        """Write -inf into the float32 rows that `masks` names, at the tokens that these may not take."""
         ...
 
     def score(self, logits_SV: Tensor, targets_S: Tensor, num_top: int) -> Scores:

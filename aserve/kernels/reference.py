@@ -22,6 +22,7 @@ What `control_logits` does to a row before that, in vLLM's order:
      are positive and multiplied where they are not. Then OpenAI's penalties, on generated tokens alone: frequency for
      each time that a token was generated, presence once.
 A row whose every token would be banned keeps its logits: the bans are void, rather than the answer not a number.
+Masks (`mask_logits`) come before all of it and are never void: a row that they leave nothing has no token.
 What is finite stays finite: a logit counts as at most LARGEST_PENALIZED in the product or quotient. What was not finite
 before is not finite after, so that it is found.
 """
@@ -32,7 +33,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aserve.kernels.ops import NO_TOKEN, AttentionBatch, LogitControls, SamplingBatch, Scores
+from aserve.kernels.ops import NO_TOKEN, AttentionBatch, LogitControls, SamplingBatch, Scores, TokenMasks
 from aserve.kernels.philox import random_words
 
 LARGEST_PENALIZED = 2.0**120
@@ -169,6 +170,13 @@ class ReferenceOps:
                 logits_V = _penalized(logits_V, controls.counts_RV[table_row], *penalties)
             if logits_V.max() != -math.inf:
                 logits_SV[row] = logits_V
+
+    def mask_logits(self, logits_SV: Tensor, masks: TokenMasks) -> None:
+        """One token after the other."""
+        for row, words_W in zip(masks.rows_Q.tolist(), masks.words_QW.tolist(), strict=True):
+            for token_id in range(logits_SV.shape[1]):
+                if not words_W[token_id // 32] >> token_id % 32 & 1:
+                    logits_SV[row, token_id] = -math.inf
 
     def score(self, logits_SV: Tensor, targets_S: Tensor, num_top: int) -> Scores:
         """By sorting the row."""

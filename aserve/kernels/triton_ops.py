@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from aserve.kernels import activation, block_copy, logit_controls, norm, rope, sampling, scores
+from aserve.kernels import activation, block_copy, logit_controls, norm, rope, sampling, scores, token_masks
 from aserve.kernels.attention_tiles import Capability
 from aserve.kernels.decode_attention import decode_attention
-from aserve.kernels.ops import AttentionBatch, LogitControls, SamplingBatch, Scores
+from aserve.kernels.ops import AttentionBatch, LogitControls, SamplingBatch, Scores, TokenMasks
 from aserve.kernels.prefill_attention import prefill_attention
 
 
@@ -123,6 +123,10 @@ class TritonOps:
     def control_logits(self, logits_SV: Tensor, controls: LogitControls) -> None:
         """Two kernels and a reduction; bad words take one more."""
         logit_controls.control_logits(logits_SV, controls)
+
+    def mask_logits(self, logits_SV: Tensor, masks: TokenMasks) -> None:
+        """One kernel."""
+        token_masks.mask_logits(logits_SV, masks)
 
     def score(self, logits_SV: Tensor, targets_S: Tensor, num_top: int) -> Scores:
         """One kernel; the likeliest tokens by torch."""

@@ -21,6 +21,7 @@ from aserve.core.plan import SeqSlice, StepPlan
 from aserve.kernels.ops import AttentionBatch, LogitControls, SamplingBatch
 from aserve.runner.controls import ControlTable
 from aserve.runner.device import Array, StepDevice
+from aserve.runner.masks import PendingMasks
 from aserve.runner.rows import RowChanges, RowSamplings, RowTable
 from aserve.runner.scoring import PromptTargets, SampledTargets
 from aserve.runner.verification import Drafts, num_samples_back, upload_drafts
@@ -43,6 +44,7 @@ class StepBatch:
     sampled_targets: SampledTargets | None = None
     prompt_targets: PromptTargets | None = None
     drafts: Drafts | None = None
+    masks: PendingMasks | None = None
 
 
 class Uploads(NamedTuple, Generic[A]):

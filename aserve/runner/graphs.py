@@ -291,8 +291,8 @@ def decodes_alone(plan: StepPlan, eager_before: dict[Row, float]) -> bool:
 
 
 def is_controlled(plan: StepPlan, eager_before: dict[Row, float]) -> bool:
-    """Whether a plan goes beyond temperatures and filters: by scores, drafts, or rows that need the eager way."""
-    return any(
+    """Whether a plan goes beyond temperatures and filters: by masks, scores, drafts, or rows that go the eager way."""
+    return bool(plan.masks) or any(
         piece.target_ids or piece.num_samples > 1 or piece.start + piece.num_tokens < eager_before.get(piece.row, 0)
         for piece in plan.slices
     )

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -28,6 +29,7 @@ from aserve.runner.graph_device import GraphDevice
 from aserve.runner.graphs import DecodeGraphs
 from aserve.runner.kv_store import KVStore
 from aserve.runner.landing import Landing
+from aserve.runner.masks import MaskMaker
 from aserve.runner.rows import RowTable
 from aserve.runner.steady import SteadyBuilder
 from aserve.runner.step import EagerStep
@@ -94,6 +96,8 @@ class ModelRunner:
             step,
             graphs,
         )
+        self._masks = MaskMaker(model.spec.vocab_size, self._device)
+        self._vocab_size = model.spec.vocab_size
         self._sign_of_life = sign_of_life(Row(max_num_seqs), kv.num_groups)
         self._halted = False
         """Set by a step that fails, for those behind it: they stand on rows that it may not have set up."""
@@ -120,7 +124,11 @@ class ModelRunner:
         """Run the first calls of everything, so that no request pays for them. Blocking, before the first `launch`."""
         compiles = self._device.compiles
         for plan in warm_up_plans(
-            self._max_model_len, self._block_size, compiles=compiles, can_swap=self._num_host_blocks > 0
+            self._max_model_len,
+            self._block_size,
+            self._vocab_size,
+            compiles=compiles,
+            can_swap=self._num_host_blocks > 0,
         ):
             self.run(plan)
         if self._stages is not None and self._stages[3] is not None:
@@ -146,6 +154,7 @@ class ModelRunner:
         self._num_submitted += 1  # nobody is idle any more
         self._submitted.set()
         self._worker.shutdown(wait=True)
+        self._masks.close()
         self._device.drain()  # before tensors go: torch hands their memory to whoever asks next, steps or no steps
         if self._stages is not None:
             self._stages[0].close()
@@ -171,6 +180,7 @@ class ModelRunner:
                 raise SkippedStepError("the step before it failed")
             mover, builder, step, graphs = self._stages
             with torch.inference_mode(), self._device.stepping(), self._threads.of(plan.num_tokens):
+                masks = self._masks.start(plan) if plan.masks else None
                 if plan.block_ops is not None:
                     mover.move(plan.block_ops)
                 output = None if graphs is None else graphs.execute(plan)
@@ -180,7 +190,7 @@ class ModelRunner:
                 else:
                     builder.forget()
                 if batch is not None:
-                    output = step.execute(batch)
+                    output = step.execute(batch if masks is None else replace(batch, masks=masks))
                 landing = None if output is None else Landing(plan, batch, output, self._device)
         except BaseException as error:  # the edge of a thread
             self._failed(landed, error)

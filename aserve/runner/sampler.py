@@ -21,29 +21,32 @@ from aserve.runner.verification import newest
 def sample_next(
     model: CausalLM, ops: Ops, hidden_TE: Tensor, last_token_R: Tensor, batch: StepBatch
 ) -> tuple[Tensor, Scores | None]:
-    """One token id per sample, int64 [N]. NO_TOKEN where the logits are not finite.
+    """One token id per sample, int64 [N]. NO_TOKEN where the logits are not finite, and where a mask leaves nothing.
 
     Each row's last one, of rows with drafts the one behind those that are accepted, is written to last_token_R.
 
-    And the scores of those rows that are scored, under the model's own distribution, before it is controlled.
+    And the scores of those rows that are scored, under the model's own distribution, before it is masked or controlled.
 
-    `Ops.sample` checks each row by itself, whose largest logit it needs anyway. Where something is controlled or banned
-    a row is checked before that too (max is NaN if any is), for a ban may hide what is not finite. The check stays on
-    the device, and its answer takes the token's place, so that it costs no wait and no copy of its own.
+    `Ops.sample` checks each row by itself, whose largest logit it needs anyway. Where something is masked, controlled
+    or banned a row is checked before that too (max is NaN if any is), for a ban may hide what is not finite. The check
+    stays on the device, and its answer takes the token's place, so that it costs no wait and no copy of its own.
     """
     raw_NV = logits_NV = model.logits(hidden_TE.index_select(0, batch.sampled_tokens_N))
-    if batch.controls is not None or batch.sampled_targets is not None:
+    is_changed = batch.controls is not None or batch.masks is not None
+    if is_changed or batch.sampled_targets is not None:
         raw_NV = logits_NV = logits_NV.float()
-    if batch.controls is not None:
-        if batch.sampled_targets is not None:
-            raw_NV = logits_NV.clone()
+    if is_changed and batch.sampled_targets is not None:
+        raw_NV = logits_NV.clone()
+    finite_N = None
+    if is_changed or batch.sampling.banned_SC is not None:
         finite_N = logits_NV.amax(-1).isfinite()
+    if batch.masks is not None:
+        ops.mask_logits(logits_NV, batch.masks.made())
+    if batch.controls is not None:
         ops.control_logits(logits_NV, batch.controls)
-        ids_N = ops.sample(logits_NV, batch.sampling).masked_fill(~finite_N, NO_TOKEN)
-    elif batch.sampling.banned_SC is not None:
-        ids_N = ops.sample(logits_NV, batch.sampling).masked_fill(~logits_NV.amax(-1).isfinite(), NO_TOKEN)
-    else:
-        ids_N = ops.sample(logits_NV, batch.sampling)
+    ids_N = ops.sample(logits_NV, batch.sampling)
+    if finite_N is not None:
+        ids_N = ids_N.masked_fill(~finite_N, NO_TOKEN)
     # The next step, already launched, may look the last token up: it has to be a token.
     last_token_N = ids_N.clamp(min=0)
     if batch.drafts is None:
@@ -58,7 +61,10 @@ def sample_next(
 
 
 def without_token(plan: StepPlan, token_ids: Sequence[int], num_accepted: Sequence[int] = ()) -> tuple[SeqId, ...]:
-    """The sequences whose logits were not finite. token_ids, num_accepted: as in the step's result."""
+    """The sequences whose logits were not finite, or whose mask left nothing.
+
+    token_ids, num_accepted: as in the step's result.
+    """
     if NO_TOKEN not in token_ids:
         return ()
     sampled = [piece.seq_id for piece in plan.slices if piece.num_samples]

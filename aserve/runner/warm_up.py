@@ -4,12 +4,13 @@ They are of one sequence, in row 0 and on the null block, and leave nothing behi
 """
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from aserve.core.ids import BlockId, HostBlockId, Row, SeqId
 from aserve.core.plan import BlockOps, RowControls, RowInit, RowSampling, SeqSlice, StepPlan
+from aserve.runner.masks import num_mask_bytes
 
 GREEDY: Final = RowSampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 DRAWN: Final = RowSampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
@@ -23,16 +24,30 @@ CONTROLLED: Final = RowSampling(
     num_logprobs=1,
     controls=RowControls(presence_penalty=1.0, logit_bias=((0, 1.0),), bad_words=((0, 0),)),
 )
+
+
+class AnyToken(NamedTuple):
+    """The `TokenMask` that leaves everything."""
+
+    vocab_size: int
+
+    def mask(self) -> bytes:
+        """All bits are 1."""
+        return b"\xff" * num_mask_bytes(self.vocab_size)
+
+
 MAX_PROMPT_TOKENS: Final = 512
 """Beyond it a prompt only takes more of the same programs."""
 
 
-def warm_up_plans(max_model_len: int, block_size: int, *, compiles: bool, can_swap: bool = False) -> Iterator[StepPlan]:
+def warm_up_plans(
+    max_model_len: int, block_size: int, vocab_size: int, *, compiles: bool, can_swap: bool = False
+) -> Iterator[StepPlan]:
     """A prompt and a decoding step, which touch all that a step can touch.
 
     compiles: kernels are compiled at their first run, in variants for the kinds of shape that they meet. Then every
-    kind of step follows: prompts by powers of two, contexts by powers of two, each way to sample, and moves of blocks,
-    with those to and from host memory if it can_swap.
+    kind of step follows: prompts by powers of two, contexts by powers of two, each way to sample, one with a mask, and
+    moves of blocks, with those to and from host memory if it can_swap.
     """
     prompt_lens, context_lens, samplings = [min(2, max_model_len)], [min(3, max_model_len)], []
     if compiles:
@@ -50,9 +65,11 @@ def warm_up_plans(max_model_len: int, block_size: int, *, compiles: bool, can_sw
     for step_id, (start, num_tokens, sampling) in enumerate(steps):
         yield one_slice(start, num_tokens, sampling, block_size, step_id)
     if compiles:
+        masked = one_slice(0, 1, DRAWN, block_size, len(steps))
+        yield msgspec.structs.replace(masked, masks=((Row(0), AnyToken(vocab_size)),))
         here, there = BlockId(0), HostBlockId(0)
         swaps = BlockOps(swap_outs=((here, there),), swap_ins=((there, here),)) if can_swap else BlockOps()
-        yield StepPlan(len(steps), (), (), msgspec.structs.replace(swaps, copies=((here, here),)))
+        yield StepPlan(len(steps) + 1, (), (), msgspec.structs.replace(swaps, copies=((here, here),)))
 
 
 def sign_of_life(row: Row, num_groups: int) -> StepPlan:

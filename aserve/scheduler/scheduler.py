@@ -31,7 +31,7 @@ from collections.abc import Sequence as Several
 from functools import partial
 from itertools import chain
 
-from aserve.core.errors import InvalidRequestError
+from aserve.core.errors import AserveError, ConstraintError, InvalidRequestError, NonFiniteLogitsError
 from aserve.core.ids import BlockHash, RequestId, SeqId
 from aserve.core.layout import Window, stretched
 from aserve.core.outputs import StepTokens
@@ -354,10 +354,16 @@ class Scheduler:
         was_torn_at, sequence.torn_at = sequence.torn_at, len(sequence.token_ids)
         return was_torn_at == sequence.torn_at
 
-    def expel(self, seq_ids: Iterable[SeqId]) -> tuple[RequestId, ...]:
-        """These sequences cannot be sampled: end their requests, whose names are returned. Before their `commit`."""
-        sequences = [self._sequences[seq_id] for seq_id in seq_ids if seq_id in self._sequences]
-        return tuple(map(self._expel, dict.fromkeys(sequence.request_id for sequence in sequences)))
+    def expel(self, seq_ids: Iterable[SeqId]) -> dict[RequestId, AserveError]:
+        """These sequences cannot be sampled: end their requests, before their `commit`. Returns why, for each."""
+        reasons: dict[RequestId, AserveError] = {}
+        for sequence in [self._sequences[seq_id] for seq_id in seq_ids if seq_id in self._sequences]:
+            failure = None if sequence.constraint is None else sequence.constraint.failure
+            reason = NonFiniteLogitsError() if failure is None else ConstraintError(failure)
+            reasons.setdefault(sequence.request_id, reason)
+        for request_id in reasons:
+            self._expel(request_id)
+        return reasons
 
     def _expel(self, request_id: RequestId) -> RequestId:
         self._residents.quarantine(self._requests[request_id])

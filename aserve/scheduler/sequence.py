@@ -23,6 +23,7 @@ Knows no budget, no block and no step; changed by the scheduler alone.
 
 from array import array
 from collections.abc import Callable
+from math import inf
 from typing import Final
 
 import msgspec
@@ -30,6 +31,7 @@ import msgspec
 from aserve.core.ids import ChoiceId, RequestId, Row, SeqId
 from aserve.core.outputs import FinishReason, SeqDelta
 from aserve.core.plan import RowControls, RowInit, RowSampling, TokenScores
+from aserve.core.ports import Constraint
 from aserve.core.request import Request
 from aserve.kv_cache.table import BlockTable
 from aserve.scheduler.held_back import Beams, Ranking
@@ -56,6 +58,8 @@ class Sequence:
     may_have_drafts: whether tokens may be guessed for it, see drafting.py. drafted_until: the end of its newest slice
         with drafts; -1 where it has had none.
     free_until: up to this position it may advance without `may_advance` being asked; -1 where that is always asked.
+    constraint: what its answer may say, None where that is anything. It awaits its tokens then, each of which decides
+        what may follow.
     quiet_until: a token that lands with at most so many positions computed is passed on as it is, if it ends nothing;
         all others take the slow way, as the first does. -1 where all do (scores, ranked choices).
     settled_in: id of the step that was planned when it took its row.
@@ -74,6 +78,7 @@ class Sequence:
     __slots__ = (
         "awaits_tokens",
         "choice_id",
+        "constraint",
         "drafted_until",
         "free_until",
         "group",
@@ -134,6 +139,9 @@ class Sequence:
         self.last_position = self.free_until = self.max_len - 2
         self.awaits_tokens = self.may_have_drafts = False
         self.drafted_until = -1
+        self.constraint = None if request.structure is None else request.structure.constraint()
+        if self.constraint is not None:
+            self.await_tokens()
         scores_prompt = self.sampling.num_prompt_logprobs is not None
         self.quiet_until = -1
         self.num_prefill = num_prompt
@@ -166,6 +174,17 @@ class Sequence:
     def allow_drafts(self) -> None:
         """From now on tokens may be guessed for it."""
         self.may_have_drafts, self.free_until = True, -1
+
+    def constraint_now(self) -> Constraint:
+        """Its constraint, that has followed all of the answer that is on the host."""
+        constraint = self.constraint
+        assert constraint is not None, "the sequence has a constraint"
+        start, end = self.num_prompt + constraint.num_tokens, len(self.token_ids)
+        if start > end:
+            constraint.rollback(start - end)
+        elif start < end:
+            constraint.advance(self.token_ids[start:])
+        return constraint
 
     @property
     def num_prompt(self) -> int:
@@ -261,6 +280,9 @@ class Group:
 def row_sampling(request: Request, index: int = 0) -> RowSampling:
     """What the runner needs of a request's parameters; ending tokens are banned until min_tokens are generated.
 
+    Where the answer has a structure, bans go the way of controls, by which they are void where they leave nothing of a
+    mask: it may be complete before min_tokens, and ends then, or where ignore_eos bans the model's own end.
+
     index: which sequence of the request it is; each has a seed of its own, and the first alone scores the prompt.
     Choices to be ranked are scored; beams are scored and not sampled. Its history comes with `Sequence.row_init`.
     """
@@ -270,11 +292,15 @@ def row_sampling(request: Request, index: int = 0) -> RowSampling:
         return RowSampling(0.0, 0, 1.0, 0.0, request.seed, num_logprobs=num_scores)
     is_ranked = params.num_sequences > params.n
     banned_ids = tuple(sorted(request.stop_ids)) if params.min_tokens else ()
+    is_masked = request.structure is not None
+    biases = params.logit_bias
+    if is_masked and params.ignore_eos:
+        biases += tuple((eos_id, -inf) for eos_id in sorted(request.eos_ids))
     controls = RowControls(
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
         repetition_penalty=params.repetition_penalty,
-        logit_bias=params.logit_bias,
+        logit_bias=biases,
         allowed_ids=params.allowed_token_ids or (),
         bad_words=request.bad_word_ids,
     )
@@ -288,5 +314,5 @@ def row_sampling(request: Request, index: int = 0) -> RowSampling:
         banned_before=len(request.prompt_token_ids) + params.min_tokens if banned_ids else 0,
         num_logprobs=0 if is_ranked and params.logprobs is None else params.logprobs,
         num_prompt_logprobs=params.prompt_logprobs if index == 0 else None,
-        controls=None if controls == _NO_CONTROLS else controls,
+        controls=None if controls == _NO_CONTROLS and not (is_masked and banned_ids) else controls,
     )

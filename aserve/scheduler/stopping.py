@@ -7,7 +7,8 @@ from aserve.scheduler.sequence import Sequence
 def reason_to_stop(sequence: Sequence, token_id: int) -> tuple[FinishReason, int | None]:
     """Why the token just appended ends the sequence, and the stop_reason: the id if the request asked for it.
 
-    An ending token is never seen before min_tokens: the runner does not sample it (RowSampling.banned_ids).
+    An ending token is not seen before min_tokens: the runner does not sample it (RowSampling.banned_ids), unless it is
+    all that a constraint leaves.
     """
     if token_id in sequence.stop_ids:
         is_eos = token_id in sequence.request.eos_ids

@@ -4,6 +4,7 @@ import pytest
 
 from aserve.core.errors import InvalidRequestError
 from aserve.core.params import NOT_WITH_BEAMS, BeamParams, SamplingParams
+from aserve.core.structured import StructuredOutputs
 
 
 @pytest.mark.parametrize(
@@ -89,6 +90,7 @@ def test_what_does_not_go_with_beams():
         "logit_bias": ((5, 1.0),),
         "allowed_token_ids": (5,),
         "bad_words": ("no",),
+        "structured": StructuredOutputs(json_object=True),
     }
     assert set(values) == set(NOT_WITH_BEAMS)
     for field, value in values.items():

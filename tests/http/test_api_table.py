@@ -64,6 +64,8 @@ BOTH_WORK = {
     "use_beam_search": (True, {"n": 2}),
     "length_penalty": (0.5, {"n": 2, "use_beam_search": True}),
     "early_stopping": ("never", {"n": 2, "use_beam_search": True}),
+    "response_format": {"type": "json_object"},
+    "structured_outputs": {"choice": ["a"]},
 }
 CHAT_WORKS = {
     "messages": BODIES[CHAT]["messages"],
@@ -77,8 +79,6 @@ TEXT_WORKS = {"prompt": [104, 105], "logprobs": 2}
 REFUSED = {
     "logprob_token_ids": [5],
     "spaces_between_special_tokens": False,
-    "response_format": {"type": "json_object"},
-    "structured_outputs": {"choice": ["a"]},
     "guided_json": {},
     "guided_regex": "a",
     "guided_choice": ["a"],

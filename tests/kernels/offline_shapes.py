@@ -12,7 +12,7 @@ import torch
 from triton.compiler import CompiledKernel
 
 from aserve.kernels.fixed_ops import FixedOps
-from aserve.kernels.ops import AttentionBatch, BadWords, LogitControls
+from aserve.kernels.ops import AttentionBatch, BadWords, LogitControls, TokenMasks
 from aserve.kernels.triton_ops import TritonOps
 from tests.kernels.cases import sampling
 from tests.kernels.machine_code import describe
@@ -95,6 +95,11 @@ def control(ops: TritonOps, vocab_size: int) -> None:
         ops.control_logits(logits_SV, LogitControls(row_Q, row_Q, *tables))
 
 
+def mask(ops: TritonOps, vocab_size: int) -> None:
+    words_QW = torch.zeros(2, -(-vocab_size // 32), dtype=torch.int32)
+    ops.mask_logits(torch.empty(2, vocab_size), TokenMasks(torch.zeros(2, dtype=torch.int64), words_QW))
+
+
 def move_blocks(ops: TritonOps, dtype: torch.dtype, numbers: int) -> None:
     planes_YBX, packed_NYX = torch.empty(4, 3, numbers, dtype=dtype), torch.empty(2, 4, numbers, dtype=dtype)
     ids_N = torch.zeros(2, dtype=torch.int64)
@@ -131,6 +136,7 @@ def run_others(job: "Job") -> None:
     for vocab_size in (50257, 151936) if job.thorough else (151936,):
         sample(job.ops, vocab_size)
         control(job.ops, vocab_size)
+        mask(job.ops, vocab_size)
         job.ops.score(torch.zeros(2, vocab_size), torch.zeros(2, dtype=torch.int64), num_top=0)
         job.report(vocab_size=vocab_size)
     for dtype, numbers in ((BF16, 16384), (FP32, 640)):

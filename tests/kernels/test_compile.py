@@ -59,6 +59,7 @@ PROGRAMS_PER_SM = {
     "_weigh_kernel": 5,
     "_set_aside_kernel": 3,
     "_floor_kernel": 3,
+    "_mask_kernel": 8,
     "_rms_norm_kernel": 3,
     "_rope_kernel": 8,
     "_gated_kernel": 8,

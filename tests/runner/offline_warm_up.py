@@ -26,7 +26,7 @@ from aserve.models.spec import ModelSpec, RopeSpec
 from aserve.models.weights import RandomWeights
 from aserve.runner.kv_store import allocate_kv
 from aserve.runner.runner import ModelRunner
-from aserve.runner.warm_up import CONTROLLED, DRAWN, FILTERED, GREEDY, warm_up_plans
+from aserve.runner.warm_up import CONTROLLED, DRAWN, FILTERED, GREEDY, AnyToken, warm_up_plans
 from tests.kernels.offline import compile_only
 from tests.runner.toy import chunk, fed, init
 
@@ -90,9 +90,9 @@ def steps(rng: random.Random) -> Iterator[StepPlan]:
             length = rng.choice([1, 1, 1, rng.randrange(2, 200)])
             pieces.append(fed(row, start) if length == 1 else chunk(row, start, [0] * length))
         blocks = [0] * -(-MAX_MODEL_LEN // BLOCK_SIZE)
-        yield StepPlan(
-            step_id, tuple(pieces), tuple(init(p.row, *blocks, sampling=rng.choice(samplings)) for p in pieces)
-        )
+        inits = tuple(init(p.row, *blocks, sampling=rng.choice(samplings)) for p in pieces)
+        masks = tuple((p.row, AnyToken(SPEC.vocab_size)) for p in pieces if rng.random() < 0.1)
+        yield StepPlan(step_id, tuple(pieces), inits, masks=masks)
 
 
 def main() -> None:
@@ -101,7 +101,7 @@ def main() -> None:
     ops = CompilingOps(num_sms=132)
     kv = allocate_kv(SPEC, num_blocks=1, block_size=BLOCK_SIZE, dtype=DTYPE, device=CPU)
     runner = ModelRunner(Model(ops), ops, kv, max_num_seqs=MAX_NUM_SEQS, max_model_len=MAX_MODEL_LEN)
-    for plan in warm_up_plans(MAX_MODEL_LEN, BLOCK_SIZE, compiles=True):
+    for plan in warm_up_plans(MAX_MODEL_LEN, BLOCK_SIZE, SPEC.vocab_size, compiles=True):
         runner.run(plan)
     warm_up = {name: len(kernels) for name, kernels in compiled.items()}
     for plan in steps(random.Random(0)):

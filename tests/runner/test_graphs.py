@@ -16,9 +16,10 @@ from aserve.runner.cuda import TorchCuda
 from aserve.runner.graph_device import CudaGraphDevice, graph_device
 from aserve.runner.graph_keys import buckets, capture_order, context_bound
 from aserve.runner.graphs import CAPTURE_AFTER, REPLACE_AFTER, decodes_alone
+from aserve.runner.masks import num_mask_bytes
 from aserve.runner.runner import ModelRunner
 from aserve.scheduler.scheduler import Scheduler
-from tests.runner.recordable import CONTEXT_LEN, LAYOUTS, TapeGraphs, recordable_runner
+from tests.runner.recordable import CONTEXT_LEN, LAYOUTS, VOCAB_SIZE, TapeGraphs, recordable_runner
 from tests.runner.test_streams import plans, runner_on
 from tests.runner.toy import GREEDY, answer, chunk, fed, init, request, until
 
@@ -254,6 +255,28 @@ def test_rows_with_something_to_control_go_the_eager_way(changes: dict[str, obje
         runner.run(StepPlan(1, (fed(0, 3 + k),)))
     runner.close()
     assert tape.num_captures == 0
+
+
+def test_a_masked_step_goes_the_eager_way_and_those_around_it_do_not() -> None:
+    """A graph would sample a token that the mask forbids, and one that was loaded before it stands at old positions."""
+    tape = TapeGraphs()
+    eager, captured = recordable_runner(None), recordable_runner(tape)
+    steps = [StepPlan(0, (chunk(0, 0, [1, 2, 3], 1, 2, 3),), (init(0),))]
+    steps += [StepPlan(1 + k, (fed(0, 3 + k),)) for k in range(8)]
+    steps[6] = msgspec.structs.replace(steps[6], masks=((Row(0), OneToken()),))
+    expected = [eager.run(plan).token_ids for plan in steps]
+    assert [captured.run(plan).token_ids for plan in steps] == expected
+    assert expected[6] == (5,)
+    assert tape.num_captures == 1
+    eager.close()
+    captured.close()
+
+
+class OneToken:
+    """The mask of token 5."""
+
+    def mask(self) -> bytes:
+        return (1 << 5).to_bytes(num_mask_bytes(VOCAB_SIZE), "little")
 
 
 def test_buckets_reach_the_largest_batch() -> None:

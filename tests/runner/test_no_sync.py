@@ -7,6 +7,7 @@ What would copy between host and device, which waits too unless the host's side 
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -17,8 +18,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from aserve.core.ids import Row
 from aserve.core.plan import RowControls, RowSampling, StepPlan
-from aserve.kernels.ops import AttentionBatch, LogitControls, SamplingBatch, Scores
+from aserve.kernels.ops import AttentionBatch, LogitControls, SamplingBatch, Scores, TokenMasks
 from aserve.models.interface import CausalLM
 from aserve.models.layers import DenseMethod
 from aserve.models.loader import native_model
@@ -30,8 +32,10 @@ from aserve.runner.controls import ControlTable
 from aserve.runner.device import TORCH_DTYPES, Array
 from aserve.runner.graphs import DecodeGraphs
 from aserve.runner.kv_store import allocate_kv
+from aserve.runner.masks import MaskMaker
 from aserve.runner.rows import RowTable
 from aserve.runner.step import EagerStep
+from aserve.runner.warm_up import AnyToken
 from tests.checkpoints import BACKEND_RECIPES, RECIPES, SHAPE
 from tests.runner.toy import chunk, fed, init
 
@@ -174,6 +178,11 @@ class MetaOps:
         assert controls.bias_RV is not None
         assert controls.bad_words is not None
 
+    def mask_logits(self, logits_SV: Tensor, masks: TokenMasks) -> None:
+        assert logits_SV.dtype == torch.float32
+        assert (masks.rows_Q.dtype, masks.words_QW.dtype) == (torch.int64, torch.int32)
+        assert masks.words_QW.shape == (len(masks.rows_Q), -(-logits_SV.shape[1] // 32))
+
     def score(self, logits_SV: Tensor, targets_S: Tensor, num_top: int) -> Scores:
         assert logits_SV.dtype in (torch.float32, torch.bfloat16)
         assert logits_SV.stride(-1) == 1
@@ -227,12 +236,17 @@ def check_steps(model: CausalLM) -> None:
     kv = allocate_kv(model.spec, num_blocks=1, block_size=BLOCK_SIZE, dtype=torch.bfloat16, device=META)
     controls = ControlTable(num_rows=4, vocab_size=model.spec.vocab_size, torch_device=META, device=MetaDevice())
     builder, step = BatchBuilder(rows, controls, MetaDevice(), BLOCK_SIZE), EagerStep(model, MetaOps(), kv.layers, rows)
-    for plan in (PREFILL, MIXED, DECODE, CHUNK_ALONE, CONTROLLED, SCORED):
+    masks = MaskMaker(model.spec.vocab_size, MetaDevice())
+    masked = msgspec.structs.replace(DECODE, masks=((Row(1), AnyToken(model.spec.vocab_size)),))
+    for plan in (PREFILL, MIXED, DECODE, CHUNK_ALONE, CONTROLLED, SCORED, masked):
         with torch.inference_mode(), no_waiting():
             batch = builder.build(plan)
             assert batch is not None
+            if plan.masks:
+                batch = replace(batch, masks=masks.start(plan))
             ids_N = step.execute(batch).ids_N
         assert (ids_N.shape, ids_N.dtype) == ((sum(piece.num_samples for piece in plan.slices),), torch.int64)
+    masks.close()
 
 
 class MetaGraphs:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aserve.runner.warm_up import warm_up_plans
-from tests.runner.toy import toy_runner
+from tests.runner.toy import VOCAB_SIZE, toy_runner
 
 pytestmark = pytest.mark.torch
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.torch
 @pytest.mark.parametrize("max_model_len", [1, 2, 3, 9, 64])
 @pytest.mark.parametrize("compiles", [False, True])
 def test_every_step_runs_on_the_null_block_and_stays_within_the_context(max_model_len, compiles):
-    plans = list(warm_up_plans(max_model_len, 4, compiles=compiles, can_swap=True))
+    plans = list(warm_up_plans(max_model_len, 4, VOCAB_SIZE, compiles=compiles, can_swap=True))
     runner = toy_runner(num_blocks=1, num_host_blocks=1)
     if compiles:
         moves = plans.pop()
@@ -33,11 +33,11 @@ def test_every_step_runs_on_the_null_block_and_stays_within_the_context(max_mode
 
 
 def test_without_a_compiler_two_steps_are_enough():
-    assert len(list(warm_up_plans(4096, 16, compiles=False))) == 2
+    assert len(list(warm_up_plans(4096, 16, 40, compiles=False))) == 2
 
 
 def test_with_a_compiler_lengths_double_up_to_the_longest():
-    plans = list(warm_up_plans(5000, 16, compiles=True))
+    plans = list(warm_up_plans(5000, 16, 40, compiles=True))
     contexts = [p.slices[0].start + 1 for p in plans if p.slices and p.slices[0].num_tokens == 1 and p.slices[0].start]
     assert contexts[-1] == 5000
     assert all(after <= 2 * before for before, after in pairwise(contexts))
@@ -57,5 +57,5 @@ def test_no_kernel_is_compiled_after_start_up(tmp_path):
     )
     assert child.returncode == 0, child.stderr
     compiled = json.loads(child.stdout)
-    assert len(compiled["warm_up"]) == 18
+    assert len(compiled["warm_up"]) == 19
     assert {name: n for name, n in compiled["later"].items() if n} == {}

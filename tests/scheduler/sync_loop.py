@@ -2,7 +2,7 @@
 
 import random
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -15,7 +15,7 @@ from aserve.core.plan import RowInit, SeqSlice, StepPlan, StepResult, TokenScore
 from aserve.core.request import Request
 from aserve.scheduler.scheduler import Scheduler
 from aserve.scheduler.step_cost import DECODES_PER_LOOK
-from tests.fakes import FakeKV, continuation, deltas_of, scores_of, seen_by
+from tests.fakes import AllowedAfter, FakeKV, FakeStructure, continuation, deltas_of, scores_of, seen_by
 from tests.scheduler.reference_beams import reference_beam_search
 
 LETTERS = range(3)
@@ -49,9 +49,13 @@ def request(
     weight: float = 1.0,
     deadline_s: float | None = None,
     adapter: int | None = None,
+    allowed_after: AllowedAfter | None = None,
     **params: object,
 ) -> Request:
-    """A greedy request unless `params` (of SamplingParams) say otherwise. Its seed tells its salt, see `mark_of`."""
+    """A greedy request unless `params` (of SamplingParams) say otherwise. Its seed tells its salt, see `mark_of`.
+
+    allowed_after: what its constraint is made of.
+    """
     params = {"temperature": 0.0, "min_tokens": min(min_tokens, max_tokens)} | params
     return Request(
         id=RequestId(name),
@@ -67,8 +71,14 @@ def request(
         tenant=tenant,
         weight=weight,
         deadline_s=deadline_s,
+        structure=None if allowed_after is None else FakeStructure(allowed_after),
         adapter=None if adapter is None else AdapterId(adapter),
     )
+
+
+def two_of_three(said: Sequence[int]) -> Collection[int]:
+    """Each token of the answer changes which letter may not follow."""
+    return set(LETTERS) - {(2 * sum(said) + len(said)) % 3}
 
 
 @dataclass
@@ -419,6 +429,7 @@ class SyncLoop:
             min_tokens=wanted.params.min_tokens,
             seed=0 if wanted.params.is_greedy else wanted.seed + index,
             windows=self.windows,
+            allowed_after=None if wanted.structure is None else two_of_three,
         )
 
     def scores(self, wanted: Request, token_ids: list[int], num_top: int) -> list[TokenScores]:

@@ -18,7 +18,7 @@ from aserve.core.params import BeamParams
 from aserve.core.request import Request
 from aserve.scheduler.preemption import PreemptionRule
 from aserve.scheduler.queue import first_come_first_served, priority_with_ageing
-from tests.scheduler.sync_loop import EOS, LETTERS, SEEDS_OF_A_SALT, SyncLoop, request
+from tests.scheduler.sync_loop import EOS, LETTERS, SEEDS_OF_A_SALT, SyncLoop, request, two_of_three
 
 pytestmark = pytest.mark.slow
 
@@ -30,6 +30,8 @@ KINDS = st.sampled_from(
         {},
         {},
         SAMPLED | {"n": 2},
+        {"allowed_after": two_of_three},
+        SAMPLED | {"n": 3, "best_of": 4, "allowed_after": two_of_three},
         SAMPLED | {"n": 4},
         SAMPLED | {"n": 1, "best_of": 3},
         SAMPLED | {"logprobs": 1, "prompt_logprobs": 0},
@@ -112,7 +114,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt = answer.request.seed // SEEDS_OF_A_SALT if answer is not None else 0
         count = len(self.loop.answers)
         branches = [
-            request(f"r{count + k}", (), 3, salt=salt, seed=seed, arrival_s=float(count), **SAMPLED)
+            request(
+                *(f"r{count + k}", (), 3),
+                salt=salt,
+                seed=seed,
+                arrival_s=float(count),
+                allowed_after=two_of_three if seed % 2 else None,
+                **SAMPLED,
+            )
             for k, seed in enumerate(seeds)
         ]
         with suppress(InvalidRequestError):  # unknown, cancelled, held back, or at its full length

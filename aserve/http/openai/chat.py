@@ -15,6 +15,7 @@ from aserve.http.openai.generation import Generation, Usage, answer
 from aserve.http.openai.logprobs import Speller, chat_logprobs, prompt_logprobs
 from aserve.http.openai.prompts import chat_prompt, check_room, truncated
 from aserve.http.openai.schema import ChatFields, check_model, parse, sampling_params
+from aserve.http.openai.structured import told_as_asked
 from aserve.http.openai.tally import TokenIds, usage_suffix
 from aserve.http.sse import StreamLimits
 
@@ -26,37 +27,42 @@ def chat_completions(engine: AsyncEngine, limits: StreamLimits) -> Handler:
 
     async def handle(exchange: Exchange) -> None:
         fields = await exchange.work(parse, exchange.fields, ChatFields)
-        model = check_model(engine.info, fields.model)
-        check_room(engine, fields, exchange)
-        params = sampling_params(
-            engine,
-            fields,
-            max_tokens=fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens,
-            num_logprobs=fields.num_logprobs,
-            num_prompt_logprobs=fields.prompt_logprobs,
-        )
-        prompt = truncated(engine, fields, params, await chat_prompt(engine, fields, exchange.fields["messages"]))
-        generation = Generation(
-            prompts=[prompt],
-            params=params,
-            stream=bool(fields.stream),
-            include_usage=fields.include_usage,
-            continuous_usage=fields.continuous_usage,
-            starts_text=not fields.continue_final_message,
-            cache_salt=fields.cache_salt or "",
-            priority=fields.priority or 0,
-            tenant=exchange.tenant,
-            timeout_s=fields.timeout_s,
-        )
-        wire = ChatWire(engine, f"chatcmpl-{exchange.request_id}", model, fields)
-        try:
-            await answer(engine, generation, wire, exchange, limits)
-        except InvalidRequestError as error:
-            if error.param == "prompt":  # what the engine calls a prompt, this API calls messages
-                error.param = "messages"
-            raise
+        with told_as_asked(fields.structured_outputs):
+            await _answer(engine, limits, exchange, fields)
 
     return handle
+
+
+async def _answer(engine: AsyncEngine, limits: StreamLimits, exchange: Exchange, fields: ChatFields) -> None:
+    model = check_model(engine.info, fields.model)
+    check_room(engine, fields, exchange)
+    params = sampling_params(
+        engine,
+        fields,
+        max_tokens=fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens,
+        num_logprobs=fields.num_logprobs,
+        num_prompt_logprobs=fields.prompt_logprobs,
+    )
+    prompt = truncated(engine, fields, params, await chat_prompt(engine, fields, exchange.fields["messages"]))
+    generation = Generation(
+        prompts=[prompt],
+        params=params,
+        stream=bool(fields.stream),
+        include_usage=fields.include_usage,
+        continuous_usage=fields.continuous_usage,
+        starts_text=not fields.continue_final_message,
+        cache_salt=fields.cache_salt or "",
+        priority=fields.priority or 0,
+        tenant=exchange.tenant,
+        timeout_s=fields.timeout_s,
+    )
+    wire = ChatWire(engine, f"chatcmpl-{exchange.request_id}", model, fields)
+    try:
+        await answer(engine, generation, wire, exchange, limits)
+    except InvalidRequestError as error:
+        if error.param == "prompt":  # what the engine calls a prompt, this API calls messages
+            error.param = "messages"
+        raise
 
 
 def _continued(fields: ChatFields) -> tuple[str, str]:

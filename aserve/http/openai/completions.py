@@ -22,6 +22,7 @@ from aserve.http.openai.schema import (
     prompts_of,
     sampling_params,
 )
+from aserve.http.openai.structured import told_as_asked
 from aserve.http.openai.tally import TokenIds, usage_suffix
 from aserve.http.sse import StreamLimits
 
@@ -33,43 +34,48 @@ def completions(engine: AsyncEngine, limits: StreamLimits) -> Handler:
 
     async def handle(exchange: Exchange) -> None:
         fields = await exchange.work(parse, exchange.fields, CompletionFields)
-        model = check_model(engine.info, fields.model)
-        check_room(engine, fields, exchange)
-        caps = (fields.max_completion_tokens, 1 if fields.scores_only else fields.max_tokens, DEFAULT_COMPLETION_TOKENS)
-        params = sampling_params(
-            engine,
-            fields,
-            max_tokens=next(cap for cap in caps if cap is not None),
-            num_logprobs=fields.logprobs,
-            num_prompt_logprobs=fields.logprobs if fields.echo else fields.prompt_logprobs,
-        )
-        given = await exchange.work(prompts_of, fields.prompt)
-        check_num_sequences(len(given), params)
-        await exchange.work(check_lengths, engine, fields, given)
-        whole = [await text_prompt(engine, fields, prompt) for prompt in given]
-        prompts = [truncated(engine, fields, params, prompt) for prompt in whole]
-        texts = None
-        if fields.echo:
-            texts = [
-                text if isinstance(text, str) and len(prompt) == len(all_ids) else await _text(engine, fields, prompt)
-                for text, prompt, all_ids in zip(given, prompts, whole, strict=True)
-            ]
-        generation = Generation(
-            prompts=prompts,
-            params=params,
-            stream=bool(fields.stream),
-            include_usage=fields.include_usage,
-            continuous_usage=fields.continuous_usage,
-            cache_salt=fields.cache_salt or "",
-            priority=fields.priority or 0,
-            tenant=exchange.tenant,
-            timeout_s=fields.timeout_s,
-            scores_only=fields.scores_only,
-        )
-        wire = TextWire(engine, f"cmpl-{exchange.request_id}", model, fields, num_choices=params.n, echoed=texts)
-        await answer(engine, generation, wire, exchange, limits)
+        with told_as_asked(fields.structured_outputs):
+            await _answer(engine, limits, exchange, fields)
 
     return handle
+
+
+async def _answer(engine: AsyncEngine, limits: StreamLimits, exchange: Exchange, fields: CompletionFields) -> None:
+    model = check_model(engine.info, fields.model)
+    check_room(engine, fields, exchange)
+    caps = (fields.max_completion_tokens, 1 if fields.scores_only else fields.max_tokens, DEFAULT_COMPLETION_TOKENS)
+    params = sampling_params(
+        engine,
+        fields,
+        max_tokens=next(cap for cap in caps if cap is not None),
+        num_logprobs=fields.logprobs,
+        num_prompt_logprobs=fields.logprobs if fields.echo else fields.prompt_logprobs,
+    )
+    given = await exchange.work(prompts_of, fields.prompt)
+    check_num_sequences(len(given), params)
+    await exchange.work(check_lengths, engine, fields, given)
+    whole = [await text_prompt(engine, fields, prompt) for prompt in given]
+    prompts = [truncated(engine, fields, params, prompt) for prompt in whole]
+    texts = None
+    if fields.echo:
+        texts = [
+            text if isinstance(text, str) and len(prompt) == len(all_ids) else await _text(engine, fields, prompt)
+            for text, prompt, all_ids in zip(given, prompts, whole, strict=True)
+        ]
+    generation = Generation(
+        prompts=prompts,
+        params=params,
+        stream=bool(fields.stream),
+        include_usage=fields.include_usage,
+        continuous_usage=fields.continuous_usage,
+        cache_salt=fields.cache_salt or "",
+        priority=fields.priority or 0,
+        tenant=exchange.tenant,
+        timeout_s=fields.timeout_s,
+        scores_only=fields.scores_only,
+    )
+    wire = TextWire(engine, f"cmpl-{exchange.request_id}", model, fields, num_choices=params.n, echoed=texts)
+    await answer(engine, generation, wire, exchange, limits)
 
 
 async def _text(engine: AsyncEngine, fields: CompletionFields, prompt: TokenIds) -> str:

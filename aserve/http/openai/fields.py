@@ -28,7 +28,6 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "spaces_between_special_tokens": (True,),
     "continue_final_message": (False,),
     "chat_template_kwargs": ({},),
-    "response_format": ({"type": "text"},),
     "tool_choice": ("none",),
     "modalities": (["text"],),
     "include_reasoning": (True,),
@@ -46,7 +45,7 @@ UNSUPPORTED: Final = frozenset(
         *("guided_json", "guided_regex", "kv_transfer_params", "logits_processors", "logprob_token_ids"),
         *("media_io_kwargs", "mm_processor_kwargs", "prediction", "prompt_embeds"),
         *("reasoning_effort", "repetition_detection", "refusal", "routed_experts"),
-        *("stream_interval", "structured_outputs", "suffix", "thinking_token_budget", "tools"),
+        *("stream_interval", "suffix", "thinking_token_budget", "tools"),
         *("verbosity", "vllm_xargs", "web_search_options"),
         # of SGLang
         *("beam_width", "custom_logit_processor", "ebnf", "extra_key", "lora_path", "no_stop_trim", "regex"),
@@ -70,7 +69,7 @@ def check_names(fields: Mapping[str, Any], supported: Collection[str], where: st
         if name in supported:
             continue
         path = where + echo(name)[1:-1]
-        param = where.rstrip(".").partition("[")[0] or path
+        param = where.partition(".")[0].partition("[")[0] or path
         if name in WITHOUT_EFFECT:
             if len(msgspec.json.encode(value)) > MAX_IGNORED_BYTES:
                 raise InvalidRequestError(f"{path} is longer than {MAX_IGNORED_BYTES} bytes", param)

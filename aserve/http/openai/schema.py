@@ -18,6 +18,7 @@ from aserve.core.request import CACHE_SALT, REQUEST_ID
 from aserve.engine import AsyncEngine
 from aserve.http.errors import echo
 from aserve.http.openai.fields import check_names
+from aserve.http.openai.structured import ResponseFormat, StructuredFields, check_structure_names, structure_of
 from aserve.http.openai.tally import TokenIds
 
 MAX_PROMPTS: Final = 1024
@@ -79,6 +80,8 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
     request_id: Annotated[str, Meta(pattern=REQUEST_ID.pattern)] | None = None
     timeout_s: float | None = None
     return_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredFields | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -193,6 +196,7 @@ def parse(raw: Mapping[str, Any], kind: type[Fields]) -> Fields:
         if raw.get("stream") is not True:
             raise InvalidRequestError("stream_options is for streams: set stream to true", "stream_options")
         check_names(options, StreamOptions.__struct_fields__, "stream_options.")
+    check_structure_names(raw)
     return fields
 
 
@@ -244,6 +248,7 @@ def sampling_params(
         prompt_logprobs=num_prompt_logprobs,
         include_stop_str_in_output=fields.include_stop_str_in_output,
         skip_special_tokens=fields.skip_special_tokens,
+        structured=structure_of(fields.response_format, fields.structured_outputs),
     )
 
 

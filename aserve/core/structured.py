@@ -1,0 +1,88 @@
+"""StructuredOutputs: the structure that an answer must have, in vLLM's words. How it is kept to: constraints/."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from aserve.core.errors import InvalidRequestError
+from aserve.core.rules import Refused, Rules, flag, optional, text, texts
+
+MAX_CHOICE_STRINGS: Final = 1024
+MAX_CHOICE_CHARS: Final = 1024
+STRUCTURE_KINDS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
+    """Exactly one of its fields says what an answer must be. Raises `InvalidRequestError`, naming the field.
+
+    json: a JSON Schema, as a mapping or as text: the answer is JSON that is valid by it.
+    regex: a regular expression that the whole answer matches. choice: texts of which the answer is one.
+    grammar: a context-free grammar, in Lark's notation or in GBNF. json_object: the answer is a JSON object.
+    structural_tag: text in which tags have content by a schema: {"structures": [{"begin", "schema", "end"}, ...],
+        "triggers": [...]}, as a mapping or as text. From a trigger on, one of the tags follows that begin with it.
+
+    An answer ends only where its structure may, unless something else ends it before: max_tokens, a stop string, a stop
+    token, a deadline.
+    """
+
+    json: Any = None
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: Any = None
+
+    def __post_init__(self) -> None:
+        STRUCTURE_RULES.settle(self)
+        given = [name for name in STRUCTURE_KINDS if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise InvalidRequestError(
+                f"structured: exactly one of {', '.join(STRUCTURE_KINDS)} must be given, got "
+                f"{' and '.join(given) or 'none'}",
+                "structured",
+            )
+
+    @property
+    def kind(self) -> str:
+        """The field that is given."""
+        return next(name for name in STRUCTURE_KINDS if getattr(self, name) is not None)
+
+
+def _mapping_or_text(value: object) -> object:
+    if isinstance(value, Mapping) or (isinstance(value, str) and value):
+        return value
+    raise Refused("a mapping, or JSON text of one")
+
+
+def _some_text(value: object) -> str:
+    if isinstance(value, str) and value:
+        return text(value)
+    raise Refused("a string that is not empty")
+
+
+def _choice(value: object) -> tuple[str, ...]:
+    choices = _CHOICES(value)
+    if choices:
+        return tuple(dict.fromkeys(choices))
+    raise Refused("at least one string")
+
+
+def _true(value: object) -> bool:
+    if flag(value):
+        return True
+    raise Refused("True; leave it out for an answer without a structure")
+
+
+_CHOICES: Final = texts(at_most=MAX_CHOICE_STRINGS, chars=MAX_CHOICE_CHARS)
+STRUCTURE_RULES: Final = Rules(
+    lambda message, field: InvalidRequestError(f"structured: {message}", "structured"),
+    {
+        "json": optional(_mapping_or_text),
+        "regex": optional(_some_text),
+        "choice": optional(_choice),
+        "grammar": optional(_some_text),
+        "json_object": optional(_true),
+        "structural_tag": optional(_mapping_or_text),
+    },
+)

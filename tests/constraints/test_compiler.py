@@ -1,0 +1,216 @@
+"""Structures compile into masks that allow what they should, within bounds; what cannot be is told, with its place."""
+
+import json
+import random
+import threading
+
+import pytest
+
+from aserve.constraints.compiler import MAX_CACHED, Compiler
+from aserve.constraints.matcher import Compiled
+from aserve.core.errors import InvalidRequestError
+from aserve.core.structured import StructuredOutputs
+from aserve.text.tokenizer import Tokenizer
+from tests.engines import byte_tokenizer
+
+VOCAB_SIZE = 300
+EOS = 256
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return byte_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def compiler(tokenizer: Tokenizer) -> Compiler:
+    return Compiler(tokenizer, VOCAB_SIZE, frozenset({EOS}))
+
+
+def allowed(compiled: Compiled, said: bytes) -> set[int]:
+    constraint = compiled.constraint()
+    constraint.advance(list(said))
+    mask = constraint.mask()
+    assert len(mask) == -(-VOCAB_SIZE // 32) * 4
+    return {byte * 8 + bit for byte, bits in enumerate(mask) for bit in range(8) if bits >> bit & 1}
+
+
+def says(compiled: Compiled, seed: int, most: int = 400) -> bytes | None:
+    """An answer drawn at random from what is allowed; None if it has no end by then."""
+    rng, said = random.Random(seed), bytearray()
+    constraint = compiled.constraint()
+    for _ in range(most):
+        mask = constraint.mask()
+        assert constraint.failure is None
+        token_id = rng.choice([i for i in range(VOCAB_SIZE) if mask[i // 8] >> i % 8 & 1])
+        if token_id == EOS:
+            return bytes(said)
+        assert token_id < 256, "a special token, or one that there is not"
+        said.append(token_id)
+        constraint.advance([token_id])
+    return None
+
+
+def test_an_answer_ends_only_where_it_is_complete(compiler: Compiler) -> None:
+    yes = compiler.compiled(StructuredOutputs(choice=("yes", "yet", "y")))
+    assert allowed(yes, b"") == {ord("y")}
+    assert allowed(yes, b"y") == {ord("e"), EOS}
+    assert allowed(yes, b"ye") == {ord("s"), ord("t")}
+    assert allowed(yes, b"yes") == {EOS}
+
+
+@pytest.mark.parametrize(
+    ("fields", "good"),
+    [
+        ({"regex": r"^[a-c]{2}\d$"}, lambda text: len(text) == 3 and text[2].isdigit()),
+        (
+            {"choice": ['a"b\\', "\x01\x7f\n", "é😀-[", "/x/"]},
+            lambda text: text in ('a"b\\', "\x01\x7f\n", "é😀-[", "/x/"),
+        ),
+        ({"grammar": 'root ::= "a" ("b" | "c")'}, lambda text: text in ("ab", "ac")),
+        ({"grammar": 'start: "a" /[bc]/'}, lambda text: text in ("ab", "ac")),
+        ({"json": {"enum": ["a", 1, None]}}, lambda text: json.loads(text) in ("a", 1, None)),
+        ({"json": '{"const": {"a": [true]}}'}, lambda text: json.loads(text) == {"a": [True]}),
+        ({"json": {"type": "integer", "minimum": 3, "maximum": 17}}, lambda text: 3 <= int(text) <= 17),
+    ],
+    ids=str,
+)
+def test_what_comes_out_is_what_was_asked_for(compiler: Compiler, fields: dict[str, object], good) -> None:
+    compiled = compiler.compiled(StructuredOutputs(**fields))
+    for seed in range(20):
+        answer = says(compiled, seed)
+        assert answer is not None
+        assert good(answer.decode()), answer
+
+
+def test_an_object_is_an_object(compiler: Compiler) -> None:
+    assert allowed(compiler.compiled(StructuredOutputs(json_object=True)), b"") == {ord("{")}
+
+
+def test_tags_follow_their_trigger_and_text_is_free(compiler: Compiler) -> None:
+    tag = {"begin": "<f=x>", "schema": {"type": "integer", "minimum": 1, "maximum": 2}, "end": "</f>"}
+    compiled = compiler.compiled(StructuredOutputs(structural_tag={"structures": [tag], "triggers": ["<f"]}))
+    assert {EOS, ord("a"), ord("<")} <= allowed(compiled, b"any text ")
+    assert allowed(compiled, b"text <f") == {ord("=")}
+    assert allowed(compiled, b"text <f=x>") == {ord("1"), ord("2")}
+    assert allowed(compiled, b"text <f=x>1") == {ord("<")}
+    assert {EOS, ord("a")} <= allowed(compiled, b"text <f=x>1</f>")
+
+
+def test_no_answer_says_a_special_token(compiler: Compiler, tokenizer: Tokenizer) -> None:
+    free = allowed(compiler.compiled(StructuredOutputs(regex="(.|\n)*")), b"")
+    assert EOS in free
+    assert not free & (tokenizer.special_ids - {EOS})
+    assert max(free) <= max(255, EOS)
+
+
+def test_whitespace_between_tokens_has_an_end(compiler: Compiler) -> None:
+    compiled = compiler.compiled(StructuredOutputs(json={"type": "object"}))
+    assert ord(" ") in allowed(compiled, b"{" + b" " * 31)
+    assert ord(" ") not in allowed(compiled, b"{" + b" " * 32)
+
+
+def test_a_structure_goes_on_where_another_answer_has_come_to(compiler: Compiler) -> None:
+    compiled = compiler.compiled(StructuredOutputs(choice=("yes", "no")))
+    rest = compiled.after(list(b"y")).after(list(b"e"))
+    assert allowed(rest, b"") == {ord("s")}
+    assert rest.constraint().num_tokens == 0
+    assert allowed(compiled, b"") == {ord("y"), ord("n")}, "the structure itself has not moved on"
+
+
+def test_rolling_back_takes_tokens_back(compiler: Compiler) -> None:
+    constraint = compiler.compiled(StructuredOutputs(choice=("yes", "no"))).constraint()
+    before = constraint.mask()
+    constraint.advance(list(b"ye"))
+    assert constraint.mask() != before
+    constraint.rollback(2)
+    assert (constraint.mask(), constraint.num_tokens) == (before, 0)
+
+
+def test_a_token_that_was_not_allowed_ends_in_masks_of_nothing(compiler: Compiler) -> None:
+    constraint = compiler.compiled(StructuredOutputs(choice=("yes", "no"))).constraint()
+    constraint.advance(list(b"x"))
+    assert not any(constraint.mask())
+    assert constraint.failure
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"regex": "(a"}, "unclosed group"),
+        ({"regex": r"(?=a)b"}, "look-around"),
+        ({"regex": r"(a)\1"}, "backreferences"),
+        ({"regex": "a" * 9000}, "at most 8192 bytes"),
+        ({"grammar": "start: foo"}, "foo"),
+        ({"grammar": 'start[temperature=0.2]: "a"'}, "temperature"),
+        ({"grammar": 'start: %json {"foo": 1}'}, "%json"),
+        ({"grammar": 'root ::= ("a"'}, "neither"),
+        ({"grammar": "x" * 70000}, "at most 65536 bytes"),
+        ({"json": "{"}, "no JSON"),
+        ({"json": "false"}, "at #: nothing is valid"),
+        ({"json": "[" * 5000}, "JSON"),
+        ({"json": {"a": float}}, "no JSON"),
+        ({"json": {"enum": ["x" * 200_000]}}, "at most 131072 bytes"),
+        ({"json": {"$ref": "#"}}, "at #: no text is valid"),
+        ({"json": {"allOf": [{"type": "integer"}, {"type": "string"}]}}, "at #: Unsatisfiable"),
+        ({"json": {"properties": {"a": {"pattern": "(a"}}}}, "at #/properties/a: "),
+        ({"json": {"items": {"anyOf": [{}, {"format": "foo"}]}}}, "at #/items/anyOf/1/format: must be one of date"),
+        (
+            {"json": {"items": {"anyOf": [{"type": "null"}, {"pattern": "(a"}]}}},
+            "at #/items/anyOf/1: regex parse error",
+        ),
+        ({"json": {"format": "unknown"}}, "must be one of date"),
+        (
+            {"json": {"$defs": {"d": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}, "$ref": "#/$defs/d"}},
+            "oneOf",
+        ),
+        ({"structural_tag": {"structures": []}}, "1 to 128"),
+        ({"structural_tag": {"structures": [{"begin": "a"}], "triggers": ["a"]}}, "structures[0] must have begin"),
+        (
+            {"structural_tag": {"structures": [{"begin": "a", "schema": {}, "end": ""}], "triggers": ["b"]}},
+            "one of the triggers",
+        ),
+        (
+            {"structural_tag": {"structures": [{"begin": "a", "schema": {"not": {}}, "end": ""}], "triggers": ["a"]}},
+            "#/not",
+        ),
+        ({"structural_tag": {"format": {}}}, "structures and triggers"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_what_cannot_be_is_told(compiler: Compiler, fields: dict[str, object], told: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        compiler.compiled(StructuredOutputs(**fields))
+    assert told in caught.value.message
+    assert "\n" not in caught.value.message
+    assert len(caught.value.message) < 400
+    assert caught.value.param == "structured"
+
+
+def test_a_model_without_an_end_is_told_so(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidRequestError, match="end-of-sequence"):
+        Compiler(tokenizer, VOCAB_SIZE, frozenset()).compiled(StructuredOutputs(json_object=True))
+
+
+def test_equal_structures_compile_once_and_the_cache_is_bounded(compiler: Compiler) -> None:
+    first = compiler.compiled(StructuredOutputs(json={"const": "kept"}))
+    assert compiler.compiled(StructuredOutputs(json={"const": "kept"})) is first
+    for i in range(MAX_CACHED):
+        compiler.compiled(StructuredOutputs(regex=f"a{i}"))
+    assert len(compiler._cache) == MAX_CACHED
+    assert compiler.compiled(StructuredOutputs(json={"const": "kept"})) is not first
+
+
+def test_several_threads_may_compile_at_once(tokenizer: Tokenizer) -> None:
+    """The vocabulary, which is made with the first structure, is made once."""
+    compiler = Compiler(tokenizer, VOCAB_SIZE, frozenset({EOS}))
+    made: list[Compiled] = []
+    threads = [
+        threading.Thread(target=lambda i=i: made.append(compiler.compiled(StructuredOutputs(choice=(f"a{i % 3}",)))))
+        for i in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {tuple(sorted(allowed(compiled, b"a"))) for compiled in made} == {(48,), (49,), (50,)}

@@ -1,0 +1,130 @@
+"""Masked rows: their tokens are allowed ones, other rows notice nothing, and what goes wrong is found out."""
+
+import asyncio
+import threading
+from collections.abc import Iterable
+
+import msgspec
+import pytest
+import torch
+
+from aserve.core.plan import RowControls, StepPlan
+from aserve.runner.masks import num_mask_bytes
+from tests.runner.toy import GREEDY, POISON, VOCAB_SIZE, chunk, continuation, fed, hash_of, init, scores, toy_runner
+
+pytestmark = pytest.mark.torch
+
+PROMPT = [5, 6, 7, 8, 9]
+PLAIN = continuation(PROMPT, 4)
+
+
+class Only:
+    """The mask of these tokens. made_by: the thread that asked for it."""
+
+    def __init__(self, token_ids: Iterable[int]) -> None:
+        self.token_ids = token_ids
+        self.made_by = ""
+
+    def mask(self) -> bytes:
+        self.made_by = threading.current_thread().name
+        return bytes_of(self.token_ids)
+
+
+class Broken:
+    """A mask that cannot be made."""
+
+    def mask(self) -> bytes:
+        raise ValueError("no mask")
+
+
+def bytes_of(token_ids: Iterable[int]) -> bytes:
+    return sum(1 << token_id for token_id in token_ids).to_bytes(num_mask_bytes(VOCAB_SIZE), "little")
+
+
+def likeliest(context: list[int], allowed: Iterable[int]) -> int:
+    """What ToyLM says of these tokens alone."""
+    [logits_V] = scores(torch.tensor([[hash_of(list(enumerate(context)))]], dtype=torch.float64))
+    return max(allowed, key=lambda token_id: logits_V[token_id].item())
+
+
+@pytest.fixture
+def runner():
+    runner = toy_runner()
+    yield runner
+    runner.close()
+
+
+def test_a_masked_rows_tokens_are_the_likeliest_that_are_allowed(runner):
+    """Step by step, with another mask each: a mask that lagged a step, or stayed, would show."""
+    allowed = [[3, 40, 41], [1, 64, 90], [2, 31, 32], [0, 63]]
+    context = list(PROMPT)
+    pieces = [chunk(0, 0, PROMPT, 1, 2), fed(0, 5), fed(0, 6), fed(0, 7)]
+    for step_id, (piece, ids) in enumerate(zip(pieces, allowed, strict=True)):
+        mask = Only(ids)
+        plan = StepPlan(step_id, (piece,), (init(0),) if step_id == 0 else (), masks=((piece.row, mask),))
+        expected = likeliest(context, ids)
+        assert runner.run(plan).token_ids == (expected,)
+        assert mask.made_by.startswith("aserve-masks")
+        context.append(expected)
+
+
+def test_other_rows_of_the_step_are_as_if_alone(runner):
+    """The unmasked row comes first and last in turn, so that a mask in another's place is seen."""
+    both = StepPlan(
+        0, (chunk(0, 0, PROMPT, 1, 2), chunk(1, 0, PROMPT, 3, 4)), (init(0), init(1)), masks=((1, Only([3, 4])),)
+    )
+    first = runner.run(both).token_ids
+    second = runner.run(StepPlan(1, (fed(1, 5), fed(0, 5)), masks=((1, Only([7])),))).token_ids
+    third = runner.run(StepPlan(2, (fed(1, 6), fed(0, 6)))).token_ids
+    assert [first[0], second[1], third[1]] == PLAIN[:3]
+    assert first[1] == likeliest(PROMPT, [3, 4])
+    assert second[0] == 7
+    assert third[0] == likeliest([*PROMPT, first[1], 7], range(VOCAB_SIZE))
+
+
+def test_a_row_that_the_mask_leaves_nothing_fails_alone(runner):
+    both = StepPlan(
+        0, (chunk(0, 0, PROMPT, 1, 2), chunk(1, 0, PROMPT, 3, 4)), (init(0), init(1)), masks=((1, Only([])),)
+    )
+    result = runner.run(both)
+    assert result.failed == (101,)
+    assert result.token_ids[0] == PLAIN[0]
+
+
+def test_what_is_not_finite_is_found_behind_a_mask(runner):
+    plan = StepPlan(0, (chunk(0, 0, [1, POISON], 1),), (init(0),), masks=((0, Only([3])),))
+    assert runner.run(plan).failed == (100,)
+
+
+def test_bans_work_on_what_the_mask_leaves_and_scores_are_the_models(runner):
+    sampling = msgspec.structs.replace(
+        GREEDY, controls=RowControls(logit_bias=((8, 100.0), (9, 50.0))), num_logprobs=0, banned_ids=(9,)
+    )
+    sampling = msgspec.structs.replace(sampling, banned_before=6)
+    plan = StepPlan(0, (chunk(0, 0, PROMPT, 1, 2),), (init(0, sampling=sampling),), masks=((0, Only([9, 10])),))
+    result = runner.run(plan)
+    assert result.token_ids == (10,)  # 8 is masked, 9 is banned
+    [score] = result.scores
+    [logits_V] = scores(torch.tensor([[hash_of(list(enumerate(PROMPT)))]], dtype=torch.float64))
+    assert score is not None
+    assert score.logprob == pytest.approx(logits_V.log_softmax(0)[10].item(), abs=1e-5)
+    again = StepPlan(1, (fed(0, 5),), masks=((0, Only([9])),))  # nothing is banned from position 6 on
+    assert runner.run(again).token_ids == (9,)
+
+
+async def test_a_mask_that_cannot_be_made_fails_its_step(runner):
+    flight = runner.launch(StepPlan(0, (chunk(0, 0, PROMPT, 1, 2),), (init(0),), masks=((0, Broken()),)))
+    with pytest.raises(ValueError, match="no mask"):
+        await asyncio.wait_for(flight.land(), 60)
+    await runner.recover().land()
+    assert runner.run(StepPlan(1, (chunk(0, 0, PROMPT, 1, 2),), (init(0),))).token_ids == (PLAIN[0],)
+
+
+def test_a_runner_without_masks_has_no_thread_for_them():
+    runner = toy_runner()
+    runner.run(StepPlan(0, (chunk(0, 0, PROMPT, 1, 2),), (init(0),)))
+    names = [thread.name for thread in threading.enumerate()]
+    assert not any(name.startswith("aserve-masks") for name in names)
+    runner.run(StepPlan(1, (fed(0, 5),), masks=((0, Only([3])),)))
+    runner.close()
+    assert not any(thread.name.startswith("aserve-masks") for thread in threading.enumerate())
