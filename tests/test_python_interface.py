@@ -299,7 +299,13 @@ def test_p6_asking_for_names_loads_no_torch():
 def test_p6_options_as_keywords_are_the_options():
     hints = get_type_hints(OptionFields)
     assert list(hints) == [field for field in Options.__struct_fields__ if field != "model"]
-    taken = {"served_model_name", "tokenizer", "chat_template", "download_dir"}  # as which more is taken than is kept
+    taken = {
+        "served_model_name",
+        "tokenizer",
+        "chat_template",
+        "download_dir",
+        "speculative_config",
+    }  # as which more is taken than is kept
     kept = get_type_hints(Options)
     assert {name for name, hint in hints.items() if hint != kept[name]} == taken
 

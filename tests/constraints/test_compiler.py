@@ -73,7 +73,7 @@ def test_an_answer_ends_only_where_it_is_complete(compiler: Compiler) -> None:
         ({"json": '{"const": {"a": [true]}}'}, lambda text: json.loads(text) == {"a": [True]}),
         ({"json": {"type": "integer", "minimum": 3, "maximum": 17}}, lambda text: 3 <= int(text) <= 17),
     ],
-    ids=str,
+    ids=["regex", "choice", "gbnf", "lark", "enum", "const", "integer"],
 )
 def test_what_comes_out_is_what_was_asked_for(compiler: Compiler, fields: dict[str, object], good) -> None:
     compiled = compiler.compiled(StructuredOutputs(**fields))
