@@ -32,7 +32,8 @@ class StartupPrinter:
             if progress.total:
                 self._bar = tqdm(total=progress.total, desc=progress.stage, file=self._file, leave=True)
             else:
-                print(progress.stage, file=self._file, flush=True)
+                self._file.write(f"{progress.stage}\n")  # at once: another thread may be writing too
+                self._file.flush()
         if self._bar is not None:
             self._bar.update(progress.done - self._bar.n)
 

@@ -50,7 +50,8 @@ EXIT_DEAD: Final = 70
 
 def print_line(line: str) -> None:
     """Say something to whoever watches the terminal."""
-    print(line, file=sys.stderr, flush=True)
+    sys.stderr.write(f"{line}\n")  # at once: another thread may be writing too
+    sys.stderr.flush()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,11 @@ from aserve.kernels.native.native_ops import NativeOps
 
 FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-O1")
 PRELOADED = "ASERVE_SANITIZED"
-TESTS = ("test_native.py", "test_norm.py", "test_activation.py", "test_rope.py", "test_sampling.py", "test_scores.py")
-NOT_THESE = "threads_that_torch_has or compiler or sanitizers or folder"
+TESTS = (
+    *("test_native.py", "test_norm.py", "test_activation.py", "test_rope.py", "test_sampling.py", "test_scores.py"),
+    *("test_native_linear.py", "test_native_attention.py"),
+)
+NOT_THESE = "threads_that_torch_has or compiler or folder or processor or sources"
 """Tests of how kernels are compiled, which is done otherwise here."""
 
 
@@ -48,6 +52,10 @@ def main() -> int:
         variant = native.choose_variant(platform.machine(), native._processor_flags())
         path = native.compile_variant(variant, Path(folder), extra_flags=FLAGS)
         native._places = lambda variant: iter([path])
+        # Fixtures that compile compile the same.
+        machine = platform.machine()
+        native.VARIANTS = {machine: {variant: native.VARIANTS[machine][variant]}}
+        native.compile_variant = partial(native.compile_variant, extra_flags=FLAGS)
         if "--planted" in sys.argv:
             return read_a_row_too_many(native.library())
         files = [str(Path(__file__).with_name(name)) for name in TESTS]

@@ -5,6 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from aserve.kernels.dispatch import select_ops
+from aserve.kernels.ops import HeadNormOps
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
@@ -23,6 +27,7 @@ def test_the_dry_run_measures_every_kernel() -> None:
         "add_rms_norm",
         "silu_and_mul",
         "rope_and_write_kv",
+        *["norm_rope_and_write_kv"] * isinstance(select_ops(torch.device("cpu")), HeadNormOps),
         "decode_attention",
         "prefill_attention",
         "sample",

@@ -66,7 +66,7 @@ def test_poisson_arrivals_and_goodput(url, capsys, monkeypatch):
     code, (line,) = measure(capsys, monkeypatch, url, "--rate", "50", "--requests", "6", *limits)
     assert (code, line["load"], line["rate"], line["requests"]) == (0, "poisson", 50, 6)
     assert (line["good_fraction"], line["goodput_per_s"]) == (0, 0)
-    assert line["late_p50_ms"] >= 0
+    assert line["late_p50_ms"] > -2  # the clock of an event loop's timers is a millisecond coarse
 
 
 def test_a_trace_is_replayed_scaled(url, capsys, monkeypatch, tmp_path):
