@@ -86,9 +86,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
 FAMILIES: Final[Mapping[str, Family]] = {
     "LlamaForCausalLM": Family(model="llama:Llama", mlp_bias=True, context_len=2048),
-    "MistralForCausalLM": Family(
-        model="llama:Llama", sliding_window=4096, qkv_bias=False, context_len=131072
-    ),
+    "MistralForCausalLM": Family(model="llama:Llama", sliding_window=4096, qkv_bias=False, context_len=131072),
     "Qwen2ForCausalLM": Family(
         model="llama:Llama", sliding_window=4096, switched_windows=True, qkv_bias=True, context_len=32768
     ),
