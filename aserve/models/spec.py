@@ -1,8 +1,8 @@
 """ModelSpec: the numbers of a decoder, read from a Hugging Face config.json. Pure: no torch, no file, no transformers.
 
 Knows the native families' spellings and defaults, old (`rope_scaling`, `rope_theta`) and new (`rope_parameters`,
-transformers 5). A new family is an entry in
-FAMILIES and the file that its entry names. Other architectures are measured where transformers runs them (transformers_backend.py).
+transformers 5). A new family is an entry in FAMILIES and the file that its entry names. Other architectures are
+measured where transformers runs them (transformers_backend.py).
 """
 
 import math
