@@ -26,13 +26,13 @@ def free_port() -> int:
 
 
 def test_in_the_delay_it_is_unready_and_serves_all_the_same():
-    with serving("--drain-delay", "1") as server:
+    with serving("--drain-delay", "3") as server:
         server.wait_until_ready()
         with server.stream(question("Hello!", ignore_eos=True, max_tokens=200)) as response:
             lines = response.iter_lines()
             first = next(lines)
             server.popen.send_signal(signal.SIGTERM)
-            server.line_with("unready; requests are taken for 1 s more")
+            server.line_with("unready; requests are taken for 3 s more")
             refused = server.http.get("/ready")
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
             for path in ("/health", "/metrics", "/v1/models"):
