@@ -16,10 +16,12 @@ from typing import Final
 import torch
 
 from aserve.core.errors import InsufficientMemoryError
-from aserve.core.ids import Row
+from aserve.core.ids import AdapterId, Row
 from aserve.core.plan import StepPlan, StepResult
 from aserve.kernels.ops import Ops
 from aserve.models.interface import CausalLM
+from aserve.models.lora import LoraLayers
+from aserve.runner.adapters import AdapterSlots
 from aserve.runner.batch import BatchBuilder
 from aserve.runner.controls import ControlTable
 from aserve.runner.costs import MemoryCosts, measure_costs
@@ -58,9 +60,10 @@ class ModelRunner:
     num_host_blocks: room for blocks that are swapped out.
     graph_device: captures decoding steps; None runs every step kernel by kernel.
     device: how steps reach it; None for that of the cache's tensors.
+    lora: where the model's adapters lie; None where rows have none.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (each a part that is chosen elsewhere, half of them with a default)
         self,
         model: CausalLM,
         ops: Ops,
@@ -71,6 +74,7 @@ class ModelRunner:
         num_host_blocks: int = 0,
         graph_device: GraphDevice | None = None,
         device: StepDevice | None = None,
+        lora: LoraLayers | None = None,
     ) -> None:
         torch_device = kv.planes_YBX.device
         self._block_size = kv.block_size
@@ -84,7 +88,8 @@ class ModelRunner:
         self._device = device or step_device(torch_device)
         self._threads = StepThreads(model.spec, measure_flops_per_thread())
         controls = ControlTable(max_num_seqs, model.spec.vocab_size, torch_device, self._device)
-        builder = BatchBuilder(rows, controls, self._device, self._block_size, kv.num_groups)
+        self._slots = slots = None if lora is None else AdapterSlots(lora, rows, self._device)
+        builder = BatchBuilder(rows, controls, self._device, self._block_size, kv.num_groups, slots)
         step = EagerStep(model, ops, kv.layers, rows)
         graphs = None
         if graph_device is not None:
@@ -115,6 +120,17 @@ class ModelRunner:
     def recover(self) -> StepFlight:
         """As the Protocol says."""
         return StepFlight(self._submit(self._sign_of_life, recovers=True))
+
+    def load(self, adapter: AdapterId, folder: str) -> None:
+        """Read an adapter, as `AdapterStore` says. Raises `AdapterError`."""
+        assert self._slots is not None, "the runner takes no adapters"
+        self._slots.load(adapter, folder)
+
+    def drop(self, adapter: AdapterId) -> None:
+        """Forget an adapter, behind the steps that were launched, as `AdapterStore` says."""
+        assert self._slots is not None, "the runner takes no adapters"
+        with suppress(RuntimeError):  # the runner is being closed: its thread takes no more
+            self._worker.submit(self._slots.drop, adapter)
 
     def run(self, plan: StepPlan) -> StepResult:
         """`launch` and wait, blocking: for start-up, before there is an event loop to keep free."""
@@ -158,7 +174,7 @@ class ModelRunner:
         self._device.drain()  # before tensors go: torch hands their memory to whoever asks next, steps or no steps
         if self._stages is not None:
             self._stages[0].close()
-        self._stages = self._kv = None
+        self._stages = self._kv = self._slots = None
         gc.collect()  # modules point at each other; their memory should not wait for the collector's turn
         self._device.release()
 
