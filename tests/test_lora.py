@@ -101,9 +101,7 @@ def expected(crowd: tuple[Path, list[Path], list[Path]]) -> dict[int, tuple[int,
 async def test_eight_adapters_and_none_side_by_side_give_what_each_gives_alone(
     crowd: tuple[Path, list[Path], list[Path]], expected: dict[int, tuple[int, ...]], options: dict[str, object]
 ) -> None:
-    """Who met another's block, slot or factors would say something else: with preemption, prefix hits, fewer places than
-    adapters, and drafts.
-    """
+    """With preemption, prefix hits, fewer places than adapters, and drafts: another's block or factors would show."""
     model, adapters, _ = crowd
     requests = mixed_requests()
     modules = {f"a{i}": path for i, path in enumerate(adapters)}

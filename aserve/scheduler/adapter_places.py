@@ -1,6 +1,6 @@
 """AdapterPlaces: no more adapters run, or are swapped out, than the runner has slots for.
 
-    slots 2    running a a b    waiting c a - b c       a, - and b are admitted, c waits until all of a or of b have ended
+    slots 2    running a a b    waiting c a - b c      a, - and b are admitted; c waits until a or b runs no more
 
 Who would bring one more is passed by others: by those without an adapter always, by those of adapters that run so many
 times, and then no more of them are admitted until it has been. So it waits for a bounded number of answers (I15).
@@ -34,8 +34,11 @@ class AdapterPlaces:
 
     def settle(self) -> None:
         """Another step is being planned: look who runs."""
-        self._taken = {sequence.request.adapter for sequence in chain(self._running, self._swapped)} - {None}
+        self._taken = self._adapters()
         self._first = None
+
+    def _adapters(self) -> set[AdapterId | None]:
+        return {sequence.request.adapter for sequence in chain(self._running, self._swapped)} - {None}
 
     def allows(self, sequence: Sequence) -> bool:
         """Whether one that waits may run now. To be asked in the order of the queue."""
@@ -60,3 +63,7 @@ class AdapterPlaces:
             self._num_passing = self._num_passing + 1 if self._first.id == self._passed else 1
             self._passed = self._first.id
         self._first = None  # the queue is asked again, from its beginning
+
+    def check(self) -> None:
+        """Assert I26."""
+        assert len(self._adapters()) <= self._most, f"I26: {self._adapters()} run"
