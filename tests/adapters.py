@@ -3,12 +3,13 @@
 import json
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 CONFIG: dict[str, Any] = {
@@ -39,7 +40,6 @@ def write_adapter(
     **config: Any,
 ) -> Path:
     """Factors for these layers of a checkpoint, whose product is about `size`; returns the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
     draw = torch.Generator().manual_seed(seed)
     settings = CONFIG | {"r": rank, "target_modules": list(linears)} | config
     factors = {}
@@ -47,10 +47,25 @@ def write_adapter(
         module = name.removesuffix(".weight")
         if module.endswith(tuple(linears)):
             num_outputs, num_inputs = weight_OI.shape
-            for factor, shape in (("A", (rank, num_inputs)), ("B", (num_outputs, rank))):
-                values = torch.randn(shape, generator=draw) * math.sqrt(size / rank / scale_of(settings))
-                factors[f"base_model.model.{module}.lora_{factor}.weight"] = values
-    save_file(factors, folder / "adapter_model.safetensors")
+            a_RI, b_OR = (
+                torch.randn(shape, generator=draw) * math.sqrt(size / rank / scale_of(settings))
+                for shape in ((rank, num_inputs), (num_outputs, rank))
+            )
+            factors[module] = a_RI, b_OR
+    return write_factors(folder, factors, **settings)
+
+
+def write_factors(folder: Path, factors: Mapping[str, tuple[Tensor, Tensor]], **config: Any) -> Path:
+    """These factors A and B, by layer, with scale 1 unless the config says otherwise; returns the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rank = len(next(iter(factors.values()))[0])
+    tensors = {
+        f"base_model.model.{module}.lora_{name}.weight": factor
+        for module, pair in factors.items()
+        for name, factor in zip("AB", pair, strict=True)
+    }
+    save_file(tensors, folder / "adapter_model.safetensors")
+    settings = CONFIG | {"r": rank, "lora_alpha": rank} | config
     (folder / "adapter_config.json").write_text(json.dumps(settings))
     return folder
 

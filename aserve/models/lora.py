@@ -114,6 +114,10 @@ class LoraLayers:
                     reader.fill(name, a_IR[:, : folder.rank], b_RO[: folder.rank])
         return Factors(numbers_N, folder.rank)
 
+    def blank(self) -> Factors:
+        """An adapter that changes nothing, of the largest rank."""
+        return Factors(torch.zeros_like(self._memory_GN[0], device="cpu"), self._rank)
+
     def put(self, slot: int, factors: Factors) -> None:
         """Bring an adapter into a slot, on the current stream."""
         self._memory_GN[slot].copy_(factors.numbers_N, non_blocking=True)

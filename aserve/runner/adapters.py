@@ -4,14 +4,18 @@
     in slots      those that steps computed with last, as many as a step may have
 
 Before a step its adapters are brought into slots, over those that have not been in one for longest. The scheduler sees
-to it that no step has more than there are slots. Letters: kernels/ops.py, and S sequences, N tokens with an adapter.
+to it that no step has more than there are slots. A captured step finds its tokens by slot in buffers of its own, and
+factors where they always are, so that it serves any mixture of adapters.
+Letters: kernels/ops.py, and S sequences, N tokens with an adapter.
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from aserve.core.ids import AdapterId, Row
 from aserve.kernels.ops import LoraBatch
@@ -19,12 +23,13 @@ from aserve.models.lora import Factors, LoraLayers
 from aserve.models.peft import inspect_adapter
 from aserve.runner.device import Array, StepDevice
 from aserve.runner.rows import RowTable
+from aserve.runner.warm_up import BLANK
 
 Ints = NDArray[np.int64]
 
 
 class AdapterSlots:
-    """The slots of a runner. Used by its thread alone, in launch order, but for `load`.
+    """The slots of a runner. Used by its thread alone, in launch order, but for `read`.
 
     version: another number whenever an adapter has come into a slot.
     """
@@ -39,10 +44,14 @@ class AdapterSlots:
         self._free = list(range(layers.num_slots))
         self.version = 0
 
-    def load(self, adapter: AdapterId, folder: str) -> None:
+    def read(self, adapter: AdapterId, folder: str) -> None:
         """Read an adapter into host memory. In any thread, before a plan has it. Raises `AdapterError`."""
         layers = self._layers
         self._loaded[adapter] = layers.read(inspect_adapter(Path(folder), layers.modules, layers.max_rank))
+
+    def add_blank(self) -> None:
+        """An adapter that changes nothing, under the id BLANK, for a warm-up. To be dropped."""
+        self._loaded[BLANK] = self._layers.blank()
 
     def drop(self, adapter: AdapterId) -> None:
         """Forget it; its slot is free."""
@@ -64,9 +73,17 @@ class AdapterSlots:
         tokens_N, starts_G1 = by_slot(slots_T, self._layers.num_slots)
         return LoraBatch(*self._device.upload([tokens_N[: starts_G1[-1]], starts_G1]))
 
-    def by_slot(self, rows: Sequence[Row], lens: Sequence[int]) -> tuple[Array, Array]:
-        """Likewise for the buffers of a captured step: all tokens, and the offsets, on the host."""
-        return by_slot(np.repeat(self.slots_of(rows), lens), self._layers.num_slots)
+    def no_starts(self) -> Tensor:
+        """A buffer for the offsets of a captured step, in which no token has an adapter."""
+        device = self._rows.last_token_R.device
+        return torch.zeros(self._layers.num_slots + 1, dtype=torch.int32, device=device)
+
+    def load(self, buffers: LoraBatch, rows_S: Array, lens_S: Array) -> None:
+        """Write to the buffers that a captured step reads; they have room for its tokens."""
+        arrays = by_slot(np.repeat(self.slots_of(rows_S.tolist()), lens_S), self._layers.num_slots)
+        tokens_N, starts_G1 = self._device.upload(arrays)
+        buffers.tokens_N[: len(tokens_N)].copy_(tokens_N)
+        buffers.starts_G1.copy_(starts_G1)
 
     def slots_of(self, rows: Sequence[Row]) -> Ints:
         """The slot of each row's adapter, brought there if need be; -1 for a row without one."""

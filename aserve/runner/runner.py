@@ -37,7 +37,7 @@ from aserve.runner.steady import SteadyBuilder
 from aserve.runner.step import EagerStep
 from aserve.runner.swapper import BlockMover
 from aserve.runner.threads import StepThreads, measure_flops_per_thread
-from aserve.runner.warm_up import sign_of_life, warm_up_plans
+from aserve.runner.warm_up import BLANK, adapted_plan, sign_of_life, warm_up_plans
 
 OUT_OF_MEMORY: Final = ("DefaultCPUAllocator", "out of memory")
 """What torch's errors say that have no class of their own."""
@@ -96,7 +96,8 @@ class ModelRunner:
         graphs = None
         if graph_device is not None:
             with self._device.stepping():  # its buffers are filled on the stream that reads them
-                graphs = DecodeGraphs(graph_device, self._device, rows, builder, step, max_model_len=max_model_len)
+                parts = graph_device, self._device, rows, builder, step
+                graphs = DecodeGraphs(*parts, max_model_len=max_model_len, slots=slots)
         self._stages: tuple[BlockMover, SteadyBuilder, EagerStep, DecodeGraphs | None] | None = (
             BlockMover(ops, kv, self._device, num_host_blocks),
             SteadyBuilder(builder, rows),
@@ -127,7 +128,7 @@ class ModelRunner:
     def load(self, adapter: AdapterId, folder: str) -> None:
         """Read an adapter, as `AdapterStore` says. Raises `AdapterError`."""
         assert self._slots is not None, "the runner takes no adapters"
-        self._slots.load(adapter, folder)
+        self._slots.read(adapter, folder)
 
     def drop(self, adapter: AdapterId) -> None:
         """Forget an adapter, behind the steps that were launched, as `AdapterStore` says."""
@@ -150,6 +151,10 @@ class ModelRunner:
             can_swap=self._num_host_blocks > 0,
         ):
             self.run(plan)
+        if self._slots is not None:
+            self._slots.add_blank()
+            self.run(adapted_plan(self._block_size))
+            self.drop(BLANK)
         if self._stages is not None and self._stages[3] is not None:
             self._worker.submit(self._with_graphs, DecodeGraphs.capture_at_start_up).result()
         self._fills_in = True
