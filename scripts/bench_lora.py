@@ -48,7 +48,7 @@ async def tokens_per_s(engine: AsyncEngine, options: argparse.Namespace, adapter
     await asyncio.gather(
         *(engine.complete(prompt, params, lora=adapters[i % len(adapters)]) for i, prompt in enumerate(prompts))
     )
-    return options.streams * options.tokens / (time.perf_counter() - start)
+    return float(options.streams * options.tokens / (time.perf_counter() - start))
 
 
 async def measure(options: argparse.Namespace, root: Path) -> None:
