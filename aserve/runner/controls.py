@@ -6,20 +6,18 @@ sees one has none of the tables. Letters: kernels/ops.py and rows.py; Q controll
 """
 
 import math
-from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from aserve.core.columns import NO_PENALTY, PENALTIES, PenaltyColumns
 from aserve.core.ids import Row
 from aserve.core.plan import RowControls, RowInit
-from aserve.kernels.ops import BadWords, LogitControls
+from aserve.kernels.ops import NO_TOKEN, BadWords, LogitControls
 from aserve.runner.device import StepDevice
 from aserve.runner.kv_store import zeros
 from aserve.runner.rows import Ints
-
-NO_TOKEN: Final = -1
 
 
 class ControlTable:
@@ -55,18 +53,15 @@ class ControlTable:
         controls = [self._controls[Row(row)] for row in rows_N[places].tolist()]
         banned_QC = banned_NC[places]
         banned_NC[places] = NO_TOKEN
-        rows_Q, table_rows_Q, banned, repetition_Q, presence_Q, frequency_Q, words_WM, word_rows_W = (
-            self._device.upload(
-                [
-                    np.array(places, np.int64),
-                    rows_N[places],
-                    banned_QC,
-                    np.array([c.repetition_penalty for c in controls], np.float32),
-                    np.array([c.presence_penalty for c in controls], np.float32),
-                    np.array([c.frequency_penalty for c in controls], np.float32),
-                    *_words(controls),
-                ]
-            )
+        penalties_Q = zip(*(c.penalties for c in controls), strict=True)
+        rows_Q, table_rows_Q, banned, words_WM, word_rows_W, *penalties = self._device.upload(
+            [
+                np.array(places, np.int64),
+                rows_N[places],
+                banned_QC,
+                *_words(controls),
+                *(np.array(values_Q, column.dtype) for values_Q, column in zip(penalties_Q, PENALTIES, strict=True)),
+            ]
         )
         bad_words = None
         if len(words_WM) and self._recent_RH is not None:
@@ -76,15 +71,13 @@ class ControlTable:
             table_rows_Q=table_rows_Q,
             bias_RV=self._bias_RV,
             counts_RV=self._counts_RV,
-            repetition_Q=repetition_Q,
-            presence_Q=presence_Q,
-            frequency_Q=frequency_Q,
+            penalties_Q=PenaltyColumns(*penalties),
             banned_QC=banned if banned_QC.size else None,
             bad_words=bad_words,
         )
 
     def _set_counts(self, row: Row, controls: RowControls) -> None:
-        if not has_penalty(controls) and self._counts_RV is None:
+        if controls.penalties == NO_PENALTY and self._counts_RV is None:
             return
         if self._counts_RV is None:
             self._counts_RV = zeros((self._num_rows, self._vocab_size), torch.int32, self._torch_device)
@@ -145,12 +138,6 @@ def record_sampled(controls: LogitControls, ids_N: Tensor) -> None:
         recent_QH = words.recent_RH.index_select(0, controls.table_rows_Q)
         newest_QH = torch.cat((recent_QH[:, 1:], ids_Q[:, None]), dim=1)
         words.recent_RH.index_copy_(0, controls.table_rows_Q, newest_QH)
-
-
-def has_penalty(controls: RowControls) -> bool:
-    """Whether counts of tokens matter."""
-    neutral = (0.0, 0.0, 1.0)
-    return (controls.presence_penalty, controls.frequency_penalty, controls.repetition_penalty) != neutral
 
 
 def _words(controls: list[RowControls]) -> tuple[Ints, Ints]:

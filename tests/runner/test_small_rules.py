@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from aserve.core import columns
 from aserve.core.ids import Row
 from aserve.core.plan import RowControls, RowSampling, StepPlan
 from aserve.runner import graphs as graphs_module
@@ -16,10 +17,10 @@ from tests.runner.toy import GREEDY, chunk, fed, init
 
 pytestmark = pytest.mark.torch
 
-PENALTY = RowControls(presence_penalty=1.0, prompt_ids=(3,), output_ids=(4, 4, 5))
+PENALTY = RowControls(columns.NO_PENALTY._replace(presence_penalty=1.0), prompt_ids=(3,), output_ids=(4, 4, 5))
 BIAS = RowControls(logit_bias=((2, 1.5),))
 WORDS = RowControls(bad_words=((6, 7, 8),), output_ids=(1, 2, 3, 4))
-DRAWN = RowSampling(temperature=0.9, top_k=0, top_p=1.0, min_p=0.0, seed=5)
+DRAWN = RowSampling(columns.GREEDY._replace(temperature=0.9, seed=5))
 
 
 def table_of(*controls: RowControls) -> ControlTable:

@@ -101,6 +101,15 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
         return self.skip_special_tokens is False
 
 
+_DECIDED: Final = frozenset({"max_tokens", "best_of", "prompt_logprobs"})
+_AS_GIVEN: Final = tuple(
+    name
+    for name in GenerationFields.__struct_fields__
+    if name in SamplingParams.__struct_fields__ and name not in _DECIDED
+)
+"""Fields that `SamplingParams` has under the same name, and takes as they are."""
+
+
 class Message(msgspec.Struct, frozen=True):
     """One message, as far as it is checked here; the chat template sees the object that was sent."""
 
@@ -224,30 +233,14 @@ def sampling_params(
     if fields.stream and fields.prompt_logprobs is not None:
         raise InvalidRequestError("prompt_logprobs is not for streams", "prompt_logprobs")
     beam = _beam_params(fields)
+    given = {name: getattr(fields, name) for name in _AS_GIVEN}
     return engine.default_params(
+        **given,
         max_tokens=max_tokens,
-        temperature=fields.temperature,
-        top_p=fields.top_p,
-        top_k=fields.top_k,
-        min_p=fields.min_p,
-        seed=fields.seed,
-        stop=fields.stop,
-        stop_token_ids=fields.stop_token_ids,
-        ignore_eos=fields.ignore_eos,
-        min_tokens=fields.min_tokens,
-        n=fields.n,
         best_of=fields.best_of if beam is None else None,
         beam=beam,
-        presence_penalty=fields.presence_penalty,
-        frequency_penalty=fields.frequency_penalty,
-        repetition_penalty=fields.repetition_penalty,
-        logit_bias=fields.logit_bias,
-        allowed_token_ids=fields.allowed_token_ids,
-        bad_words=fields.bad_words,
         logprobs=num_logprobs,
         prompt_logprobs=num_prompt_logprobs,
-        include_stop_str_in_output=fields.include_stop_str_in_output,
-        skip_special_tokens=fields.skip_special_tokens,
         structured=structure_of(fields.response_format, fields.structured_outputs),
     )
 
