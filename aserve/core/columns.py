@@ -66,6 +66,6 @@ PENALTIES: Final = PenaltyColumns(
     frequency_penalty=Column("float32", 0.0),
     repetition_penalty=Column("float32", 1.0),
 )
-GREEDY: Final = SamplingColumns[float](*(column.neutral for column in SAMPLING))
-"""The likeliest token, of all."""
+NEUTRAL: Final = SamplingColumns[float](*(column.neutral for column in SAMPLING))
+"""Of a row that takes the likeliest of all tokens."""
 NO_PENALTY: Final = PenaltyColumns[float](*(column.neutral for column in PENALTIES))

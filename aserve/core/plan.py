@@ -21,7 +21,7 @@ from typing import Protocol
 
 import msgspec
 
-from aserve.core.columns import GREEDY, NO_PENALTY, PenaltyColumns, SamplingColumns
+from aserve.core.columns import NEUTRAL, NO_PENALTY, PenaltyColumns, SamplingColumns
 from aserve.core.ids import AdapterId, BlockId, HostBlockId, Row, SeqId
 
 
@@ -51,7 +51,7 @@ class RowSampling(msgspec.Struct, frozen=True, gc=False):
     num_prompt_logprobs: the same for the prompt's tokens, where slices have `target_ids`.
     """
 
-    columns: SamplingColumns[float] = GREEDY
+    columns: SamplingColumns[float] = NEUTRAL
     banned_ids: tuple[int, ...] = ()
     banned_before: int = 0
     num_logprobs: int | None = None

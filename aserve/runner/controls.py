@@ -14,7 +14,7 @@ from torch import Tensor
 from aserve.core.columns import NO_PENALTY, PENALTIES, PenaltyColumns
 from aserve.core.ids import Row
 from aserve.core.plan import RowControls, RowInit
-from aserve.kernels.ops import NO_TOKEN, BadWords, LogitControls
+from aserve.kernels.ops import PADDING_ID, BadWords, LogitControls
 from aserve.runner.device import StepDevice
 from aserve.runner.kv_store import zeros
 from aserve.runner.rows import Ints
@@ -52,7 +52,7 @@ class ControlTable:
             return None
         controls = [self._controls[Row(row)] for row in rows_N[places].tolist()]
         banned_QC = banned_NC[places]
-        banned_NC[places] = NO_TOKEN
+        banned_NC[places] = PADDING_ID
         penalties_Q = zip(*(c.penalties for c in controls), strict=True)
         rows_Q, table_rows_Q, banned, words_WM, word_rows_W, *penalties = self._device.upload(
             [
@@ -113,7 +113,7 @@ class ControlTable:
         recent_RH = self._widen_recent(max(num_needed, 1))
         width = recent_RH.shape[1]
         newest = list(controls.output_ids[-width:])
-        [recent_H] = self._device.upload([np.array([NO_TOKEN] * (width - len(newest)) + newest, np.int64)])
+        [recent_H] = self._device.upload([np.array([PADDING_ID] * (width - len(newest)) + newest, np.int64)])
         recent_RH[row].copy_(recent_H)
 
     def _widen_recent(self, width: int) -> Tensor:
@@ -123,7 +123,7 @@ class ControlTable:
             kept_RH = torch.empty((self._num_rows, 0), dtype=torch.int64, device=self._torch_device)
         if kept_RH.shape[1] < width:
             pad = (self._num_rows, width - kept_RH.shape[1])
-            kept_RH = torch.cat((kept_RH.new_full(pad, NO_TOKEN), kept_RH), dim=1)
+            kept_RH = torch.cat((kept_RH.new_full(pad, PADDING_ID), kept_RH), dim=1)
         self._recent_RH = kept_RH
         return kept_RH
 
@@ -144,7 +144,7 @@ def _words(controls: list[RowControls]) -> tuple[Ints, Ints]:
     """All bad words, [W, M], padded in front, and whose they are, [W]."""
     owned = [(q, word) for q, c in enumerate(controls) for word in c.bad_words]
     longest = max((len(word) for _, word in owned), default=0)
-    words_WM = np.full((len(owned), longest), NO_TOKEN, np.int64)
+    words_WM = np.full((len(owned), longest), PADDING_ID, np.int64)
     for w, (_, word) in enumerate(owned):
         words_WM[w, longest - len(word) :] = word
     return words_WM, np.array([q for q, _ in owned], np.int64)

@@ -9,7 +9,7 @@ from typing import Final
 
 import torch
 
-from aserve.core.columns import GREEDY
+from aserve.core.columns import NEUTRAL
 from aserve.core.config import GiB
 from aserve.core.ids import BlockId, Row, SeqId
 from aserve.core.params import MAX_LOGPROBS
@@ -116,7 +116,7 @@ def largest_step(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: 
     num_tokens = min(-(-max_num_batched_tokens // num_seqs), max_model_len)
     blocks = (BlockId(0),) * -(-num_tokens // block_size)
     sampling = RowSampling(
-        GREEDY._replace(temperature=1.0, top_k=50, top_p=0.9),
+        NEUTRAL._replace(temperature=1.0, top_k=50, top_p=0.9),
         num_logprobs=MAX_LOGPROBS,
         num_prompt_logprobs=MAX_LOGPROBS,
         controls=CONTROLS,

@@ -18,6 +18,7 @@ from torch import Tensor
 from aserve.core.columns import SAMPLING, SamplingColumns
 from aserve.core.ids import BlockId, Row
 from aserve.core.plan import RowInit, StepPlan
+from aserve.kernels.ops import PADDING_ID
 from aserve.runner.device import Array
 
 Ints = NDArray[np.int64]
@@ -33,7 +34,7 @@ class RowChanges(NamedTuple):
 
 
 class RowSamplings(NamedTuple):
-    """The sampling state of N rows. banned_NC is padded with -1 and has no column when nothing is banned."""
+    """The sampling state of N rows. banned_NC is padded with PADDING_ID and has no column when nothing is banned."""
 
     columns_N: SamplingColumns[Array]
     banned_NC: Ints
@@ -146,7 +147,7 @@ class RowTable:
                 (self._banned.get(row, nothing) for row in rows_N.tolist()), positions_N.tolist(), strict=True
             )
         ]
-        banned_NC = np.full((len(banned), max(map(len, banned), default=0)), -1, np.int64)
+        banned_NC = np.full((len(banned), max(map(len, banned), default=0)), PADDING_ID, np.int64)
         for n, ids in enumerate(banned):
             banned_NC[n, : len(ids)] = ids
         return banned_NC

@@ -14,8 +14,8 @@ from aserve.core.plan import BlockOps, RowControls, RowInit, RowSampling, SeqSli
 from aserve.runner.masks import num_mask_bytes
 
 GREEDY: Final = RowSampling()
-DRAWN: Final = RowSampling(columns.GREEDY._replace(temperature=1.0))
-FILTERED: Final = RowSampling(columns.GREEDY._replace(temperature=1.0, top_k=2, top_p=0.9, min_p=0.1))
+DRAWN: Final = RowSampling(columns.NEUTRAL._replace(temperature=1.0))
+FILTERED: Final = RowSampling(columns.NEUTRAL._replace(temperature=1.0, top_k=2, top_p=0.9, min_p=0.1))
 CONTROLS: Final = RowControls(
     columns.NO_PENALTY._replace(presence_penalty=1.0), logit_bias=((0, 1.0),), bad_words=((0, 0),)
 )

@@ -28,7 +28,7 @@ from typing import Final
 
 import msgspec
 
-from aserve.core.columns import GREEDY, PenaltyColumns, SamplingColumns
+from aserve.core.columns import NEUTRAL, PenaltyColumns, SamplingColumns
 from aserve.core.ids import ChoiceId, RequestId, Row, SeqId
 from aserve.core.outputs import FinishReason, SeqDelta
 from aserve.core.plan import RowControls, RowInit, RowSampling, TokenScores
@@ -295,7 +295,7 @@ def row_sampling(request: Request, index: int = 0) -> RowSampling:
     params = request.params
     if params.beam is not None:
         num_scores = params.beam.width + len(request.stop_ids)
-        return RowSampling(GREEDY._replace(seed=request.seed), num_logprobs=num_scores)
+        return RowSampling(NEUTRAL._replace(seed=request.seed), num_logprobs=num_scores)
     is_ranked = params.num_sequences > params.n
     banned_ids = tuple(sorted(request.stop_ids)) if params.min_tokens else ()
     is_masked = request.structure is not None

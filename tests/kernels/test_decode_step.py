@@ -22,7 +22,7 @@ from tests.runner.toy import chunk, fed, init
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
-FILTERED = RowSampling(columns.GREEDY._replace(temperature=0.8, top_k=20, top_p=0.9, seed=3))
+FILTERED = RowSampling(columns.NEUTRAL._replace(temperature=0.8, top_k=20, top_p=0.9, seed=3))
 NUM_STEPS = 6
 
 

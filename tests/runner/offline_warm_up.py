@@ -50,7 +50,7 @@ SPEC = ModelSpec(
     qk_norm=True,
 )
 SCORED = msgspec.structs.replace(FILTERED, num_logprobs=1)
-BANNING = RowSampling(columns.GREEDY._replace(temperature=1.0, seed=1), banned_ids=(3, 4), banned_before=9999)
+BANNING = RowSampling(columns.NEUTRAL._replace(temperature=1.0, seed=1), banned_ids=(3, 4), banned_before=9999)
 
 
 class CompilingOps(TritonOps):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aserve.core.columns import GREEDY, PENALTIES, SAMPLING, Column, PenaltyColumns, SamplingColumns
+from aserve.core.columns import NEUTRAL, PENALTIES, SAMPLING, Column, PenaltyColumns, SamplingColumns
 from aserve.core.params import SamplingParams
 from aserve.core.plan import RowInit, RowSampling, StepPlan
 from aserve.kernels.ops import SamplingBatch
@@ -22,15 +22,15 @@ from tests.runner.toy import chunk, fed, init, request
 
 pytestmark = pytest.mark.torch
 
-NEUTRAL = 0.25
+OFF = 0.25
 Wider = namedtuple("Wider", [*SamplingColumns._fields, "made_up"])
-TABLE = Wider(*SAMPLING, Column("float32", NEUTRAL, is_filter=True))
+TABLE = Wider(*SAMPLING, Column("float32", OFF, is_filter=True))
 
 
 class MoreParams(SamplingParams, frozen=True, kw_only=True):
     """With the made-up parameter."""
 
-    made_up: float = NEUTRAL
+    made_up: float = OFF
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +81,7 @@ def run(graphs: TapeGraphs | None, first: float, second: float) -> tuple[Listene
     runner = recordable_runner(graphs, ops=ops)
 
     def beginning(row: int, value: float) -> RowInit:
-        return init(row, sampling=RowSampling(Wider(*GREEDY._replace(temperature=0.9, seed=5), value)))
+        return init(row, sampling=RowSampling(Wider(*NEUTRAL._replace(temperature=0.9, seed=5), value)))
 
     plans = [
         StepPlan(
@@ -109,9 +109,9 @@ def test_the_buffers_of_graphs_have_the_column_and_padding_is_neutral():
     assert tape.num_replays == 5, "each step is a graph's"
     assert tokens == run(None, 0.5, 0.75)[1]
     assert tokens != run(None, 0.5, 0.5)[1], "the column is read"
-    assert {value for step in ops.heard for value in step} == {NEUTRAL}, "graphs are recorded on padding alone"
+    assert {value for step in ops.heard for value in step} == {OFF}, "graphs are recorded on padding alone"
 
 
 def test_a_value_that_is_not_neutral_asks_for_the_filter():
     """Caught: `is_filter` that nobody heeds, by which a step of such rows alone would not be filtered."""
-    assert [run(None, value, NEUTRAL)[0].filters[0] for value in (NEUTRAL, 0.5)] == [False, True]
+    assert [run(None, value, OFF)[0].filters[0] for value in (OFF, 0.5)] == [False, True]

@@ -26,7 +26,7 @@ from tests.runner.toy import GREEDY, answer, chunk, fed, init, request, until
 
 pytestmark = pytest.mark.torch
 
-DRAWN = RowSampling(columns.GREEDY._replace(temperature=0.9, seed=5))
+DRAWN = RowSampling(columns.NEUTRAL._replace(temperature=0.9, seed=5))
 
 
 def random_requests(rng: random.Random, count: int) -> list[Request]:

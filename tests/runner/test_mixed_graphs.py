@@ -18,7 +18,7 @@ from tests.runner.toy import answer, chunk, fed, init, request
 
 pytestmark = pytest.mark.torch
 
-FILTERED = RowSampling(columns.GREEDY._replace(temperature=0.9, top_k=7, top_p=0.9, seed=5))
+FILTERED = RowSampling(columns.NEUTRAL._replace(temperature=0.9, top_k=7, top_p=0.9, seed=5))
 TWO_PROMPTS = StepPlan(0, (chunk(0, 0, [1, 2, 3], 1, 2, 3), chunk(1, 0, [4], 4, 5)), (init(0), init(1)))
 MIXED = StepPlan(
     1,

@@ -45,7 +45,9 @@ pytestmark = pytest.mark.torch
 META = torch.device("meta")
 BLOCK_SIZE = 8
 FILTERED = RowSampling(
-    columns.GREEDY._replace(temperature=0.8, top_k=5, top_p=0.9, min_p=0.1, seed=3), banned_ids=(4, 5), banned_before=99
+    columns.NEUTRAL._replace(temperature=0.8, top_k=5, top_p=0.9, min_p=0.1, seed=3),
+    banned_ids=(4, 5),
+    banned_before=99,
 )
 CONTROLS = RowControls(
     columns.PenaltyColumns(0.1, 0.1, 1.2),

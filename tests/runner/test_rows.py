@@ -41,7 +41,7 @@ def test_more_blocks_than_a_sequence_can_have_is_an_assertion():
 
 def test_sampling_columns_are_those_of_the_asked_rows():
     rows = new_table()
-    drawn = RowSampling(columns.GREEDY._replace(temperature=0.5, top_k=7, top_p=0.25, min_p=0.125, seed=2**63 - 1))
+    drawn = RowSampling(columns.NEUTRAL._replace(temperature=0.5, top_k=7, top_p=0.25, min_p=0.125, seed=2**63 - 1))
     run(rows, StepPlan(0, (chunk(2, 0, [1], 1), chunk(0, 0, [1], 2)), (init(2, sampling=drawn), init(0))))
     samplings = rows.samplings(np.array([2, 0]), np.array([1, 1]))
     assert [column.tolist() for column in samplings.columns_N] == [

@@ -22,13 +22,13 @@ NUM_ROWS = 5
 SAMPLINGS = (
     GREEDY,
     GREEDY,
-    RowSampling(columns.GREEDY._replace(temperature=1.0, top_p=0.5, seed=3)),
+    RowSampling(columns.NEUTRAL._replace(temperature=1.0, top_p=0.5, seed=3)),
     RowSampling(banned_ids=(7,), banned_before=4),
     RowSampling(
-        columns.GREEDY._replace(temperature=0.5),
+        columns.NEUTRAL._replace(temperature=0.5),
         controls=RowControls(columns.NO_PENALTY._replace(presence_penalty=1.0)),
     ),
-    RowSampling(columns.GREEDY._replace(temperature=0.5), num_logprobs=2),
+    RowSampling(columns.NEUTRAL._replace(temperature=0.5), num_logprobs=2),
 )
 
 

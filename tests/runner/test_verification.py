@@ -17,7 +17,7 @@ from tests.runner.toy import GREEDY, POISON, VOCAB_SIZE, chunk, continuation, fe
 pytestmark = pytest.mark.torch
 
 PROMPT = [5, 6, 7, 8, 9, 10]
-SAMPLED = RowSampling(columns.GREEDY._replace(temperature=1.0, top_p=0.9, seed=3))
+SAMPLED = RowSampling(columns.NEUTRAL._replace(temperature=1.0, top_p=0.9, seed=3))
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import msgspec
 
 from aserve.core.outputs import Completion, TextDelta
 from aserve.core.plan import TokenScores
-from aserve.engine import AsyncEngine
+from aserve.engine import Engine
 from aserve.http.endpoint import Exchange, Handler
 from aserve.http.openai.generation import Generation, Usage, answer
 from aserve.http.openai.logprobs import CompletionLogprobs, Speller, prompt_logprobs
@@ -29,7 +29,7 @@ from aserve.http.sse import StreamLimits
 _encode: Final = msgspec.json.encode
 
 
-def completions(engine: AsyncEngine, limits: StreamLimits) -> Handler:
+def completions(engine: Engine, limits: StreamLimits) -> Handler:
     """The handler of this route."""
 
     async def handle(exchange: Exchange) -> None:
@@ -40,7 +40,7 @@ def completions(engine: AsyncEngine, limits: StreamLimits) -> Handler:
     return handle
 
 
-async def _answer(engine: AsyncEngine, limits: StreamLimits, exchange: Exchange, fields: CompletionFields) -> None:
+async def _answer(engine: Engine, limits: StreamLimits, exchange: Exchange, fields: CompletionFields) -> None:
     model = check_model(engine.info, fields.model)
     check_room(engine, fields, exchange)
     caps = (fields.max_completion_tokens, 1 if fields.scores_only else fields.max_tokens, DEFAULT_COMPLETION_TOKENS)
@@ -78,7 +78,7 @@ async def _answer(engine: AsyncEngine, limits: StreamLimits, exchange: Exchange,
     await answer(engine, generation, wire, exchange, limits)
 
 
-async def _text(engine: AsyncEngine, fields: CompletionFields, prompt: TokenIds) -> str:
+async def _text(engine: Engine, fields: CompletionFields, prompt: TokenIds) -> str:
     return await engine.decode(prompt, skip_special_tokens=not fields.shows_special_tokens)
 
 
@@ -90,7 +90,7 @@ class TextWire:
 
     def __init__(
         self,
-        engine: AsyncEngine,
+        engine: Engine,
         completion_id: str,
         model: str,
         fields: CompletionFields,

@@ -7,12 +7,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from aserve.core.config import ModelInfo
-from aserve.engine import AsyncEngine
+from aserve.engine import Engine
 from aserve.http.json_response import JsonResponse
 from aserve.http.openai.schema import check_model
 
 
-def model_routes(engine: AsyncEngine) -> list[Route]:
+def model_routes(engine: Engine) -> list[Route]:
     """Both routes. Every name of the model has a card of its own."""
 
     async def list_models(_request: Request) -> Response:

@@ -15,7 +15,7 @@ from aserve.core.config import ModelInfo
 from aserve.core.errors import InvalidRequestError, ModelNotFoundError
 from aserve.core.params import MAX_CHOICES, MAX_LOGPROBS, BeamParams, SamplingParams
 from aserve.core.request import CACHE_SALT, REQUEST_ID
-from aserve.engine import AsyncEngine
+from aserve.engine import Engine
 from aserve.http.errors import echo
 from aserve.http.openai.fields import check_names
 from aserve.http.openai.structured import ResponseFormat, StructuredFields, check_structure_names, structure_of
@@ -219,7 +219,7 @@ def check_model(info: ModelInfo, model: str | None) -> str:
 
 
 def sampling_params(
-    engine: AsyncEngine,
+    engine: Engine,
     fields: GenerationFields,
     *,
     max_tokens: int | None,

@@ -3,7 +3,7 @@
 from typing import Final
 
 from aserve.core.errors import InvalidRequestError
-from aserve.engine import AsyncEngine
+from aserve.engine import Engine
 from aserve.http.endpoint import Exchange, Handler
 from aserve.http.json_response import JsonResponse
 from aserve.http.openai.schema import DetokenizeFields, TokenizeFields, check_model, parse
@@ -12,7 +12,7 @@ OFF_LOOP_TOKENS: Final = 2048
 """Answers of more are written in a thread."""
 
 
-def tokenize(engine: AsyncEngine) -> Handler:
+def tokenize(engine: Engine) -> Handler:
     """The handler of /tokenize: the tokens that a prompt or a conversation comes to."""
 
     async def handle(exchange: Exchange) -> None:
@@ -49,7 +49,7 @@ def tokenize(engine: AsyncEngine) -> Handler:
     return handle
 
 
-def detokenize(engine: AsyncEngine) -> Handler:
+def detokenize(engine: Engine) -> Handler:
     """The handler of /detokenize: the text of tokens, special ones included."""
 
     async def handle(exchange: Exchange) -> None:
