@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aserve.core.columns import SAMPLING, SamplingColumns
-from aserve.core.ids import BlockId, Row
+from aserve.core.ids import AdapterId, BlockId, Row
 from aserve.core.plan import RowInit, StepPlan
 from aserve.kernels.ops import PADDING_ID
 from aserve.runner.device import Array
@@ -63,6 +63,8 @@ class RowTable:
         self._columns_R = SamplingColumns[Array](
             *(np.full(num_rows, column.neutral, column.dtype) for column in SAMPLING)
         )
+        self.adapters: dict[Row, AdapterId] = {}
+        """Of the rows that have one."""
         self._banned: dict[Row, tuple[tuple[int, ...], int]] = {}
         self._num_logprobs: dict[Row, int] = {}
         self._num_prompt_logprobs: dict[Row, int] = {}
@@ -113,8 +115,10 @@ class RowTable:
 
     def _reset(self, init: RowInit) -> None:
         row, sampling = init.row, init.sampling
-        assert init.adapter is None, f"no adapter is loaded, row {row} wants {init.adapter}"
         self._num_blocks_R[row] = 0
+        self.adapters.pop(row, None)
+        if init.adapter is not None:
+            self.adapters[row] = init.adapter
         for column_R, value in zip(self._columns_R, sampling.columns, strict=True):
             column_R[row] = value
         self._banned.pop(row, None)
