@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from aserve.core.errors import InvalidRequestError
 from aserve.engine import Engine
 from aserve.http.body import Glance, is_flat
-from aserve.http.openai.schema import PROMPT_SHAPES
+from aserve.http.openai.completions import PROMPT_SHAPES
 
 
 def generation_glance(engine: Engine) -> Glance:
