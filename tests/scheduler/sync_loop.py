@@ -26,7 +26,7 @@ STEP_S, TOKEN_S = 0.01, 0.001
 
 def mark_of_row(init: RowInit) -> int:
     """The salt, which the seeds of a request tell, and the adapter: a block shared across either changes the token."""
-    return init.sampling.seed // SEEDS_OF_A_SALT + 10 * (init.adapter or 0)
+    return init.sampling.columns.seed // SEEDS_OF_A_SALT + 10 * (init.adapter or 0)
 
 
 def mark_of(wanted: Request) -> int:

@@ -10,7 +10,7 @@ from aserve.scheduler.scheduler import Scheduler
 from tests.fakes import deltas_of
 from tests.scheduler.sync_loop import EOS, SyncLoop, request
 
-GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
+GREEDY = RowSampling()
 
 
 def scheduler_of(num_blocks: int = 8, **limits: float) -> Scheduler:
