@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 import msgspec
 
-from aserve import engine
 from aserve.adapters import Adapters
 from aserve.core.config import (
     EngineConfig,
@@ -34,7 +33,7 @@ from aserve.core.params import SamplingParams
 from aserve.core.ports import Proposer
 from aserve.core.speculation import SpeculativeConfig
 from aserve.drafting.ngram import NgramProposer
-from aserve.engine import EngineParts, Loader, Progress
+from aserve.engine import Engine, EngineParts, Loader, Progress
 from aserve.kv_cache.host_memory import has_host_tier
 from aserve.measuring import measure
 from aserve.model_folder import DEMO_MODEL, find_model, load_text
@@ -62,7 +61,7 @@ PRIORITY_AGEING_S: Final = 10.0
 Report = Callable[[Progress], None]
 
 
-class AsyncEngine(engine.AsyncEngine):
+class AsyncEngine(Engine):
     """A model inside your event loop: `async with AsyncEngine("folder or id") as engine: ...`.
 
     model: a folder, a Hugging Face id, or "demo", the bundled one. options: the fields of `Options`, which are the
