@@ -304,6 +304,8 @@ def test_p6_options_as_keywords_are_the_options():
         "tokenizer",
         "chat_template",
         "download_dir",
+        "lora_modules",
+        "lora_root",
         "speculative_config",
         "lora_modules",
         "lora_root",

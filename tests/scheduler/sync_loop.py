@@ -290,8 +290,9 @@ class SyncLoop:
             self._unclean |= {
                 block_id for block_id in written[culprit] if not self.scheduler._cache._pool.refs(block_id)
             }
-            assert self.answers[culprit].is_open, f"I19: {culprit} failed after its end"
-            self.answers[culprit].drop()
+            answer = self.answers[culprit]
+            assert answer.is_open or answer.dropped or answer.is_cut, f"I19: {culprit} failed after its end"
+            answer.drop()
         while self.in_flight:
             fallen, _ = self.in_flight.pop()
             self._kv.spoil(fallen)

@@ -251,6 +251,22 @@ def test_nothing_that_a_failed_step_wrote_is_ever_found_in_the_cache():
     assert loop.scheduler.statistics().num_cache_hits == 0
 
 
+def test_a_culprit_whose_client_left_while_it_was_on_trial_is_named_and_tears_nothing():
+    loop = SyncLoop()
+    for name in ("a", "b"):
+        loop.add(request(name, (0, 1, 2), max_tokens=5))
+    loop.plan()
+    assert loop.fail() is None
+    loop.plan()
+    assert loop.fail() is None
+    loop.plan()
+    loop.cancel("a")
+    assert loop.fail() == "a"
+    loop.drain()
+    loop.compare()
+    assert len(loop.answers["b"].token_ids) == 5
+
+
 def test_what_an_aborted_request_computed_stays_of_use():
     loop = SyncLoop()
     loop.add(request("a", (0, 1, 2, 0, 1), max_tokens=5))
