@@ -299,6 +299,7 @@ class AsyncEngine(Answers):
         params: SamplingParams | None = None,
         *,
         starts_text: bool = False,
+        markers: frozenset[str] = frozenset(),
         **terms: Unpack[RequestTerms],
     ) -> AsyncIterator[Mailbox]:
         """Submit a prompt (text or token ids); inside the block, iterate the mailbox. Leaving the block cancels.
@@ -307,7 +308,7 @@ class AsyncEngine(Answers):
         and tenant, see `RequestTerms`.
 
         starts_text: the answer is a text of its own (a chat message) and does not continue the prompt's: SentencePiece
-        tokenizers then drop the space before its first word.
+        tokenizers then drop the space before its first word. markers: special tokens in them are shown all the same.
 
         Raises `InvalidRequestError` (a token id or parameter out of bounds, an empty prompt, an id that is in use),
         `ContextLengthError` (it can never fit), `OverloadedError` (see `check_room`), `UnavailableError` (loading,
@@ -323,7 +324,9 @@ class AsyncEngine(Answers):
         request = await self._preparer.prepared(request, parts.info, parts.scheduler)
         try:
             keeps_space = not starts_text or structure is not None  # a structure is of the whole text
-            new_stream = partial(TextStream, parts.tokenizer, request.params, keep_leading_space=keeps_space)
+            new_stream = partial(
+                TextStream, parts.tokenizer, request.params, keep_leading_space=keeps_space, markers=markers
+            )
             async with loop.open(request, new_stream) as mailbox:
                 yield mailbox
         finally:

@@ -8,16 +8,8 @@ An example of each is in tests/text/formats/examples.py.
 from collections.abc import Mapping
 from typing import Final
 
-from aserve.text.formats.parts import (
-    BareArguments,
-    CallId,
-    JsonArguments,
-    JsonCall,
-    Literal,
-    Name,
-    Part,
-    TaggedArguments,
-)
+from aserve.text.formats.bare import BareArguments
+from aserve.text.formats.parts import CallId, JsonArguments, JsonCall, Literal, Name, Part, TaggedArguments
 from aserve.text.formats.syntax import Calls, Channels, Thoughts
 
 _PYTHON: Final = (Name(follows="(", only_known=True), BareArguments("(", ('"', "'"), has_escapes=True))
@@ -44,14 +36,14 @@ def _deepseek(*call: Part) -> Calls:
 
 
 CALLS: Final[Mapping[str, tuple[Calls, ...]]] = {
-    "hermes": (Calls(begins=("<tool_call>",), call=(JsonCall(),), ends=("</tool_call>",)),),
+    "hermes": (Calls(begins=("<tool_call>",), call=(JsonCall(around="\n"),), ends=("</tool_call>",)),),
     "qwen3_coder": (
         Calls(begins=("<tool_call>",), opens="<function=", call=_QWEN_FUNCTION, ends=("</tool_call>",)),
         Calls(begins=("<function=",), call=_QWEN_FUNCTION, ends=("</tool_call>",)),
     ),
     "llama3_json": (
+        Calls(begins=("",), call=(JsonCall(only_known=True, arguments_key="parameters"),), separator=";"),
         Calls(begins=("<|python_tag|>",), call=(JsonCall(),), separator=";"),
-        Calls(begins=("",), call=(JsonCall(only_known=True),), separator=";"),
     ),
     "pythonic": (
         Calls(begins=("<|python_start|>", ""), opens="[", call=_PYTHON, separator=",", ends=("]", "<|python_end|>")),
@@ -70,11 +62,12 @@ CALLS: Final[Mapping[str, tuple[Calls, ...]]] = {
     ),
     "deepseek_v3": (
         _deepseek(
-            Literal("function<｜tool▁sep｜>"),
+            Literal("function"),
+            Literal("<｜tool▁sep｜>"),
             Name(follows="\n"),
-            Literal("```json"),
+            Literal("```json", before="\n", after="\n"),
             JsonArguments(),
-            Literal("```"),
+            Literal("```", before="\n"),
         ),
     ),
     "deepseek_v31": (_deepseek(Name(follows="<"), Literal("<｜tool▁sep｜>"), JsonArguments()),),
@@ -159,5 +152,7 @@ HARMONY: Final = Channels(
     words=("assistant", "json", "code"),
     prefix="functions.",
 )
+BARE: Final = (Calls(begins=("",), opens="[", call=(JsonCall(only_known=True),), separator=",", ends=("]",)),)
+"""For models whose own format of calls cannot be enforced, or is not known."""
 CHANNELS: Final[Mapping[str, Channels]] = {"openai": HARMONY}
 """Formats of calls and thoughts in one."""

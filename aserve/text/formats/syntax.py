@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from aserve.text.formats.parts import Part
+from aserve.text.formats.parts import JsonArguments, JsonCall, Part
 
 
 class Thoughts(msgspec.Struct, frozen=True):
@@ -29,6 +29,11 @@ class Calls(msgspec.Struct, frozen=True, kw_only=True):
     opens: str = ""
     separator: str | None = None
     ends: tuple[str, ...] = ()
+
+    @property
+    def is_enforceable(self) -> bool:
+        """Whether a grammar can be made of it, whose arguments are by a JSON Schema."""
+        return any(isinstance(part, JsonArguments | JsonCall) for part in self.call)
 
 
 class Channels(msgspec.Struct, frozen=True, kw_only=True):
