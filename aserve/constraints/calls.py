@@ -11,17 +11,19 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from aserve.constraints.formats import with_patterns
-from aserve.constraints.json_schema import check_schema
+from aserve.constraints.json_schema import ANNOTATIONS, check_schema
 from aserve.core.errors import InvalidRequestError
 from aserve.core.structured import CallRules, ToolRule
 from aserve.text.formats.families import BARE, CALLS, CHANNELS, THOUGHTS
-from aserve.text.formats.parts import JsonArguments, JsonCall, Literal, Name
+from aserve.text.formats.parts import NOT_IN_KEYS, JsonArguments, JsonCall, Literal, Name, TaggedArguments
 from aserve.text.formats.syntax import Calls, Channels, Thoughts
 
 ANY_TEXT: Final = r"/(.|\n)*/"
 ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
-MAX_NEWLINES: Final = 2
-"""After a thought, before what is enforced."""
+WITH_TEXTS: Final = ("type", "enum", "const", "minLength", "maxLength")
+"""Of the schema of a string that is no JSON."""
+DEFINITIONS: Final = ("$defs", "definitions")
+"""What a property is compiled with, so that it finds what it refers to."""
 
 
 def calls_grammar(rules: CallRules, special: Mapping[str, int], options: Mapping[str, Any]) -> str:
@@ -37,6 +39,7 @@ class _Grammar:
         self._rules = rules
         self._special = special
         self._options = options
+        self._values: dict[tuple[str, str], str] = {}
 
     def lark(self) -> str:
         """The whole of it."""
@@ -51,14 +54,17 @@ class _Grammar:
                     "structured",
                 )
             lines = self._tagged(way)
-        return "\n".join(["%llguidance {}", *lines, f"TEXT: {ANY_TEXT}", r"NEWLINES: /\n{0,2}/", ""])
+        for (end, text), name in self._values.items():
+            lines += self._until(name, end, text)
+        terminals = [f"TEXT: {ANY_TEXT}", r"NEWLINES: /\n{0,2}/", r'KEY: /[^<>"\n]{1,64}/']
+        return "\n".join(["%llguidance {}", *lines, *terminals, ""])
 
     def _tagged(self, way: Calls) -> list[str]:
         """Of formats with markers of their own."""
         thoughts = THOUGHTS.get(self._rules.thoughts or "")
         lines = self._thoughts(thoughts)
-        begin = next(begin for begin in way.begins)
-        body = self._terms(way.opens) + " call" + self._more(way) + "".join(self._terms(end) for end in way.ends[:1])
+        begin, ends = way.begins[0], "".join(way.ends[:1])
+        body = f"{self._terms(way.line + way.opens)} call {self._more(way)} {self._terms(ends)}"
         if self._rules.is_required:
             several = way.separator is None and not self._rules.is_single
             lines += [f"answer: {'block (NEWLINES block)*' if several else 'block'}"]
@@ -77,9 +83,9 @@ class _Grammar:
     def _more(self, way: Calls) -> str:
         """Further calls behind one marker."""
         if way.separator is None or self._rules.is_single:
-            return " "
+            return ""
         separator = f"{way.separator} " if way.separator else ""
-        return f" ({self._terms(separator)} call)* "
+        return f"({self._terms(separator)} call)*"
 
     def _thoughts(self, thoughts: Thoughts | None) -> list[str]:
         """What comes before an answer. Text that need not be a call must not be taken for a thought."""
@@ -114,18 +120,57 @@ class _Grammar:
             return self._terms(part.prefix + tool.name) + number
         if isinstance(part, JsonArguments):
             return self._arguments(tool)
+        if isinstance(part, TaggedArguments):
+            return self._tags(part, tool)
         if isinstance(part, JsonCall):
             head = f'{{"name": {json.dumps(tool.name)}, {json.dumps(part.arguments_key)}: '
             return f"{self._terms(part.around + head)} {self._arguments(tool)} {self._terms('}' + part.around)}"
         return ""  # an id, which a model need not give
 
     def _arguments(self, tool: ToolRule) -> str:
-        schema = ANY_OBJECT if tool.schema is None else {**ANY_OBJECT, **tool.schema}
-        try:
-            check_schema(schema)
-        except InvalidRequestError as error:
-            raise InvalidRequestError(f"structured.calls: of the tool {tool.name}: {error}", "structured") from None
+        return self._json(_schema_of(tool))
+
+    def _json(self, schema: Mapping[str, Any]) -> str:
         return "%json " + json.dumps({"x-guidance": self._options, **with_patterns(schema)})
+
+    def _tags(self, part: TaggedArguments, tool: ToolRule) -> str:
+        """Arguments with tags of their own: those that are known, in their order, or any where no schema counts."""
+        end = part.around + part.value_end
+        if tool.schema is None:
+            kind = '("true" | "false") "\\">"' if part.has_types else ""
+            head = f"{self._terms(part.key_begin)} KEY {self._terms(part.key_end)} {kind} {self._opening(part)}"
+            return f'"\\n" ({head} {self._lazy(end)} "\\n")*'
+        schema = _schema_of(tool)
+        known, required = schema.get("properties", {}), schema.get("required", ())
+        if missing := [name for name in required if name not in known]:
+            raise _refused(tool, f"no property {missing[0]}, which is required")
+        terms = ['"\\n"']
+        definitions = {key: schema[key] for key in DEFINITIONS if key in schema}
+        for name, value in known.items():
+            if value is False or set(name) & set(NOT_IN_KEYS):
+                raise _refused(tool, f"#/properties/{name} cannot be written in a tag")
+            given: Mapping[str, Any] = {} if value is True else value
+            is_text = _is_text(tool, name, given)
+            kind = f'"{str(is_text).lower()}\\">"' if part.has_types else ""
+            rest = self._text(given, end) if is_text else f"{self._json({**definitions, **given})} {self._terms(end)}"
+            tag = f"{self._terms(part.key_begin + name + part.key_end)} {kind} {self._opening(part)} {rest}"
+            terms.append(f'({tag} "\\n")' + ("" if name in required else "?"))
+        return " ".join(terms)
+
+    def _text(self, schema: Mapping[str, Any], end: str) -> str:
+        """A string as it is, and what ends it."""
+        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        if values is not None:
+            return f"({' | '.join(map(self._terms, values))}) {self._terms(end)}"
+        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+        return self._lazy(end, f"/(.|\\n){{{least},{most}}}/" if least or most else "TEXT")
+
+    def _opening(self, part: TaggedArguments) -> str:
+        return self._terms(("\n" + part.value_begin if part.value_begin else "") + part.around)
+
+    def _lazy(self, end: str, text: str = "TEXT") -> str:
+        """A text, up to and with an end, as a rule of its own."""
+        return self._values.setdefault((end, text), f"value_{len(self._values)}")
 
     def _channels(self, channels: Channels) -> list[str]:
         """Of messages in channels. Where no call is asked for, any other message may end the answer."""
@@ -155,6 +200,31 @@ class _Grammar:
                 terms.append(f"<[{self._special[name]}]>")
             text = text[place + len(name) :]
         return " ".join(terms)
+
+
+def _schema_of(tool: ToolRule) -> Mapping[str, Any]:
+    """What counts of a tool's arguments. Raises `InvalidRequestError` where it cannot be enforced in full."""
+    schema = ANY_OBJECT if tool.schema is None else {**ANY_OBJECT, **tool.schema}
+    try:
+        check_schema(schema)
+    except InvalidRequestError as error:
+        raise _refused(tool, error.message) from None
+    return schema
+
+
+def _refused(tool: ToolRule, problem: str) -> InvalidRequestError:
+    return InvalidRequestError(f"structured.calls: of the tool {tool.name}: {problem}", "structured")
+
+
+def _is_text(tool: ToolRule, name: str, schema: Mapping[str, Any]) -> bool:
+    """Whether an argument is written in its tag as it is, and not as JSON."""
+    types = schema.get("type", ())
+    if "string" not in ([types] if isinstance(types, str) else types):
+        return False
+    values = [schema["const"]] if "const" in schema else schema.get("enum", ())
+    if all(isinstance(value, str) for value in values) and schema.keys() <= {*WITH_TEXTS, *ANNOTATIONS}:
+        return True
+    raise _refused(tool, f"#/properties/{name}: a string in a tag may have {', '.join(WITH_TEXTS[1:])}, and no more")
 
 
 def _literally(text: str) -> str:

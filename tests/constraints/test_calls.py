@@ -25,7 +25,7 @@ SCHEMA = {
     "required": ["city", "days"],
     "additionalProperties": False,
 }
-GOOD, BAD = '{"city": "Rome", "days": 3}', '{"city": "Rome", "days": "3"}'
+GOOD, BAD = '{"city": "Rome", "days": 3}', '{"city": "Rome", "days": "x"}'
 MARKERS = ("<|end_of_text|>", "[TOOL_CALLS]", "[ARGS]", "<|channel|>", "<|message|>", "<|start|>", "<|end|>")
 MARKERS += ("<|constrain|>", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<|tool_call|>")
 EOS = 256
@@ -69,33 +69,79 @@ def rules(format, **fields):
 def written(format, *calls):
     """Calls by name and arguments, as the format has them."""
     spelled = [f'{{"name": "{name}", "arguments": {arguments}}}' for name, arguments in calls]
-    match format:
-        case "hermes":
-            return "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in spelled)
-        case "llama3_json":
-            return "; ".join(each.replace('"arguments"', '"parameters"') for each in spelled)
-        case "mistral":
-            return f"[TOOL_CALLS][{', '.join(spelled)}]"
-        case "phi4_mini_json":
-            return f"functools[{', '.join(spelled)}]"
-        case "granite":
-            return f"<|tool_call|>[{', '.join(spelled)}]"
-        case "deepseek_v3":
-            begin, end = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "\n```<｜tool▁call▁end｜>"
-            return _section(begin, "\n```json\n", end, calls)
-        case "deepseek_v31":
-            return _section("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", calls)
-        case "kimi_k2":
-            each = "".join(
-                f"<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>{arguments}<|tool_call_end|>"
-                for index, (name, arguments) in enumerate(calls)
+    array = f"[{', '.join(spelled)}]"
+    dsml = "｜DSML｜"
+    ways = {
+        "hermes": lambda: "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in spelled),
+        "llama3_json": lambda: "; ".join(each.replace('"arguments"', '"parameters"') for each in spelled),
+        "mistral": lambda: f"[TOOL_CALLS]{array}",
+        "phi4_mini_json": lambda: f"functools{array}",
+        "granite": lambda: f"<|tool_call|>{array}",
+        "deepseek_v3": lambda: _section(
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "\n```json\n", "\n```<｜tool▁call▁end｜>", calls
+        ),
+        "deepseek_v31": lambda: _section("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", calls),
+        "kimi_k2": lambda: _kimi(calls),
+        "openai": lambda: f"<|channel|>commentary to=functions.{calls[0][0]} <|constrain|>json<|message|>{calls[0][1]}",
+        "qwen3_coder": lambda: _tagged(
+            "",
+            "<tool_call>\n<function=",
+            ">",
+            "<parameter={}>\n{}\n</parameter>",
+            "</function>\n</tool_call>",
+            "\n",
+            calls,
+        ),
+        "glm45": lambda: _tagged(
+            "", "<tool_call>", "", "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>", "</tool_call>", "\n", calls
+        ),
+        "minimax_m2": lambda: (
+            _tagged(
+                "<minimax:tool_call>\n",
+                '<invoke name="',
+                '">',
+                '<parameter name="{}">{}</parameter>',
+                "</invoke>\n",
+                "",
+                calls,
             )
-            return f"<|tool_calls_section_begin|>{each}<|tool_calls_section_end|>"
-        case "openai":
-            [(name, arguments)] = calls
-            return f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}"
-        case _:
-            return f"[{', '.join(spelled)}]"
+            + "</minimax:tool_call>"
+        ),
+        "deepseek_v32": lambda: (
+            _tagged(
+                f"<{dsml}function_calls>\n",
+                f'<{dsml}invoke name="',
+                '">',
+                f'<{dsml}parameter name="{{}}" string="{{}}">{{}}</{dsml}parameter>',
+                f"</{dsml}invoke>\n",
+                "",
+                calls,
+            )
+            + f"</{dsml}function_calls>"
+        ),
+    }
+    return ways.get(format, lambda: array)()
+
+
+def _kimi(calls):
+    each = "".join(
+        f"<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>{arguments}<|tool_call_end|>"
+        for index, (name, arguments) in enumerate(calls)
+    )
+    return f"<|tool_calls_section_begin|>{each}<|tool_calls_section_end|>"
+
+
+def _tagged(before, begin, after, tag, end, between, calls):
+    """Calls whose arguments have tags."""
+    made = []
+    for name, arguments in calls:
+        tags = ""
+        for key, value in json.loads(arguments).items():
+            text = value if isinstance(value, str) else json.dumps(value)
+            kinds = [str(isinstance(value, str)).lower()] if tag.count("{}") == 3 else []
+            tags += tag.format(key, *kinds, text) + "\n"
+        made.append(f"{begin}{name}{after}\n{tags}{end}")
+    return before + between.join(made)
 
 
 def _section(begin, between, end, calls):
@@ -107,9 +153,8 @@ ENFORCED = [name for name in (*CALLS, *CHANNELS) if can_enforce(name)]
 SEVERAL = [name for name in ENFORCED if name != "openai"]
 
 
-def test_what_is_enforced_is_what_has_json_for_arguments():
-    tagged = {"qwen3_coder", "pythonic", "deepseek_v32", "glm45", "gemma4", "minimax_m2"}
-    assert set(ENFORCED) == {*CALLS, *CHANNELS} - tagged
+def test_what_is_enforced_is_what_is_not_written_as_programs_are():
+    assert set(ENFORCED) == {*CALLS, *CHANNELS} - {"pythonic", "gemma4"}
 
 
 @pytest.mark.parametrize("format", [*ENFORCED, None])
@@ -164,5 +209,50 @@ def test_what_cannot_be_enforced_is_refused_with_its_place(accepts):
     tools = (ToolRule(name="f", schema={"type": "object", "properties": {"a": {"not": {}}}}),)
     with pytest.raises(InvalidRequestError, match=r"of the tool f: .*#/properties/a/not"):
         accepts(rules("hermes", tools=tools), "")
-    with pytest.raises(InvalidRequestError, match="cannot be enforced in the format glm45"):
-        accepts(rules("glm45"), "")
+    with pytest.raises(InvalidRequestError, match="cannot be enforced in the format gemma4"):
+        accepts(rules("gemma4", is_required=False), "")
+
+
+TAGGED = {
+    "name": "f",
+    "schema": {
+        "type": "object",
+        "properties": {
+            "unit": {"type": "string", "enum": ["C", "F"]},
+            "note": {"type": ["string", "null"], "maxLength": 3},
+            "at": {"$ref": "#/$defs/hour"},
+            "any": True,
+        },
+        "required": ["unit", "at"],
+        "$defs": {"hour": {"type": "integer", "minimum": 0, "maximum": 23}},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_good"),
+    [
+        ({"unit": "C", "at": 5}, True),
+        ({"unit": "C", "note": "abc", "at": 5, "any": [1]}, True),
+        ({"unit": "K", "at": 5}, False),
+        ({"unit": "C", "at": 24}, False),
+        ({"unit": "C", "note": "abcd", "at": 5}, False),
+        ({"at": 5}, False),
+        ({"unit": "C", "at": 5, "more": 1}, False),
+    ],
+)
+def test_arguments_with_tags_are_by_their_schema(accepts, arguments, is_good):
+    text = written("qwen3_coder", ("f", json.dumps(arguments)))
+    tools = (ToolRule(**TAGGED),)
+    assert accepts(rules("qwen3_coder", tools=tools), text) == is_good
+    assert accepts(rules("qwen3_coder", tools=tools, is_required=False), text) == is_good
+    if is_good:
+        [(_, said, _)] = parsed(format_named("qwen3_coder"), text, schemas={"f": TAGGED["schema"]})[2]
+        assert json.loads(said) == arguments
+
+
+@pytest.mark.parametrize("value", [{"type": "string", "pattern": "a"}, False])
+def test_what_cannot_be_written_in_a_tag_is_refused(accepts, value):
+    tools = (ToolRule(name="f", schema={"type": "object", "properties": {"a": value}}),)
+    with pytest.raises(InvalidRequestError, match="#/properties/a"):
+        accepts(rules("glm45", tools=tools), "")

@@ -16,8 +16,8 @@ _PYTHON: Final = (Name(follows="(", only_known=True), BareArguments("(", ('"', "
 _QWEN_FUNCTION: Final = (
     Name(follows=">"),
     Literal(">"),
-    TaggedArguments("<parameter=", ">", "</parameter>"),
-    Literal("</function>"),
+    TaggedArguments("<parameter=", ">", "</parameter>", around="\n"),
+    Literal("</function>", after="\n"),
 )
 _DSML: Final = "｜DSML｜"
 
@@ -38,7 +38,7 @@ def _deepseek(*call: Part) -> Calls:
 CALLS: Final[Mapping[str, tuple[Calls, ...]]] = {
     "hermes": (Calls(begins=("<tool_call>",), call=(JsonCall(around="\n"),), ends=("</tool_call>",)),),
     "qwen3_coder": (
-        Calls(begins=("<tool_call>",), opens="<function=", call=_QWEN_FUNCTION, ends=("</tool_call>",)),
+        Calls(begins=("<tool_call>",), line="\n", opens="<function=", call=_QWEN_FUNCTION, ends=("</tool_call>",)),
         Calls(begins=("<function=",), call=_QWEN_FUNCTION, ends=("</tool_call>",)),
     ),
     "llama3_json": (
@@ -79,8 +79,9 @@ CALLS: Final[Mapping[str, tuple[Calls, ...]]] = {
                 Name(follows='"'),
                 Literal('">'),
                 TaggedArguments(f'<{_DSML}parameter name="', '" string="', f"</{_DSML}parameter>", has_types=True),
-                Literal(f"</{_DSML}invoke>"),
+                Literal(f"</{_DSML}invoke>", after="\n"),
             ),
+            line="\n",
             separator="",
             ends=(f"</{_DSML}function_calls>",),
         ),
@@ -121,8 +122,9 @@ CALLS: Final[Mapping[str, tuple[Calls, ...]]] = {
                 Name(follows='"'),
                 Literal('">'),
                 TaggedArguments('<parameter name="', '">', "</parameter>"),
-                Literal("</invoke>"),
+                Literal("</invoke>", after="\n"),
             ),
+            line="\n",
             separator="",
             ends=("</minimax:tool_call>",),
         ),

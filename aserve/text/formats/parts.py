@@ -20,6 +20,8 @@ from aserve.text.formats.reading import Reading
 
 MAX_NAME_CHARS: Final = 256
 NOT_IN_NAMES: Final = frozenset("<>[](){}\"'`,;=| \t\r\n\\")
+NOT_IN_KEYS: Final = '<>"\n'
+"""Of arguments with tags."""
 _JSON_KINDS: Final[Mapping[str, tuple[type, ...]]] = {
     "null": (type(None),),
     "boolean": (bool,),
@@ -220,7 +222,8 @@ class TaggedArguments(msgspec.Struct, frozen=True):
 
     key_begin, key_end: around its name. value_begin: what follows, white space before it or not. value_end: its end.
     A newline at either end of a value belongs to the tags. has_types: after a name stands whether it is a string:
-    key_end is '" string="', and 'true">' or 'false">' follow.
+    key_end is '" string="', and 'true">' or 'false">' follow. around: the white space that the family
+    writes around values.
 
     A value is a string as it comes, where the schema says that it is one. Else it is known at its end: JSON as it is
     written, where the schema allows it, and if not a string.
@@ -231,6 +234,7 @@ class TaggedArguments(msgspec.Struct, frozen=True):
     value_end: str
     value_begin: str = ""
     has_types: bool = False
+    around: str = ""
 
     def read(self, reading: Reading) -> Steps[bool]:
         """As the Protocol says. With its name the call begins, for it may have no arguments."""
@@ -242,7 +246,7 @@ class TaggedArguments(msgspec.Struct, frozen=True):
             yield from cursor.blanks()
             if (yield from cursor.literal(self.key_begin)) is None:
                 break
-            key = yield from cursor.span(lambda char: char not in '<>"\n', MAX_KEY_CHARS)
+            key = yield from cursor.span(lambda char: char not in NOT_IN_KEYS, MAX_KEY_CHARS)
             is_string = yield from self._opening(reading, key)
             if is_string is None:
                 is_junk = True

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from aserve.text.formats.parts import JsonArguments, JsonCall, Part
+from aserve.text.formats.parts import JsonArguments, JsonCall, Part, TaggedArguments
 
 
 class Thoughts(msgspec.Struct, frozen=True):
@@ -20,6 +20,7 @@ class Calls(msgspec.Struct, frozen=True, kw_only=True):
     begins: the markers of which any one comes first. "" is none: the calls begin where the answer does, or after its
     thoughts, and their parts should heed known names only.
     opens: what follows the marker, and tells this way from another with the same. call: the parts of a call.
+    line: the white space that the family writes behind the marker.
     separator: between two calls, "" where they follow each other; None where each has a marker of its own.
     ends: what follows the last call, one after the other. Models leave it out, so that it is not asked for.
     """
@@ -27,13 +28,14 @@ class Calls(msgspec.Struct, frozen=True, kw_only=True):
     begins: tuple[str, ...]
     call: tuple[Part, ...]
     opens: str = ""
+    line: str = ""
     separator: str | None = None
     ends: tuple[str, ...] = ()
 
     @property
     def is_enforceable(self) -> bool:
-        """Whether a grammar can be made of it, whose arguments are by a JSON Schema."""
-        return any(isinstance(part, JsonArguments | JsonCall) for part in self.call)
+        """Whether a grammar is made of it, in which arguments are by a schema: not of programming languages' ways."""
+        return any(isinstance(part, JsonArguments | JsonCall | TaggedArguments) for part in self.call)
 
 
 class Channels(msgspec.Struct, frozen=True, kw_only=True):
