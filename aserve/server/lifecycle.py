@@ -29,7 +29,8 @@ from starlette.types import ASGIApp
 
 from aserve.core.errors import CheckpointError, ConfigError
 from aserve.core.faults import describe, report
-from aserve.engine import AsyncEngine, EngineState
+from aserve.engine import Engine, EngineState
+from aserve.http.doorman import Doorman
 from aserve.http.tasks import task_group
 from aserve.server.connection import Connection, Connections, Limits
 from aserve.server.sockets import connection_limit, listen, listen_unix, url_of
@@ -78,19 +79,22 @@ class Server:
     app: an ASGI application behind `aserve.http.middleware.guard`, as create_app makes it.
     on_ready: called with the server's URL once the engine is loaded. say: shows a line to people.
     on_hangup: what SIGHUP asks for, where that does not mean the end; it must not raise.
+    doorman: refuses what there is no room for before it is parsed; the application's, if nothing stands around it.
     """
 
     def __init__(
         self,
-        engine: AsyncEngine,
+        engine: Engine,
         app: ASGIApp,
         config: ServerConfig,
         *,
         on_ready: Callable[[str], None] | None = None,
         say: Callable[[str], None] = print_line,
         on_hangup: Callable[[], None] | None = None,
+        doorman: Doorman | None = None,
     ) -> None:
         self._engine = engine
+        self._doorman = doorman
         self._app = app
         self._config = config
         self._on_ready = on_ready
@@ -117,7 +121,7 @@ class Server:
         """Serve until stopped. Returns the exit code; raises only what a bug of ours raised."""
         try:
             async with task_group() as tasks:
-                connections = Connections(self._app, self._config.limits, tasks)
+                connections = Connections(self._app, self._config.limits, tasks, self._doorman)
                 async with self._listening(connections) as listener:
                     return await self._live(listener, connections)
         except (ConfigError, CheckpointError) as error:
@@ -250,7 +254,7 @@ async def _beside(work: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
             report(_log, "telling how the server does", outcome)
 
 
-async def serve(server: Server) -> int:
+async def run_until_signal(server: Server) -> int:
     """Run a server until SIGTERM or SIGINT, in the main thread of a process that is about this server alone."""
     loop = asyncio.get_running_loop()
 
@@ -280,13 +284,14 @@ async def serve(server: Server) -> int:
 
 
 def run(
-    engine: AsyncEngine,
+    engine: Engine,
     app: ASGIApp,
     config: ServerConfig | None = None,
     *,
     on_ready: Callable[[str], None] | None = None,
     on_hangup: Callable[[], None] | None = None,
     say: Callable[[str], None] = print_line,
+    doorman: Doorman | None = None,
 ) -> int:
     """Load the engine and serve the application until SIGTERM or SIGINT; see `Server`.
 
@@ -298,9 +303,9 @@ def run(
     """
     config = config or ServerConfig()
     config = replace(config, limits=replace(config.limits, max_connections=connection_limit()))
-    server = Server(engine, app, config, on_ready=on_ready, say=say, on_hangup=on_hangup)
+    server = Server(engine, app, config, on_ready=on_ready, say=say, on_hangup=on_hangup, doorman=doorman)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        code = runner.run(serve(server))
+        code = runner.run(run_until_signal(server))
         if server.left_behind:
             logging.shutdown()
             sys.stdout.flush()

@@ -9,12 +9,12 @@ import msgspec
 from aserve.core.errors import InvalidRequestError
 from aserve.core.outputs import Completion, FinishReason, TextDelta
 from aserve.core.plan import TokenScores
-from aserve.engine import AsyncEngine
+from aserve.engine import Engine
 from aserve.http.endpoint import Exchange, Handler
 from aserve.http.openai.generation import Generation, Usage, answer
 from aserve.http.openai.logprobs import Speller, chat_logprobs, prompt_logprobs
 from aserve.http.openai.prompts import chat_prompt, check_room, truncated
-from aserve.http.openai.schema import ChatFields, check_model, parse, sampling_params
+from aserve.http.openai.schema import ChatFields, adapter_of, check_model, parse, sampling_params
 from aserve.http.openai.speech import CONTENT, Reading, Speech, enforced, message_of, reading_of
 from aserve.http.openai.structured import told_as_asked
 from aserve.http.openai.tally import TokenIds, usage_suffix
@@ -24,7 +24,7 @@ from aserve.http.sse import StreamLimits
 _encode: Final = msgspec.json.encode
 
 
-def chat_completions(engine: AsyncEngine, limits: StreamLimits) -> Handler:
+def chat_completions(engine: Engine, limits: StreamLimits) -> Handler:
     """The handler of this route."""
 
     async def handle(exchange: Exchange) -> None:
@@ -35,8 +35,8 @@ def chat_completions(engine: AsyncEngine, limits: StreamLimits) -> Handler:
     return handle
 
 
-async def _answer(engine: AsyncEngine, limits: StreamLimits, exchange: Exchange, fields: ChatFields) -> None:
-    model = check_model(engine.info, fields.model)
+async def _answer(engine: Engine, limits: StreamLimits, exchange: Exchange, fields: ChatFields) -> None:
+    model = check_model(engine, fields.model)
     check_room(engine, fields, exchange)
     use = await exchange.work(tool_use, fields.tools, fields.tool_choice, parallel=fields.parallel_tool_calls)
     params = sampling_params(
@@ -61,6 +61,7 @@ async def _answer(engine: AsyncEngine, limits: StreamLimits, exchange: Exchange,
         cache_salt=fields.cache_salt or "",
         priority=fields.priority or 0,
         tenant=exchange.tenant,
+        lora=adapter_of(engine, model),
         timeout_s=fields.timeout_s,
     )
     wire = ChatWire(engine, f"chatcmpl-{exchange.request_id}", model, fields, reading)
@@ -88,7 +89,7 @@ class ChatWire:
     """Chat chunks and chat completions. What is the same in every chunk is encoded once."""
 
     def __init__(
-        self, engine: AsyncEngine, completion_id: str, model: str, fields: ChatFields, reading: Reading = CONTENT
+        self, engine: Engine, completion_id: str, model: str, fields: ChatFields, reading: Reading = CONTENT
     ) -> None:
         self._reading = reading
         self._shows_reasoning = fields.include_reasoning is not False

@@ -16,7 +16,7 @@ from aserve.core.errors import InvalidRequestError
 from aserve.core.outputs import FinishReason
 from aserve.core.params import SamplingParams
 from aserve.core.structured import StructuredOutputs
-from aserve.engine import AsyncEngine
+from aserve.engine import Engine
 from aserve.http.openai.tools import ToolUse
 
 TOOL_CALLS: Final = "tool_calls"
@@ -136,7 +136,7 @@ CONTENT: Final = Reading()
 """All that there is."""
 
 
-def reading_of(engine: AsyncEngine, use: ToolUse | None, prompt: Sequence[int]) -> Reading:
+def reading_of(engine: Engine, use: ToolUse | None, prompt: Sequence[int]) -> Reading:
     """How answers to a prompt are read. use: the tools that they may call."""
     info, texts = engine.info, engine.texts
     is_bare = use is not None and use.is_required and not texts.can_enforce_calls
