@@ -25,7 +25,6 @@ from aserve.http.app import body_limit
 from aserve.http.endpoint import limit_headers
 from aserve.http.errors import ErrorResponse
 from aserve.http.keys import Keyring, holder
-from aserve.http.middleware import check_head
 from aserve.http.request_id import id_of
 
 GENERATING_PATHS: Final = frozenset({b"/v1/chat/completions", b"/v1/completions"})
@@ -65,11 +64,10 @@ class Doorman:
     def objection(self, scope: Scope, num_body_bytes: int) -> Objection | None:
         """Why a request is refused now. None: there is room for it, or it is not for the doorman to say.
 
-        scope: ASGI's of a request with a body of so many bytes, none of which is needed.
+        scope: ASGI's of a POST with which the guard's HeadCheck finds nothing wrong; method, paths and the headers that
+        name who asks. Of the body, of so many bytes, none is needed.
         """
-        if scope["method"] != "POST" or scope["raw_path"] not in GENERATING_PATHS or scope["query_string"]:
-            return None
-        if check_head(scope) is not None or num_body_bytes > self._max_body_bytes():
+        if scope["raw_path"] not in GENERATING_PATHS or num_body_bytes > self._max_body_bytes():
             return None
         tenant = "" if self._keyring.is_open else holder(scope, self._keyring)
         if tenant is None:

@@ -8,6 +8,8 @@ Knows what is plain (plain.py) and how an answer is framed. Whether there is roo
 """
 
 import logging
+import time
+from functools import lru_cache
 from typing import Final
 
 from hypercorn.config import Config
@@ -23,6 +25,12 @@ HOLD_S: Final = 1.0
 """How long the rest of a body is waited for. Then the application's patience begins, which ends with an answer."""
 MAX_HELD_BYTES: Final = 64 * 1024
 """A longer request is the application's, which counts what all bodies together hold."""
+
+
+@lru_cache(maxsize=8)
+def _stamped(config: Config, _second: int) -> list[tuple[bytes, bytes]]:
+    """What every answer of that second has: the date."""
+    return list(config.response_headers("h11"))
 
 
 class Door:
@@ -77,6 +85,6 @@ class Door:
             self._doorman.left(request.scope, objection)
 
     def _framed(self, refusal: Refusal) -> bytes:
-        headers = [*refusal.headers, *self._config.response_headers("h11")]
-        lines = b"".join(b"%b: %b\r\n" % header for header in headers)
+        headers = [*refusal.headers, *_stamped(self._config, int(time.time()))]
+        lines = b"".join([b"%b: %b\r\n" % header for header in headers])
         return b"HTTP/1.1 %d \r\n%b\r\n%b" % (refusal.status, lines, refusal.body)
