@@ -280,12 +280,13 @@ class AsyncEngine(Answers):
         given = {name: value for name, value in fields.items() if value is not None}
         return SamplingParams(**{**self._ready().info.default_sampling, **given})
 
-    def check_room(self, **terms: Unpack[RequestTerms]) -> None:
+    def check_room(self, num_before: int = 0, **terms: Unpack[RequestTerms]) -> None:
         """Raise `OverloadedError` if `open` would: too much waits, or more than can be served before the timeout.
 
-        Costs next to nothing: to be asked before a prompt is rendered and tokenized.
+        num_before: as if so many others were opened first. Costs next to nothing: to be asked before a prompt is
+        rendered and tokenized.
         """
-        self._ready().scheduler.check_room(self._terms(**terms))
+        self._ready().scheduler.check_room(self._terms(**terms), num_before)
 
     def _terms(self, *, tenant: str = "", **terms: Any) -> Terms:
         """Of a request that comes now, on that tenant's account."""
