@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 import msgspec
 
-from aserve import engine
+from aserve.adapters import Adapters
 from aserve.core.config import (
     EngineConfig,
     ModelInfo,
@@ -33,7 +33,7 @@ from aserve.core.params import SamplingParams
 from aserve.core.ports import Proposer
 from aserve.core.speculation import SpeculativeConfig
 from aserve.drafting.ngram import NgramProposer
-from aserve.engine import EngineParts, Loader, Progress
+from aserve.engine import Engine, EngineParts, Loader, Progress
 from aserve.kv_cache.host_memory import has_host_tier
 from aserve.measuring import measure
 from aserve.model_folder import DEMO_MODEL, find_model, load_text
@@ -41,6 +41,8 @@ from aserve.scheduler.preemption import PreemptionRule
 from aserve.scheduler.queue import Policy, first_come_first_served, priority_with_ageing
 from aserve.scheduler.scheduler import Scheduler
 from aserve.telling import describe_weights, plan_lines, startup_lines
+from aserve.text.chat_template import ChatTemplate
+from aserve.text.formats.choice import choose_calls, choose_thoughts
 from aserve.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from aserve.kernels.ops import Ops
     from aserve.models.checkpoint import Checkpoint
     from aserve.models.interface import CausalLM
+    from aserve.models.lora import LoraLayers
     from aserve.runner.graph_device import GraphDevice
     from aserve.runner.runner import ModelRunner
 
@@ -60,7 +63,7 @@ PRIORITY_AGEING_S: Final = 10.0
 Report = Callable[[Progress], None]
 
 
-class AsyncEngine(engine.AsyncEngine):
+class AsyncEngine(Engine):
     """A model inside your event loop: `async with AsyncEngine("folder or id") as engine: ...`.
 
     model: a folder, a Hugging Face id, or "demo", the bundled one. options: the fields of `Options`, which are the
@@ -130,7 +133,12 @@ def _load(options: Options, checkpoint: "Checkpoint", report: Report) -> EngineP
     device = choose_device(options.device)
     dtype = read_dtype(checkpoint, options.dtype)
     ops = select_ops(device, batch_invariant=options.batch_invariant)
-    model = _load_model(options, checkpoint, device, ops, report)
+    lora = None
+    if options.enable_lora:
+        from aserve.models.lora import LoraLayers
+
+        lora = LoraLayers(options.max_loras, options.max_lora_rank, ops, dtype, device)
+    model = _load_model(options, checkpoint, device, ops, lora, report)
 
     report(Progress("tokenizer"))
     tokenizer, chat_template = load_text(options, checkpoint, model.spec.vocab_size)
@@ -139,10 +147,11 @@ def _load(options: Options, checkpoint: "Checkpoint", report: Report) -> EngineP
     layout = lay_out(model.spec.windows, options.max_model_len or model.spec.context_len)
     facts = measure(options, model, layout, ops, dtype, device)
     config = resolve(options, facts)
-    info = _model_info(options, config, model, checkpoint, tokenizer)
+    info = _model_info(options, config, model, checkpoint, tokenizer, chat_template)
     weights = f"{describe_weights(options, checkpoint)} as {str(dtype).removeprefix('torch.')} on {device}"
     graphs = None if options.enforce_eager else graph_device(device)
-    runner, config = _runner(config, layout, model, ops, dtype, device, graphs, report)
+    runner, config = _runner(config, layout, model, ops, dtype, device, graphs, lora, report)
+    adapters = _adapters(options, info, runner)
     notes = (*plan_lines(info, config, facts, weights), *filter(None, [describe(ops)]), *config.notes)
     return EngineParts(
         info=info,
@@ -151,6 +160,7 @@ def _load(options: Options, checkpoint: "Checkpoint", report: Report) -> EngineP
         runner=runner,
         tokenizer=tokenizer,
         chat_template=chat_template,
+        adapters=adapters,
     )
 
 
@@ -179,7 +189,12 @@ def default_sampling(generation_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _load_model(
-    options: Options, checkpoint: "Checkpoint", device: "torch.device", ops: "Ops", report: Report
+    options: Options,
+    checkpoint: "Checkpoint",
+    device: "torch.device",
+    ops: "Ops",
+    lora: "LoraLayers | None",
+    report: Report,
 ) -> "CausalLM":
     """Load in a thread that ends.
 
@@ -200,6 +215,7 @@ def _load_model(
         trust_remote_code=options.trust_remote_code,
         max_model_len=options.max_model_len,
         batch_invariant=options.batch_invariant,
+        lora=lora,
         progress=lambda stage, done, total: report(Progress(stage, done, total)),
     )
     with ThreadPoolExecutor(1, thread_name_prefix="aserve-loader") as loader:
@@ -207,7 +223,12 @@ def _load_model(
 
 
 def _model_info(
-    options: Options, config: EngineConfig, model: "CausalLM", checkpoint: "Checkpoint", tokenizer: Tokenizer
+    options: Options,
+    config: EngineConfig,
+    model: "CausalLM",
+    checkpoint: "Checkpoint",
+    tokenizer: Tokenizer,
+    chat_template: ChatTemplate,
 ) -> ModelInfo:
     """A local folder answers to its path and to its last part, unless names were given."""
     names = dict.fromkeys(
@@ -215,6 +236,7 @@ def _model_info(
     )
     eos_ids = checkpoint.eos_ids or {tokenizer.eos_id} - {None}
     applies = options.generation_config == "auto"
+    architecture = next(iter(checkpoint.config.get("architectures") or ()), None)
     return ModelInfo(
         names=options.served_model_name or tuple(names),
         root=options.model,
@@ -223,10 +245,12 @@ def _model_info(
         eos_ids=frozenset(eos_id for eos_id in eos_ids if eos_id is not None),
         created_s=int(time.time()),
         default_sampling=default_sampling(checkpoint.generation_config) if applies else {},
+        call_format=choose_calls(options.tool_call_parser, chat_template.source, architecture),
+        thought_format=choose_thoughts(options.reasoning_parser, chat_template.source, architecture),
     )
 
 
-def _runner(
+def _runner(  # noqa: PLR0913  (each made by another part)
     config: EngineConfig,
     layout: KVLayout,
     model: "CausalLM",
@@ -234,6 +258,7 @@ def _runner(
     dtype: "torch.dtype",
     device: "torch.device",
     graphs: "GraphDevice | None",
+    lora: "LoraLayers | None",
     report: Report,
 ) -> "tuple[ModelRunner, EngineConfig]":
     """The runner, warm, and the configuration with what it measured."""
@@ -256,6 +281,7 @@ def _runner(
         max_model_len=config.max_model_len,
         num_host_blocks=config.num_host_blocks,
         graph_device=graphs,
+        lora=lora,
     )
     report(Progress("warming up"))
     with ExitStack() as on_failure:
@@ -266,6 +292,23 @@ def _runner(
             config = msgspec.structs.replace(config, recompute_cost_s=costs.recompute_s, swap_cost_s=costs.swap_s)
         on_failure.pop_all()
     return runner, config
+
+
+def _adapters(options: Options, info: ModelInfo, runner: "ModelRunner") -> Adapters:
+    """Those that were named, loaded. Raises `AdapterError` for one that is refused."""
+    adapters = Adapters(
+        runner if options.enable_lora else None,
+        max_loaded=options.num_cpu_loras,
+        root=options.lora_root,
+        taken=info.names,
+    )
+    try:
+        for name, folder in options.lora_modules:
+            adapters.add_now(name, folder)
+    except BaseException:
+        runner.close()
+        raise
+    return adapters
 
 
 def make_scheduler(config: EngineConfig) -> Scheduler:
@@ -299,6 +342,7 @@ def make_scheduler(config: EngineConfig) -> Scheduler:
         target_itl_s=None if config.target_itl_ms is None else config.target_itl_ms / 1e3,
         itl_factor=config.itl_factor,
         proposer=_make_proposer(config.speculative_config),
+        max_loras=config.max_loras,
     )
 
 

@@ -1,4 +1,4 @@
-"""AsyncEngine: a model being served inside somebody's asyncio application.
+"""Engine: a model being served inside somebody's asyncio application.
 
 Owns the lifetime (load, run, drain, close) and turns what a caller has (text, token ids, messages, SamplingParams) into
 what the loop takes (a Request). Starts no process, installs no signal handler, reads no environment, keeps no global;
@@ -6,7 +6,6 @@ two engines can live in one event loop. How a model is loaded is the business of
 """
 
 import asyncio
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -16,6 +15,7 @@ from typing import Any, Self, Unpack
 
 from prometheus_client import CollectorRegistry
 
+from aserve.adapters import Adapters
 from aserve.answers import Answers, Prompt
 from aserve.core.config import EngineConfig, ModelInfo
 from aserve.core.errors import AserveError, StepTimeoutError, UnavailableError
@@ -38,7 +38,7 @@ from aserve.texts import Texts
 from aserve.workers import Workers
 
 
-class AsyncEngine(Answers):
+class Engine(Answers):
     """`async with` loads the model and serves until the block is left, which ends open requests and frees the memory.
 
     load: makes the parts; see build.py for aserve's own.
@@ -95,6 +95,11 @@ class AsyncEngine(Answers):
     def config(self) -> EngineConfig:
         """The numbers that were decided at loading. Raises `UnavailableError` before."""
         return self._ready().config
+
+    @property
+    def adapters(self) -> Adapters:
+        """Those that requests may name. Raises `UnavailableError` before the model is loaded."""
+        return self._ready().adapters
 
     async def __aenter__(self) -> Self:
         if self._state is not EngineState.NEW:
@@ -163,10 +168,8 @@ class AsyncEngine(Answers):
         finally:
             self._loop = None
             self.workers.close()
-            if parts is not None and isinstance(self.failure, StepTimeoutError):  # its thread may never come back
-                threading.Thread(target=parts.runner.close, name="aserve close", daemon=True).start()
-            elif parts is not None:
-                await asyncio.to_thread(parts.runner.close)
+            if parts is not None:
+                await parts.close(is_stuck=isinstance(self.failure, StepTimeoutError))
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and wait for the open ones; whether all of them ended within `timeout_s`."""
@@ -281,11 +284,7 @@ class AsyncEngine(Answers):
         return SamplingParams(**{**self._ready().info.default_sampling, **given})
 
     def check_room(self, num_before: int = 0, **terms: Unpack[RequestTerms]) -> None:
-        """Raise `OverloadedError` if `open` would: too much waits, or more than can be served before the timeout.
-
-        num_before: as if so many others were opened first. Costs next to nothing: to be asked before a prompt is
-        rendered and tokenized.
-        """
+        """Raise `OverloadedError` if `open` would, after so many others. Cheap: asked before a prompt is rendered."""
         self._ready().scheduler.check_room(self._terms(**terms), num_before)
 
     def _terms(self, *, tenant: str = "", **terms: Any) -> Terms:
@@ -300,19 +299,19 @@ class AsyncEngine(Answers):
         params: SamplingParams | None = None,
         *,
         starts_text: bool = False,
+        markers: frozenset[str] = frozenset(),
         **terms: Unpack[RequestTerms],
     ) -> AsyncIterator[Mailbox]:
         """Submit a prompt (text or token ids); inside the block, iterate the mailbox. Leaving the block cancels.
 
-        params: None is what the model's generation_config.json says. terms: request_id, cache_salt, priority, timeout_s
-        and tenant, see `RequestTerms`.
-
-        starts_text: the answer is a text of its own (a chat message) and does not continue the prompt's: SentencePiece
-        tokenizers then drop the space before its first word.
+        params: None is what the model's generation_config.json says. terms: see `RequestTerms`. starts_text: the answer
+        is a text of its own (a chat message) and does not continue the prompt's: SentencePiece tokenizers then drop the
+        space before its first word. markers: special tokens in them are shown all the same.
 
         Raises `InvalidRequestError` (a token id or parameter out of bounds, an empty prompt, an id that is in use),
         `ContextLengthError` (it can never fit), `OverloadedError` (see `check_room`), `UnavailableError` (loading,
-        draining, closed); in the block `QueueTimeoutError` when its time is up before anything was computed.
+        draining, closed), `ModelNotFoundError` (no such adapter); in the block `QueueTimeoutError` when its time is up
+        before anything was computed.
         """
         parts, loop = self._serving()
         settled = self._terms(**terms)
@@ -320,13 +319,16 @@ class AsyncEngine(Answers):
         params = self.default_params() if params is None else check("params", PARAMS, params)
         token_ids = await self.encode(prompt, must_fit=True) if isinstance(prompt, str) else prompt_ids(prompt)
         structure = await self._compiled(params)
-        request = new_request(parts.info, parts.tokenizer, token_ids, params, settled, structure)
-        request = await self._preparer.prepared(request, parts.info, parts.scheduler)
         try:
-            keeps_space = not starts_text or structure is not None  # a structure is of the whole text
-            new_stream = partial(TextStream, parts.tokenizer, request.params, keep_leading_space=keeps_space)
-            async with loop.open(request, new_stream) as mailbox:
-                yield mailbox
+            async with parts.adapters.using(settled) as settled:
+                request = new_request(parts.info, parts.tokenizer, token_ids, params, settled, structure)
+                request = await self._preparer.prepared(request, parts.info, parts.scheduler)
+                spaced = not starts_text or structure is not None  # a structure is of the whole text
+                stream = partial(
+                    TextStream, parts.tokenizer, request.params, keep_leading_space=spaced, markers=markers
+                )
+                async with loop.open(request, stream) as mailbox:
+                    yield mailbox
         finally:
             self._idle.set()
 
@@ -365,8 +367,9 @@ class AsyncEngine(Answers):
         ]
         new_streams = [partial(TextStream, parts.tokenizer, params, keep_leading_space=True) for params in all_params]
         try:
-            async with loop.fork(origin.id, index, requests, new_streams) as mailboxes:
-                yield mailboxes
+            with parts.adapters.keeping(origin.adapter):
+                async with loop.fork(origin.id, index, requests, new_streams) as mailboxes:
+                    yield mailboxes
         finally:
             self._idle.set()
 
@@ -391,4 +394,4 @@ def _close_unwanted(loading: asyncio.Future[EngineParts]) -> None:
         loading.result().runner.close()
 
 
-__all__ = ["AserveError", "AsyncEngine", "EngineParts", "EngineState", "Loader", "Progress"]
+__all__ = ["AserveError", "Engine", "EngineParts", "EngineState", "Loader", "Progress"]

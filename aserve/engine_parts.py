@@ -3,12 +3,15 @@
 Knows no model, no loop and no lifetime.
 """
 
+import asyncio
 import enum
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
+from aserve.adapters import Adapters
 from aserve.core.config import EngineConfig, ModelInfo
 from aserve.core.ports import Runner
 from aserve.scheduler.scheduler import Scheduler
@@ -45,6 +48,15 @@ class EngineParts:
     runner: Runner
     tokenizer: Tokenizer
     chat_template: ChatTemplate
+    adapters: Adapters = field(default_factory=lambda: Adapters(None))
+
+    async def close(self, *, is_stuck: bool) -> None:
+        """Give back threads and memory. is_stuck: a step may never come back, and nobody waits for it."""
+        self.adapters.close()
+        if is_stuck:
+            threading.Thread(target=self.runner.close, name="aserve close", daemon=True).start()
+        else:
+            await asyncio.to_thread(self.runner.close)
 
 
 Loader = Callable[[Callable[[Progress], None]], EngineParts]

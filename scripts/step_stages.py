@@ -19,7 +19,7 @@ from typing import Any
 from aserve.core.config import EngineConfig, ModelInfo
 from aserve.core.plan import StepPlan, StepResult
 from aserve.core.ports import Flight, Runner
-from aserve.engine import AsyncEngine, EngineParts, Loader, Progress
+from aserve.engine import Engine, EngineParts, Loader, Progress
 from aserve.http import create_app
 from aserve.model_folder import DEMO_FOLDER
 from aserve.scheduler.scheduler import Scheduler
@@ -90,29 +90,23 @@ class Stopwatch:
         self.delivered.clear()
 
 
-class TimedScheduler:
-    """A Scheduler whose plans and commits are timed."""
+def time_scheduler(scheduler: Any, watch: Stopwatch) -> None:
+    """Time a scheduler's plans and commits. All else is asked of it directly, as in the server."""
+    plan, commit = scheduler.plan, scheduler.commit
 
-    def __init__(self, scheduler: Scheduler, watch: Stopwatch) -> None:
-        self._scheduler = scheduler
-        self._watch = watch
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._scheduler, name)
-
-    def plan(self, now: float) -> StepPlan | None:
-        """The scheduler's."""
+    def timed_plan(now: float) -> StepPlan | None:
         start_ns = now_ns()
-        plan = self._scheduler.plan(now)
-        self._watch.planned(start_ns)
-        return plan
+        made = plan(now)
+        watch.planned(start_ns)
+        return made  # type: ignore[no-any-return]
 
-    def commit(self, result: StepResult, took_s: float) -> Any:
-        """The scheduler's."""
+    def timed_commit(result: StepResult, took_s: float) -> Any:
         start_ns = now_ns()
-        step = self._scheduler.commit(result, took_s)
-        self._watch.committed(start_ns)
+        step = commit(result, took_s)
+        watch.committed(start_ns)
         return step
+
+    scheduler.plan, scheduler.commit = timed_plan, timed_commit
 
 
 class TimedFlight:
@@ -241,8 +235,8 @@ def timed(load: Loader, watch: Stopwatch, *, waits: bool) -> Loader:
 
     def load_timed(report: Callable[[Progress], None]) -> EngineParts:
         parts = load(report)
-        scheduler: Any = TimedScheduler(parts.scheduler, watch)
-        return replace(parts, scheduler=scheduler, runner=TimedRunner(parts.runner, watch, waits=waits))
+        time_scheduler(parts.scheduler, watch)
+        return replace(parts, runner=TimedRunner(parts.runner, watch, waits=waits))
 
     return load_timed
 
@@ -304,7 +298,7 @@ def streamed_request(index: int, num_tokens: int) -> bytes:
 
 async def measure(load: Loader, watch: Stopwatch, num_seqs: int, num_steps: int, num_warmup: int) -> Stages:
     """Microseconds by stage of at least `num_steps` steps in which `num_seqs` streams are written to."""
-    async with AsyncEngine(load) as engine, asyncio.TaskGroup() as tasks:
+    async with Engine(load) as engine, asyncio.TaskGroup() as tasks:
         connections = Connections(create_app(engine), Limits(max_connections=num_seqs), tasks)
         sock = socket.socket()  # of all: only its family is looked at
         wires = [Wire(connections, watch, sock) for _ in range(num_seqs)]
@@ -320,7 +314,7 @@ async def measure(load: Loader, watch: Stopwatch, num_seqs: int, num_steps: int,
             sock.close()
 
 
-async def _begin(engine: AsyncEngine, watch: Stopwatch, wires: Sequence[Wire], num_tokens: int) -> None:
+async def _begin(engine: Engine, watch: Stopwatch, wires: Sequence[Wire], num_tokens: int) -> None:
     """Send a request on each wire. Steps are held until all are there, so that none is far ahead of another."""
     for index, wire in enumerate(wires):
         wire.connection.data_received(streamed_request(index, num_tokens))

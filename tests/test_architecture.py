@@ -15,6 +15,7 @@ PACKAGE = ROOT / "aserve"
 ENGINE = {
     *("core", "scheduler", "tenants", "text", "metrics"),
     *(
+        "adapters",
         "answers",
         "edges",
         "engine_loop",
@@ -44,7 +45,6 @@ LOWER_FLOORS = ENGINE | {
     "loop_thread",
     "llm",
     "server",
-    "flags",
     "cli",
     "terminal",
 }
@@ -66,12 +66,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine_loop": ENGINE,
     "stepping": {"core", "edges", "metrics", "scheduler"},
     "intake": {"core", "tenants", "text"},
+    "adapters": {"core"},
     "answers": {"core", "mailbox"},
     "preparation": {"core", "intake", "scheduler"},
     "structures": {"core", "constraints", "text", "workers"},
     "workers": {"core"},
     "texts": {"core", "intake", "text", "workers"},
-    "engine_parts": {"core", "scheduler", "text"},
+    "engine_parts": {"adapters", "core", "scheduler", "text"},
     "engine": ENGINE,
     "http": {"core", "edges", "engine", "mailbox", "metrics", "tenants", "workers"},
     "loop_thread": set(),
@@ -82,7 +83,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "llm": LOWER_FLOORS,
     "server": LOWER_FLOORS,
     "terminal": LOWER_FLOORS,
-    "flags": {"core"},
     "cli": LOWER_FLOORS,
     "__main__": LOWER_FLOORS,
     "__init__": LOWER_FLOORS,
@@ -106,6 +106,7 @@ WITHOUT_TORCH = [
     "stepping",
     "intake",
     "loop_thread",
+    "adapters",
     "answers",
     "preparation",
     "constraints",
@@ -116,10 +117,10 @@ WITHOUT_TORCH = [
     "engine",
     "http",
     "model_folder",
-    "flags",
+    "cli",
 ]
 
-MAY_READ_ENVIRONMENT = {"cli.py"}
+MAY_READ_ENVIRONMENT = {"cli/commands.py"}
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60

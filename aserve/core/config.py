@@ -6,12 +6,13 @@ a line in `EngineConfig.notes`, which start-up prints.
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Any, Final, Literal, TypedDict, get_args
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 
 from aserve.core.errors import ConfigError
 from aserve.core.layout import Footprint, Window, stretched
+from aserve.core.lora import LORA_RULES, LoraFields, LoraOptions
 from aserve.core.rules import (
     MAX_INT,
     Rules,
@@ -53,7 +54,7 @@ BLOCK_SIZES: Final = (8, 16, 32, 64, 128, 256)
 MAX_NUM_SEQS: Final = 2**16
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
+class Options(LoraOptions, frozen=True, kw_only=True, repr_omit_defaults=True):
     """What a user may wish for an engine; every field is also a CLI flag of the same name. None means "choose".
 
     Raises `ConfigError`, naming the field, for a value of another type or out of bounds. Paths are taken for texts, and
@@ -92,6 +93,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True
     request_timeout: float | None = None
     step_timeout: float = 300.0
     speculative_config: SpeculativeConfig | None = None
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
 
     def __post_init__(self) -> None:
         OPTION_RULES.settle(self)
@@ -99,6 +102,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True
             raise ConfigError(f"block_size must be one of {', '.join(map(str, BLOCK_SIZES))}, got {self.block_size}")
         if self.preemption_mode == "swap" and self.swap_space == 0.0:
             raise ConfigError("preemption_mode swap needs room in host memory: set swap_space")
+        self.check_lora()
 
 
 OPTION_RULES: Final = Rules(
@@ -136,11 +140,14 @@ OPTION_RULES: Final = Rules(
         "request_timeout": optional(number(0.0, MAX_TIMEOUT_S, low_open=True, unit="seconds")),
         "step_timeout": number(0.0, MAX_STEP_TIMEOUT_S, unit="seconds"),
         "speculative_config": optional(speculative_config),
+        "tool_call_parser": text,
+        "reasoning_parser": text,
+        **LORA_RULES,
     },
 )
 
 
-class OptionFields(TypedDict, total=False):
+class OptionFields(LoraFields, total=False):
     """The fields of `Options` besides the model as keyword arguments, for type checkers and editors."""
 
     tokenizer: str | PathLike[str] | None
@@ -174,6 +181,8 @@ class OptionFields(TypedDict, total=False):
     request_timeout: float | None
     step_timeout: float
     speculative_config: SpeculativeConfig | Mapping[str, Any] | None
+    tool_call_parser: str
+    reasoning_parser: str
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,7 +210,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_in_flight: steps that are launched and have not landed, at most.
     plans_behind_prompts: whether a step with prompts may be in flight while the next is planned. On a CPU it takes so
     long that who comes meanwhile is worth waiting for. itl_factor: see `choose_itl_factor`.
-    The last eight before the notes are the options of those names.
+    The last nine before the notes are the options of those names; max_loras is 0 where there are no adapters.
     """
 
     block_size: int
@@ -227,6 +236,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     request_timeout: float | None = None
     step_timeout: float = 300.0
     speculative_config: SpeculativeConfig | None = None
+    max_loras: int = 0
     notes: tuple[str, ...] = ()
 
     @property
@@ -247,6 +257,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a face needs to know of the model that is served. names[0] is the one put into answers.
 
     default_sampling: fields of generation_config.json that replace SamplingParams' own defaults.
+    call_format, thought_format: how the model writes calls of tools and thoughts, by name; None is that it does not.
     """
 
     names: tuple[str, ...]
@@ -256,6 +267,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     eos_ids: frozenset[int]
     created_s: int
     default_sampling: Mapping[str, Any] = {}
+    call_format: str | None = None
+    thought_format: str | None = None
 
 
 def default_max_num_batched_tokens(device: str, flops_per_token: int) -> int:
@@ -366,6 +379,7 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         request_timeout=options.request_timeout,
         step_timeout=options.step_timeout,
         speculative_config=options.speculative_config,
+        max_loras=options.max_loras if options.enable_lora else 0,
         notes=tuple(notes),
     )
 

@@ -22,7 +22,7 @@ from typing import Final
 from starlette.types import Scope
 
 from aserve.core.errors import OverloadedError, RateLimitError, RetryableError, UnavailableError
-from aserve.engine import AsyncEngine
+from aserve.engine import Engine
 from aserve.http.access import CLIENT_LEFT, log_access
 from aserve.http.app import body_limit
 from aserve.http.endpoint import limit_headers
@@ -59,7 +59,7 @@ class Doorman:
     max_body_bytes: as the application was told.
     """
 
-    def __init__(self, engine: AsyncEngine, keyring: Keyring, max_body_bytes: int | None = None) -> None:
+    def __init__(self, engine: Engine, keyring: Keyring, max_body_bytes: int | None = None) -> None:
         self._engine = engine
         self._keyring = keyring
         self._is_together = False

@@ -17,8 +17,10 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 from torch import Tensor, add
 
+from aserve.core.columns import SamplingColumns
 from aserve.core.plan import SeqSlice, StepPlan
-from aserve.kernels.ops import AttentionBatch, LogitControls, SamplingBatch
+from aserve.kernels.ops import AttentionBatch, LogitControls, LoraBatch, SamplingBatch
+from aserve.runner.adapters import AdapterSlots
 from aserve.runner.controls import ControlTable
 from aserve.runner.device import Array, StepDevice
 from aserve.runner.masks import PendingMasks
@@ -45,6 +47,7 @@ class StepBatch:
     prompt_targets: PromptTargets | None = None
     drafts: Drafts | None = None
     masks: PendingMasks | None = None
+    lora: LoraBatch | None = None
 
 
 class Uploads(NamedTuple, Generic[A]):
@@ -60,15 +63,21 @@ class Uploads(NamedTuple, Generic[A]):
     sampled_tokens_N: A
     sampled_rows_N: A
     sampled_positions_N: A
-    temperature_N: A
-    top_k_N: A
-    top_p_N: A
-    min_p_N: A
-    seeds_N: A
     banned_NC: A
     cleared_I: A
     entries_U: A
     blocks_U: A
+    columns_N: SamplingColumns[A]
+
+    def arrays(self) -> list[A]:
+        """All of them in a row, the columns last."""
+        return [*self[:-1], *self.columns_N]
+
+    @classmethod
+    def of(cls, arrays: Sequence[A]) -> "Uploads[A]":
+        """What `arrays` made a row of."""
+        num_columns = len(SamplingColumns._fields)
+        return cls._make((*arrays[:-num_columns], SamplingColumns(*arrays[-num_columns:])))
 
 
 class Places(NamedTuple):
@@ -98,11 +107,18 @@ class StepShape(NamedTuple):
 class BatchBuilder:
     """Builds StepBatches, in launch order, and keeps the rows up to date as it goes.
 
-    num_groups: blocks that a span of block_size positions takes, one for each layer group. max_spans: of a row.
+    num_groups: blocks that a span of block_size positions takes, one for each layer group. max_spans: of a row. slots:
+    of adapters; None where no row has one.
     """
 
     def __init__(
-        self, rows: RowTable, controls: ControlTable, device: StepDevice, block_size: int, num_groups: int = 1
+        self,
+        rows: RowTable,
+        controls: ControlTable,
+        device: StepDevice,
+        block_size: int,
+        num_groups: int = 1,
+        slots: AdapterSlots | None = None,
     ) -> None:
         self._rows = rows
         self._controls = controls
@@ -110,6 +126,7 @@ class BatchBuilder:
         self.block_size = block_size
         self._num_groups = num_groups
         self.max_spans = rows.width // num_groups
+        self._slots = slots
 
     def build(self, plan: StepPlan) -> StepBatch | None:
         """Apply the plan's row changes, and lay its slices out as tensors; None where there is no slice."""
@@ -121,7 +138,7 @@ class BatchBuilder:
         order, num_fed, num_decodes = _order(plan.slices)
         host = self.lay_out(plan.slices, order, num_fed, changes)
         controls = self._controls.batch(host.sampled_rows_N, host.banned_NC)
-        on_device = Uploads[Tensor](*self._device.upload(host))
+        on_device = Uploads[Tensor].of(self._device.upload(host.arrays()))
         self._rows.apply(on_device.cleared_I, on_device.entries_U, on_device.blocks_U)
         return replace(
             self.batch_of(on_device, _shape(host, num_fed, num_decodes)),
@@ -129,6 +146,7 @@ class BatchBuilder:
             sampled_targets=self._sampled_targets(plan.slices),
             prompt_targets=self._prompt_targets(plan.slices, order, host.query_starts_S1),
             drafts=upload_drafts(plan.slices, self._device),
+            lora=None if self._slots is None else self._slots.batch(host.rows_S, np.diff(host.query_starts_S1)),
         )
 
     def batch_of(self, on_device: Uploads[Tensor], shape: StepShape) -> StepBatch:
@@ -154,11 +172,7 @@ class BatchBuilder:
             sampled_tokens_N=on_device.sampled_tokens_N,
             sampled_rows_N=on_device.sampled_rows_N,
             sampling=SamplingBatch(
-                temperature_S=on_device.temperature_N,
-                top_k_S=on_device.top_k_N,
-                top_p_S=on_device.top_p_N,
-                min_p_S=on_device.min_p_N,
-                seeds_S=on_device.seeds_N,
+                columns_S=on_device.columns_N,
                 positions_S=on_device.sampled_positions_N,
                 banned_SC=on_device.banned_NC if on_device.banned_NC.numel() else None,
                 all_greedy=shape.all_greedy,
@@ -237,8 +251,9 @@ class BatchBuilder:
             query_starts_S1[1:][sampled_N] - 1 - back_N,
             sampled_rows_N,
             sampled_positions_N,
-            *samplings,
+            samplings.banned_NC,
             *changes,
+            samplings.columns_N,
         )
 
     def attention(self, places: Places, *, num_decodes: int, max_query_len: int, max_seq_len: int) -> AttentionBatch:
@@ -286,12 +301,12 @@ def _order(slices: Sequence[SeqSlice]) -> tuple[list[int], int, int]:
 
 
 def _shape(host: Uploads[Array], num_fed: int, num_decodes: int) -> StepShape:
-    filtered = (host.top_k_N > 0) | (host.top_p_N < 1) | (host.min_p_N > 0)
+    sampling = RowSamplings(host.columns_N, host.banned_NC)
     return StepShape(
         num_fed=num_fed,
         num_decodes=num_decodes,
         max_query_len=int(np.diff(host.query_starts_S1).max()),
         max_seq_len=int(host.seq_lens_S.max()),
-        all_greedy=not host.temperature_N.any(),
-        any_filter=bool(filtered.any()),
+        all_greedy=sampling.all_greedy,
+        any_filter=sampling.any_filter,
     )

@@ -16,10 +16,12 @@ from typing import Final
 import torch
 
 from aserve.core.errors import InsufficientMemoryError
-from aserve.core.ids import Row
+from aserve.core.ids import AdapterId, Row
 from aserve.core.plan import StepPlan, StepResult
 from aserve.kernels.ops import Ops
 from aserve.models.interface import CausalLM
+from aserve.models.lora import LoraLayers
+from aserve.runner.adapters import AdapterSlots
 from aserve.runner.batch import BatchBuilder
 from aserve.runner.controls import ControlTable
 from aserve.runner.costs import MemoryCosts, measure_costs
@@ -27,7 +29,7 @@ from aserve.runner.device import StepDevice, step_device
 from aserve.runner.flight import Landed, StepFlight, result_of
 from aserve.runner.graph_device import GraphDevice
 from aserve.runner.graphs import DecodeGraphs
-from aserve.runner.kv_store import KVStore
+from aserve.runner.kv_store import KVStore, Pages
 from aserve.runner.landing import Landing
 from aserve.runner.masks import MaskMaker
 from aserve.runner.rows import RowTable
@@ -35,12 +37,14 @@ from aserve.runner.steady import SteadyBuilder
 from aserve.runner.step import EagerStep
 from aserve.runner.swapper import BlockMover
 from aserve.runner.threads import StepThreads, measure_flops_per_thread
-from aserve.runner.warm_up import sign_of_life, warm_up_plans
+from aserve.runner.warm_up import BLANK, adapted_plan, sign_of_life, warm_up_plans
 
 OUT_OF_MEMORY: Final = ("DefaultCPUAllocator", "out of memory")
 """What torch's errors say that have no class of their own."""
 IDLE_S: Final = 0.05
 """Nothing was launched for so long: time to capture a graph, for which a step that comes now waits some 20 ms."""
+TAKEN_BYTES: Final = 128 * 2**20
+"""Of a KV cache in host memory: so much is taken from the system before it is needed; see `Pages`."""
 
 
 _log = logging.getLogger(__name__)
@@ -58,9 +62,10 @@ class ModelRunner:
     num_host_blocks: room for blocks that are swapped out.
     graph_device: captures decoding steps; None runs every step kernel by kernel.
     device: how steps reach it; None for that of the cache's tensors.
+    lora: where the model's adapters lie; None where rows have none.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (each a part that is chosen elsewhere, half of them with a default)
         self,
         model: CausalLM,
         ops: Ops,
@@ -71,6 +76,7 @@ class ModelRunner:
         num_host_blocks: int = 0,
         graph_device: GraphDevice | None = None,
         device: StepDevice | None = None,
+        lora: LoraLayers | None = None,
     ) -> None:
         torch_device = kv.planes_YBX.device
         self._block_size = kv.block_size
@@ -84,12 +90,14 @@ class ModelRunner:
         self._device = device or step_device(torch_device)
         self._threads = StepThreads(model.spec, measure_flops_per_thread())
         controls = ControlTable(max_num_seqs, model.spec.vocab_size, torch_device, self._device)
-        builder = BatchBuilder(rows, controls, self._device, self._block_size, kv.num_groups)
+        self._slots = slots = None if lora is None else AdapterSlots(lora, rows, self._device)
+        builder = BatchBuilder(rows, controls, self._device, self._block_size, kv.num_groups, slots)
         step = EagerStep(model, ops, kv.layers, rows)
         graphs = None
         if graph_device is not None:
             with self._device.stepping():  # its buffers are filled on the stream that reads them
-                graphs = DecodeGraphs(graph_device, self._device, rows, builder, step, max_model_len=max_model_len)
+                parts = graph_device, self._device, rows, builder, step
+                graphs = DecodeGraphs(*parts, max_model_len=max_model_len, slots=slots)
         self._stages: tuple[BlockMover, SteadyBuilder, EagerStep, DecodeGraphs | None] | None = (
             BlockMover(ops, kv, self._device, num_host_blocks),
             SteadyBuilder(builder, rows),
@@ -105,7 +113,8 @@ class ModelRunner:
         """Steps so far; written by whoever launches."""
         self._submitted = threading.Event()
         self._fills_in = False
-        """Whether graphs may be missing, that are to be captured while nothing is to do."""
+        """Whether graphs or pages may be missing, that are to be captured or taken while nothing is to do."""
+        self._pages: Pages | None = Pages(kv.planes_YBX, TAKEN_BYTES)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="aserve-runner")
 
     def launch(self, plan: StepPlan) -> StepFlight:
@@ -115,6 +124,18 @@ class ModelRunner:
     def recover(self) -> StepFlight:
         """As the Protocol says."""
         return StepFlight(self._submit(self._sign_of_life, recovers=True))
+
+    def load(self, adapter: AdapterId, folder: str) -> None:
+        """Read an adapter, as `AdapterStore` says. Raises `AdapterError`."""
+        assert self._slots is not None, "the runner takes no adapters"
+        self._slots.read(adapter, folder)
+
+    def drop(self, adapter: AdapterId) -> None:
+        """Forget an adapter, behind the steps that were launched, as `AdapterStore` says."""
+        slots = self._slots
+        if slots is not None:  # else all has been given back
+            with suppress(RuntimeError):  # the runner is being closed: its thread takes no more
+                self._worker.submit(slots.drop, adapter)
 
     def run(self, plan: StepPlan) -> StepResult:
         """`launch` and wait, blocking: for start-up, before there is an event loop to keep free."""
@@ -131,10 +152,14 @@ class ModelRunner:
             can_swap=self._num_host_blocks > 0,
         ):
             self.run(plan)
+        if self._slots is not None:
+            self._slots.add_blank()
+            self.run(adapted_plan(self._block_size))
+            self.drop(BLANK)
         if self._stages is not None and self._stages[3] is not None:
             self._worker.submit(self._with_graphs, DecodeGraphs.capture_at_start_up).result()
-            self._fills_in = True
-            self._capture_while_idle(self._num_submitted)
+        self._fills_in = True
+        self._fill_in_while_idle(self._num_submitted)
 
     def capture_largest(self) -> None:
         """Capture the largest graphs only, whose memory all others share. Blocking."""
@@ -158,7 +183,7 @@ class ModelRunner:
         self._device.drain()  # before tensors go: torch hands their memory to whoever asks next, steps or no steps
         if self._stages is not None:
             self._stages[0].close()
-        self._stages = self._kv = None
+        self._stages = self._kv = self._slots = self._pages = None
         gc.collect()  # modules point at each other; their memory should not wait for the collector's turn
         self._device.release()
 
@@ -203,27 +228,30 @@ class ModelRunner:
                 self._failed(landed, error)
             else:
                 landed.set_result(result)
-                self._capture_while_idle(number)
+                self._fill_in_while_idle(number)
 
         self._device.when_landed(land)
 
-    def _capture_while_idle(self, number: int) -> None:
-        """Have missing graphs captured, one by one, until a step follows that of this number."""
+    def _fill_in_while_idle(self, number: int) -> None:
+        """Have what is missing filled in, piece by piece, until a step follows that of this number."""
         if self._fills_in and number == self._num_submitted:
             with suppress(RuntimeError):  # the runner is being closed: its thread takes no more
-                self._worker.submit(self._capture_next, number)
+                self._worker.submit(self._fill_in, number)
 
-    def _capture_next(self, number: int) -> None:
-        """In the worker thread, which a step that comes wakes up at once."""
+    def _fill_in(self, number: int) -> None:
+        """A graph, or pages; in the worker thread, which a step that comes wakes up at once."""
         self._submitted.clear()
         if number != self._num_submitted or self._submitted.wait(IDLE_S):
             return
         try:
+            while self._pages is not None and self._pages.take_next():
+                if number != self._num_submitted:
+                    return
             self._fills_in = bool(self._with_graphs(DecodeGraphs.capture_next))
-            self._capture_while_idle(number)
+            self._fill_in_while_idle(number)
         except BaseException:  # the edge of a thread
             self._fills_in = False
-            _log.exception("capturing a graph while nothing was to do failed")
+            _log.exception("what was to be done while nothing else was failed")
 
     def _with_graphs(self, act: Callable[[DecodeGraphs], object]) -> object:
         """What the graphs do besides steps, in the runner's thread and where steps run; None without graphs."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.asyncio.worker_context import WorkerContext
@@ -11,9 +11,6 @@ from starlette.types import ASGIApp
 from aserve.http.doorman import Doorman
 from aserve.server.door import Doors
 from aserve.server.http1 import hypercorn_config
-
-if TYPE_CHECKING:
-    from aserve.server.connection import Connection
 
 CROWDED: Final = 0.75
 """The share of the connections that there may be from which on they are many."""
@@ -39,6 +36,18 @@ class Limits:
     max_connections: int = 1000
 
 
+class Member(Protocol):
+    """A connection, as it is known here."""
+
+    def close(self) -> None:
+        """End as soon as what was written has been taken."""
+        ...
+
+    def abort(self, *, cancel: bool = False) -> None:
+        """End now; with `cancel`, do not wait for the application either."""
+        ...
+
+
 class Connections:
     """The open connections of a server.
 
@@ -52,8 +61,8 @@ class Connections:
         self.config = hypercorn_config()
         self.doors = Doors(doorman, self.config)
         self.context = WorkerContext(max_requests=None)
-        self._open: set[Connection] = set()
-        self._idle: dict[Connection, None] = {}  # in the order in which they became idle
+        self._open: set[Member] = set()
+        self._idle: dict[Member, None] = {}  # in the order in which they became idle
         self._changed = asyncio.Event()
 
     def __len__(self) -> int:
@@ -71,7 +80,7 @@ class Connections:
         is_crowded = len(self._open) > CROWDED * limits.max_connections
         return min(limits.head_timeout_s, limits.keep_alive_s) if is_crowded else limits.keep_alive_s
 
-    def admit(self, connection: "Connection") -> bool:
+    def admit(self, connection: Member) -> bool:
         """Take a new connection in, ending the one that has been idle longest if there are too many."""
         if len(self._open) >= self.limits.max_connections:
             if not self._idle:
@@ -80,20 +89,20 @@ class Connections:
         self._open.add(connection)
         return True
 
-    def mark(self, connection: "Connection", *, idle: bool) -> None:
+    def mark(self, connection: Member, *, idle: bool) -> None:
         """Note that a connection waits for its next request, or no longer does."""
         self._idle.pop(connection, None)
         if idle and connection in self._open:
             self._idle[connection] = None
         self._changed.set()
 
-    def touch(self, connection: "Connection") -> None:
+    def touch(self, connection: Member) -> None:
         """Note that a connection was not idle until now, if it is."""
         if connection in self._idle:
             del self._idle[connection]
             self._idle[connection] = None
 
-    def forget(self, connection: "Connection") -> None:
+    def forget(self, connection: Member) -> None:
         """Note that a connection is gone, and all that it ran has ended."""
         self._open.discard(connection)
         self._idle.pop(connection, None)

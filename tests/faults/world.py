@@ -17,7 +17,7 @@ from typing import Any
 from aserve.core.config import EngineConfig, ModelInfo
 from aserve.core.errors import UnavailableError
 from aserve.core.params import SamplingParams
-from aserve.engine import AsyncEngine, EngineParts
+from aserve.engine import Engine, EngineParts
 from aserve.http import create_app
 from aserve.http.direct import STATE_KEY, DirectLine
 from aserve.scheduler.scheduler import Scheduler
@@ -177,7 +177,7 @@ class World:
             model=FakeKV(BLOCK_SIZE, LETTERS, seeded=True), land_errors=dict.fromkeys(failing_steps, ValueError())
         )
         self.transport = Transport()
-        self.engine = AsyncEngine(lambda _report: self._parts(), clock=lambda: self.clock.read())
+        self.engine = Engine(lambda _report: self._parts(), clock=lambda: self.clock.read())
         self.engine.workers._executor = InlineExecutor(1)
         self.app = create_app(self.engine)
 
@@ -372,7 +372,7 @@ def held(world: World) -> Iterator[str]:
         yield f"blocks, rows or queues: {counts}"
     if loop is not None and (loop._readers or loop._choices):
         yield f"readers {list(loop._readers)}, choices {list(loop._choices)}"
-    if world.scheduler._histories:
+    if world.scheduler._roster.histories:
         yield "histories"
     if loop is not None and not world.has_died and world.engine._watch.done():
         yield "nobody keeps watch"

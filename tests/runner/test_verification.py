@@ -6,7 +6,8 @@ import msgspec
 import pytest
 import torch
 
-from aserve.core.plan import SeqSlice, StepPlan
+from aserve.core import columns
+from aserve.core.plan import RowSampling, SeqSlice, StepPlan
 from aserve.kernels.ops import NO_TOKEN
 from aserve.runner.device import CpuDevice
 from aserve.runner.verification import newest, upload_drafts, verify
@@ -16,7 +17,7 @@ from tests.runner.toy import GREEDY, POISON, VOCAB_SIZE, chunk, continuation, fe
 pytestmark = pytest.mark.torch
 
 PROMPT = [5, 6, 7, 8, 9, 10]
-SAMPLED = msgspec.structs.replace(GREEDY, temperature=1.0, top_p=0.9, seed=3)
+SAMPLED = RowSampling(columns.NEUTRAL._replace(temperature=1.0, top_p=0.9, seed=3))
 
 
 @pytest.fixture

@@ -6,12 +6,13 @@ import pytest
 from aserve.core.ids import BlockHash
 from aserve.core.plan import BlockOps
 from aserve.core.request import Request
-from aserve.kv_cache import paged_cache
+from aserve.kv_cache import matching, paged_cache
 from aserve.kv_cache.block_pool import BlockPool
 from aserve.kv_cache.host_memory import HostMemory
 from aserve.kv_cache.paged_cache import PagedCache
 from aserve.kv_cache.swap import HostPool
 from aserve.scheduler import residents, sequence
+from aserve.scheduler.adapter_places import AdapterPlaces
 from aserve.scheduler.admission import Admission
 from aserve.scheduler.landing import Landing
 from aserve.scheduler.planner import Planner
@@ -73,6 +74,12 @@ def ignored_adapter(monkeypatch):
 
 
 @pytest.fixture
+def too_many_adapters(monkeypatch):
+    """Admission asks who may run, and lets everybody."""
+    monkeypatch.setattr(AdapterPlaces, "allows", lambda _places, _sequence: True)
+
+
+@pytest.fixture
 def ignored_parent(monkeypatch):
     """A block's hash covers its own tokens and no longer those before."""
 
@@ -80,7 +87,8 @@ def ignored_parent(monkeypatch):
         for index in range(len(chain) - 1, num_blocks):
             chain.append(BlockHash(bytes(token_ids[index * block_size : (index + 1) * block_size])))
 
-    monkeypatch.setattr(paged_cache, "extend_chain", extend)
+    for module in (matching, paged_cache):
+        monkeypatch.setattr(module, "extend_chain", extend)
 
 
 @pytest.fixture
@@ -145,8 +153,8 @@ def wrong_victim(monkeypatch):
 @pytest.fixture
 def shared_tail(monkeypatch):
     """The last block of a prompt is taken from the cache too, and then written again."""
-    match = PagedCache._match
-    monkeypatch.setattr(PagedCache, "_match", lambda cache, table, token_ids: match(cache, table, [*token_ids, 0]))
+    match = matching.Matcher.match
+    monkeypatch.setattr(matching.Matcher, "match", lambda seeker, table, ids: match(seeker, table, [*ids, 0]))
 
 
 @pytest.fixture
@@ -336,6 +344,7 @@ def test_the_oracle_alone_catches_a_copy_that_was_never_made(failed_copies_trust
         ("leaked_host_block", "I2"),
         ("rejected_drafts_sealed", "I6"),
         ("rejected_drafts_counted", "I18"),
+        ("too_many_adapters", "I26"),
     ],
 )
 def test_check_names_the_invariant_that_a_fault_breaks(fault, invariant, request):

@@ -18,7 +18,7 @@ from aserve.core.outputs import Completion, FinishReason, TextDelta
 from aserve.core.params import SamplingParams
 from aserve.core.plan import TokenScores
 from aserve.edges import is_fault
-from aserve.engine import AsyncEngine
+from aserve.engine import Engine
 from aserve.http.endpoint import Exchange
 from aserve.http.json_response import JsonResponse
 from aserve.http.openai.tally import Tally, TokenIds, usage_of
@@ -28,6 +28,8 @@ from aserve.mailbox import Keeper, Mailbox
 
 Usage = dict[str, Any]
 
+OFF_LOOP_CHARS: Final = 64 * 1024
+"""Whole answers of more are spelled in a thread."""
 _encode: Final = msgspec.json.encode
 
 
@@ -68,7 +70,7 @@ class Generation:
     """Prompts to run with the same parameters, and how to answer.
 
     include_usage, continuous_usage: token counts at the end of a stream, and in every chunk.
-    starts_text, cache_salt, priority, tenant, timeout_s: see `AsyncEngine.open`.
+    starts_text, markers, cache_salt, priority, tenant, lora, timeout_s: see `Engine.open`.
     scores_only: nothing is generated. (The engine generates one token, which is left out.)
     """
 
@@ -78,9 +80,11 @@ class Generation:
     include_usage: bool = False
     continuous_usage: bool = False
     starts_text: bool = False
+    markers: frozenset[str] = frozenset()
     cache_salt: str = ""
     priority: int = 0
     tenant: str = ""
+    lora: str | None = None
     timeout_s: float | None = None
     scores_only: bool = False
 
@@ -89,9 +93,7 @@ class Generation:
         return [Tally(prompt) for prompt in self.prompts for _ in range(self.params.n)]
 
 
-async def answer(
-    engine: AsyncEngine, generation: Generation, wire: Wire, exchange: Exchange, limits: StreamLimits
-) -> None:
+async def answer(engine: Engine, generation: Generation, wire: Wire, exchange: Exchange, limits: StreamLimits) -> None:
     """Run the prompts and reply. Raises `AserveError` for what goes wrong before the reply has begun."""
     async with _open_all(engine, generation) as mailbox:
         if generation.stream:
@@ -105,8 +107,9 @@ async def answer(
             keeper.take(delta)
     n = generation.params.n
     completions = [tally.completion(_first(tallies, i, n).prompt_scores) for i, tally in enumerate(tallies)]
-    body = wire.whole(completions, usage_of(tallies, n))
-    await exchange.reply(JsonResponse(body))
+    whole = partial(wire.whole, completions, usage_of(tallies, n))
+    is_long = sum(len(completion.text) for completion in completions) > OFF_LOOP_CHARS
+    await exchange.reply(JsonResponse(await exchange.workers.run(whole) if is_long else whole()))
 
 
 async def _stream(
@@ -216,14 +219,16 @@ def _first(tallies: Sequence[Tally], index: int, n: int) -> Tally:
 
 
 @asynccontextmanager
-async def _open_all(engine: AsyncEngine, generation: Generation) -> AsyncGenerator[Mailbox]:
+async def _open_all(engine: Engine, generation: Generation) -> AsyncGenerator[Mailbox]:
     """A mailbox with the deltas of all prompts, by their index. Leaving the block ends what still runs."""
     prompts, n = generation.prompts, generation.params.n
     options: dict[str, Any] = {
         "starts_text": generation.starts_text,
+        "markers": generation.markers,
         "cache_salt": generation.cache_salt,
         "priority": generation.priority,
         "tenant": generation.tenant,
+        "lora": generation.lora,
         "timeout_s": generation.timeout_s,
     }
     if len(prompts) == 1:

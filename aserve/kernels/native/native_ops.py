@@ -11,10 +11,12 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from aserve.core.columns import SamplingColumns
 from aserve.kernels.cpu import CpuOps
 from aserve.kernels.native.attention import NativeAttention
 from aserve.kernels.native.library import Library
-from aserve.kernels.ops import AttentionBatch, SamplingBatch, Scores
+from aserve.kernels.native.lora import NativeLora
+from aserve.kernels.ops import AttentionBatch, LoraBatch, LoraWeights, SamplingBatch, Scores
 
 _NAMES: Final = {torch.float32: "f32", torch.bfloat16: "bf16"}
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -40,8 +42,8 @@ class _Sampling(ctypes.Structure):
 
     _fields_ = (
         *((name, _INT) for name in ("rows", "vocab", "stride", "num_banned")),
-        *((name, _POINTER) for name in ("temperature", "top_k", "top_p", "min_p")),
-        *((name, _POINTER) for name in ("seeds", "positions", "banned", "scratch")),
+        *((name, _POINTER) for name in SamplingColumns._fields),
+        *((name, _POINTER) for name in ("positions", "banned", "scratch")),
     )
 
 
@@ -66,6 +68,7 @@ class NativeOps(CpuOps):
             for dtype, suffix in _NAMES.items()
         }
         self._attention = NativeAttention(library)
+        self._lora = NativeLora(library)
         self._score = library.function("score_f32", [_POINTER, _INT, _INT, _POINTER, _INT, *[_POINTER] * 4])
         self._scratch = torch.empty(0)
 
@@ -223,6 +226,13 @@ class NativeOps(CpuOps):
         )
         return out_THD
 
+    def add_lora(self, out_TO: Tensor, x_TI: Tensor, weights: LoraWeights, batch: LoraBatch) -> None:
+        """All adapters in one call."""
+        if self._lora.takes(out_TO, x_TI, weights):
+            self._lora.add(out_TO, x_TI, weights, batch)
+        else:
+            super().add_lora(out_TO, x_TI, weights, batch)
+
     def sample(self, logits_SV: Tensor, batch: SamplingBatch) -> Tensor:
         """A row at a time, from logits as they are."""
         if logits_SV.dtype not in self._kernels or logits_SV.stride(-1) != 1:
@@ -233,13 +243,12 @@ class NativeOps(CpuOps):
             self._scratch = torch.empty(num_numbers)
         banned_SC = None if batch.banned_SC is None else batch.banned_SC.contiguous()
         out_S = torch.empty(num_rows, dtype=torch.int64)
-        columns = (batch.temperature_S, batch.top_k_S, batch.top_p_S, batch.min_p_S, batch.seeds_S, batch.positions_S)
         how = _Sampling(
             num_rows,
             vocab_size,
             logits_SV.stride(0),
             0 if banned_SC is None else banned_SC.shape[1],
-            *(column_S.data_ptr() for column_S in columns),
+            *(column_S.data_ptr() for column_S in (*batch.columns_S, batch.positions_S)),
             None if banned_SC is None else banned_SC.data_ptr(),
             self._scratch.data_ptr(),
         )
