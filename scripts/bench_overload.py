@@ -188,6 +188,8 @@ def one_round(load: Load, pid: int, arguments: argparse.Namespace, rng: random.R
     window = Window(pid, arguments.seconds)
     at_peak = load.at_once(arguments.max_num_seqs, window)
     peak, peak_by_cpu = window.rates(at_peak)
+    if not peak:
+        sys.exit("bench_overload: no answer came within the time in which the peak is measured: use more --seconds")
     per_s = arguments.overload * peak / arguments.output_len
     arrivals = poisson([Arrival(0.0, 0, 0)] * int(per_s * arguments.seconds), per_s, rng)
     start_cpu_s, start_s = time.process_time(), time.perf_counter()
