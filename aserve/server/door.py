@@ -103,7 +103,7 @@ class Door:
 
         begins: whether it is the beginning of a request, and all that the connection has to answer.
         """
-        if len(received) > MAX_HELD_BYTES:
+        if self._doors.doorman is None or len(received) > MAX_HELD_BYTES:
             self.open()
         elif self._held is not None:
             if len(received) >= self._held[0].num_bytes:
