@@ -6,7 +6,6 @@ two engines can live in one event loop. How a model is loaded is the business of
 """
 
 import asyncio
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -169,10 +168,8 @@ class Engine(Answers):
         finally:
             self._loop = None
             self.workers.close()
-            if parts is not None and isinstance(self.failure, StepTimeoutError):  # its thread may never come back
-                threading.Thread(target=parts.close, name="aserve close", daemon=True).start()
-            elif parts is not None:
-                await asyncio.to_thread(parts.close)
+            if parts is not None:
+                await parts.close(is_stuck=isinstance(self.failure, StepTimeoutError))
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and wait for the open ones; whether all of them ended within `timeout_s`."""
@@ -394,7 +391,7 @@ class Engine(Answers):
 def _close_unwanted(loading: asyncio.Future[EngineParts]) -> None:
     """Give back what was loaded for a caller who has gone."""
     if not loading.cancelled() and loading.exception() is None:
-        loading.result().close()
+        loading.result().runner.close()
 
 
 __all__ = ["AserveError", "Engine", "EngineParts", "EngineState", "Loader", "Progress"]
