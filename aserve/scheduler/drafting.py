@@ -63,17 +63,9 @@ class Drafter:
         self._records: dict[SeqId, _Record] = {}
 
     def adopt(self, sequence: Sequence) -> None:
-        """A sequence is new. It may have drafts if nothing controls or masks its logits, and it is no beam.
-
-        Penalties and bad words count the row's tokens so far, which drafts are not among; of beams the search chooses.
-        """
+        """A sequence is new. It may have drafts if nothing masks its logits, and it is no beam: the search chooses."""
         is_beam = sequence.group is not None and sequence.group.beams is not None
-        if (
-            self._proposer is not None
-            and sequence.sampling.controls is None
-            and sequence.constraint is None
-            and not is_beam
-        ):
+        if self._proposer is not None and sequence.constraint is None and not is_beam:
             sequence.allow_drafts()
             self._records[sequence.id] = _Record()
 
