@@ -68,8 +68,9 @@ class _Index:
         """Enter the n-grams that end before the last token; False if some are left for the next call."""
         first = len(self._earlier_end)
         last = min(len(token_ids), first + MOST_INDEXED)
-        for end in range(first, last):
-            gram = tuple(token_ids[end - self._length : end])
+        newest = tuple(token_ids[first - self._length : last - 1])
+        grams = zip(*(newest[place:] for place in range(self._length)), strict=False)
+        for end, gram in enumerate(grams, start=first):
             self._earlier_end.append(self._last_end.get(gram, NOWHERE))
             self._last_end[gram] = end
         return last == len(token_ids)

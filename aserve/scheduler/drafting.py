@@ -28,6 +28,9 @@ FIRST_GUESS: Final = (1.0, 0.5)
 """Right and wrong drafts that count before anything is known of a sequence."""
 PRICE: Final = 0.25
 """Of a draft, before step times are known."""
+ROWS_A_REST: Final = 4
+"""Who has no drafts is asked again after a position for each so many rows: of however many, some four in a step."""
+LONGEST_REST: Final = 16
 CALLS_A_LOOK: Final = 64
 """Between two looks at what steps cost, which are worked out anew for each."""
 
@@ -80,6 +83,13 @@ class Drafter:
         num_rows: how many sequences share the step.
         """
         assert self._proposer is not None, "only who was adopted may have drafts"
+        drafts = self._drafts_for(sequence, most, num_rows)
+        if drafts == ():
+            sequence.rest_from_drafts(min(num_rows // ROWS_A_REST, LONGEST_REST))
+        return drafts
+
+    def _drafts_for(self, sequence: Sequence, most: int, num_rows: int) -> tuple[int, ...] | None:
+        assert self._proposer is not None
         if self._num_calls % CALLS_A_LOOK == 0:
             self._prices = self._cost.prices()
         self._num_calls += 1
