@@ -89,7 +89,7 @@ def test_a_constraint_follows_the_answer_back_and_forth():
     """A token that is taken back, by a commit that raised, is taken back from the constraint as well."""
     loop = SyncLoop(depth=1)
     loop.add(request("a", (0, 1), max_tokens=5, allowed_after=two_of_three))
-    [sequence] = loop.scheduler._sequences.values()
+    [sequence] = loop.scheduler._roster.sequences.values()
     first = min(two_of_three([]))
     sequence.token_ids.append(first)
     assert ids_of(sequence.constraint_now().mask()) == two_of_three([first])
@@ -101,7 +101,7 @@ def test_a_constraint_follows_the_answer_back_and_forth():
 def test_choices_have_a_constraint_each():
     loop = SyncLoop(depth=2, num_blocks=40)
     loop.add(request("a", (0, 1), max_tokens=6, n=3, temperature=1.0, seed=4, allowed_after=two_of_three))
-    constraints = {id(sequence.constraint) for sequence in loop.scheduler._sequences.values()}
+    constraints = {id(sequence.constraint) for sequence in loop.scheduler._roster.sequences.values()}
     assert len(constraints) == 3
     loop.drain()
     loop.compare()
