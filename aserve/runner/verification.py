@@ -10,10 +10,10 @@ changes any token, at whatever temperature, under whatever penalty.
 
 All of it happens on the device, which must not wait for the host; that a step has landed says how many were accepted.
 Letters: kernels/ops.py and rows.py; here S slices that sample   K samples of each, the most of any   J = K - 1 drafts
-   Q controlled samples   H recent tokens.
+   Q controlled samples   H recent tokens   D drafts that a draft model makes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aserve.core.plan import SeqSlice
+from aserve.core.ids import Row, SeqId
+from aserve.core.plan import TO_COME, SeqSlice
 from aserve.kernels.ops import BadWords, LogitControls
 from aserve.runner.device import StepDevice
 from aserve.runner.rows import Ints
@@ -44,8 +45,15 @@ class Drafts(NamedTuple):
     places_N: Tensor
 
 
+class MadeDrafts(NamedTuple):
+    """What a draft model has made of a plan's drafting: [R, J], and which of its R rows is a sequence's."""
+
+    ids_RJ: Tensor
+    rows: Mapping[SeqId, Row]
+
+
 def upload_drafts(slices: Sequence[SeqSlice], device: StepDevice) -> Drafts | None:
-    """Where the drafts of a plan stand; None where no slice has any."""
+    """Where the drafts of a plan stand; None where no slice has any. Those that a draft model makes are TO_COME."""
     sampling = [piece for piece in slices if piece.num_samples]
     most = max((piece.num_samples for piece in sampling), default=0)
     if most < 2:
@@ -65,6 +73,33 @@ def upload_drafts(slices: Sequence[SeqSlice], device: StepDevice) -> Drafts | No
         np.arange(len(slices_N)) - firsts_S[slices_N],
     ]
     return Drafts(*device.upload(on_host))
+
+
+def fill_in(
+    made: MadeDrafts, drafts: Drafts, slices: Sequence[SeqSlice], tokens: tuple[Ints, Tensor], device: StepDevice
+) -> None:
+    """Write what a draft model has made to a step's tokens, and to its drafts, in place of what is TO_COME.
+
+    tokens: which of the T tokens each of N samples stands on, on the host, and the T tokens.
+    """
+    sampled_tokens_N, token_ids_T = tokens
+    width = drafts.draft_ids_SJ.shape[1]
+    sources: list[int] = []
+    targets: list[int] = []
+    places: list[int] = []
+    first = 0
+    for s, piece in enumerate(piece for piece in slices if piece.num_samples):
+        if TO_COME in piece.draft_ids:
+            num_drafts = piece.num_samples - 1
+            sources += range(start := made.rows[piece.seq_id] * made.ids_RJ.shape[1], start + num_drafts)
+            targets += range(s * width, s * width + num_drafts)
+            places += sampled_tokens_N[first + 1 : first + piece.num_samples].tolist()
+        first += piece.num_samples
+    if sources:
+        sources_D, targets_D, places_D = device.upload([np.array(x, np.int64) for x in (sources, targets, places)])
+        ids_D = made.ids_RJ.take(sources_D)
+        drafts.draft_ids_SJ.view(-1).index_copy_(0, targets_D, ids_D)
+        token_ids_T.index_copy_(0, places_D, ids_D)
 
 
 def count_accepted(ids_N: Tensor, drafts: Drafts) -> Tensor:

@@ -1,5 +1,6 @@
 """Drafts in the scheduler: whole plans, who waits, what is worth it, and lives under pressure beside the oracle."""
 
+import random
 from collections.abc import Iterable
 
 import pytest
@@ -8,19 +9,20 @@ from aserve.core.ids import RequestId, SeqId
 from aserve.core.outputs import FinishReason, SeqDelta
 from aserve.core.params import BeamParams
 from aserve.core.plan import SeqSlice, StepPlan, StepResult
+from aserve.drafting.draft_model import DraftModelProposer, StepSeconds
 from aserve.scheduler import drafting
 from aserve.scheduler.drafting import Drafter
 from aserve.scheduler.scheduler import Scheduler
 from aserve.scheduler.step_cost import Prices
-from tests.fakes import deltas_of
-from tests.scheduler.sync_loop import EOS, Guesser, request
+from tests.fakes import Foreseer, deltas_of
+from tests.scheduler.sync_loop import EOS, Guesser, SyncLoop, request
 from tests.scheduler.traces import run_trace
 
 Drafts = dict[tuple[int, ...], tuple[int, ...]]
 PRICE_OF_NOTHING = Prices(base=1.0, token=0.0, row=0.0, key=0.0)
 
 
-class Script:
+class Script(Foreseer):
     """A `Proposer` that has a guess for certain tokens, and knows who has ended."""
 
     most = 3
@@ -259,3 +261,41 @@ def test_every_answer_with_drafts_is_the_oracles():
     assert 0.1 * num_drafts < num_accepted < 0.9 * num_drafts
     assert num_preemptions > 100
     assert num_waits > 500
+
+
+def small_model(**sizes: object) -> DraftModelProposer:
+    """Of few rows and blocks, so that sequences are forgotten and computed again."""
+    wanted = {"most": 3, "num_blocks": 12, "block_size": 2, "num_rows": 3, "context_len": 40, "max_catch_up": 6}
+    return DraftModelProposer(**wanted | sizes, step_seconds=StepSeconds(0.0, 0.0))  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_every_answer_with_a_draft_model_is_the_oracles():
+    """With preemption, swapping, prefix hits, forks, failures and cancellations, as `run_trace` has them."""
+    num_drafts = num_accepted = num_preemptions = 0
+    for seed in range(100):
+        block_size = random.Random(seed).choice((1, 2, 4))  # as the trace has it
+        proposer = small_model(block_size=block_size, max_catch_up=random.Random(seed).choice((2, 6, 50)))
+        loop = run_trace(seed, depth=1 + seed % 4, options={"proposer": proposer})
+        statistics = loop.scheduler.statistics()
+        num_drafts += statistics.num_drafts
+        num_accepted += sum(statistics.num_accepted_by_position)
+        num_preemptions += statistics.num_preemptions
+        assert proposer._pasts == {}, "a proposer keeps nothing of who has ended"
+        assert len(proposer._free_blocks) == 11, "all blocks come back"
+    assert num_drafts > 300
+    assert 0.1 * num_drafts < num_accepted < num_drafts
+    assert num_preemptions > 100
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("max_catch_up", [6, 100])
+def test_a_draft_model_that_is_the_model_is_always_right(depth, max_catch_up):
+    """Catches a draft model that has seen another past than its sequence's: it would guess something else."""
+    loop = SyncLoop(depth=depth, num_blocks=60, proposer=small_model(num_blocks=60, max_catch_up=max_catch_up))
+    for number in range(6):  # more than it has rows
+        loop.add(request(f"r{number}", (0, 1, 2, number % 3, 1, 1, 0), 20, arrival_s=float(number)))
+    loop.drain()
+    loop.compare()
+    statistics = loop.scheduler.statistics()
+    assert statistics.num_drafts == sum(statistics.num_accepted_by_position) > 20
