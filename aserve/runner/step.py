@@ -37,7 +37,8 @@ class EagerStep:
 
     def execute(self, batch: StepBatch) -> StepOutput:
         """The forward pass, which writes the KV cache, and what is sampled and scored after it."""
-        hidden_TE = self.model.forward(batch.token_ids_T, self.kv, ForwardBatch(batch.positions_T, batch.attention))
+        seen = ForwardBatch(batch.positions_T, batch.attention, batch.lora)
+        hidden_TE = self.model.forward(batch.token_ids_T, self.kv, seen)
         prompt_scores = None
         if batch.prompt_targets is not None:
             prompt_scores = score_prompt(self.model, self.ops, hidden_TE, batch.prompt_targets)

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Several
 
 from aserve.core.ids import BlockId, RequestId, Row, SeqId
 from aserve.core.layout import STRETCH
-from aserve.core.plan import BlockOps, RowInit, SeqSlice, StepPlan, TokenMask
+from aserve.core.plan import RowInit, SeqSlice, StepPlan, TokenMask
 from aserve.core.speculation import MAX_STEP_DRAFTS
 from aserve.scheduler.admission import Admission, Pace
 from aserve.scheduler.drafting import Drafter
@@ -107,8 +107,10 @@ class Planner:
         self.at = None
         self.num_tokens += len(slices)
         moves = residents.copies or residents.scrubs or residents.has_host_memory
+        block_ops = residents.take_block_ops() if moves else None
+        masks = draft.masks() if draft.constrained else ()
         drafting = self._drafter.steps(step_id, slices)
-        return draft.plan(residents.take_block_ops() if moves else None, drafting)
+        return StepPlan(step_id, tuple(slices), tuple(draft.inits), block_ops, masks, drafting)
 
     def _not_free(self, sequence: Sequence, budget: int, draft: "_Draft") -> int | None:
         """Plan a sequence that may have to wait, or may have drafts; returns the number of tokens, 0 if it waits.
@@ -293,12 +295,7 @@ class _Draft:
             self.constrained.append(sequence)
         return True
 
-    def plan(self, block_ops: BlockOps | None, drafting: tuple[StepPlan, ...]) -> StepPlan:
-        """It is complete."""
-        masks = self._masks() if self.constrained else ()
-        return StepPlan(self.step_id, tuple(self.slices), tuple(self.inits), block_ops, masks, drafting)
-
-    def _masks(self) -> tuple[tuple[Row, TokenMask], ...]:
+    def masks(self) -> tuple[tuple[Row, TokenMask], ...]:
         """Of the constrained sequences that have a slice which samples: others may have found no room after all."""
         return tuple(
             (sequence.row, sequence.constraint_now())
