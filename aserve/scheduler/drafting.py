@@ -117,8 +117,8 @@ class Drafter:
     def _drafts_for(self, sequence: Sequence, most: int, num_rows: int) -> tuple[int, ...] | None:
         proposer, record, tokens = self._proposer, self._records[sequence.id], sequence.token_ids
         assert proposer is not None, "only who was adopted may have drafts"
-        if self._num_calls % CALLS_A_LOOK == 0:
-            self._prices = self._cost.prices()
+        if self._num_calls % CALLS_A_LOOK == 0:  # who always has drafts never decodes without: roughly is what is known
+            self._prices = self._cost.prices() if proposer.foresees else self._cost.rough_prices()
         self._num_calls += 1
         guess: tuple[int, ...] = ()
         if proposer.foresees:
