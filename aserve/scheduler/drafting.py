@@ -30,9 +30,12 @@ HOPE: Final = 0.01
 """Where guesses have to be computed to be judged, and do not pay: of a record, what is forgotten at each token."""
 PRICE: Final = 0.25
 """Of a draft, before step times are known."""
-ROWS_A_REST: Final = 4
-"""Who has no drafts is asked again after a position for each so many rows: of however many, some four in a step."""
+ROWS_A_REST: Final = 2
+"""Who has no drafts is asked again after a position for each so many rows: of however many, some two in a step."""
 LONGEST_REST: Final = 16
+VAIN_A_REST: Final = 4
+"""And for each so many times that it was asked in vain, up to `LONGEST_VAIN`."""
+LONGEST_VAIN: Final = 4
 CALLS_A_LOOK: Final = 64
 """Between two looks at what steps cost, which are worked out anew for each."""
 
@@ -91,8 +94,13 @@ class Drafter:
         num_rows: how many sequences share the step.
         """
         drafts = self._drafts_for(sequence, most, num_rows)
-        if drafts == ():
-            sequence.rest_from_drafts(min(num_rows // ROWS_A_REST, LONGEST_REST))
+        record = self._records[sequence.id]
+        if drafts != ():
+            record.num_vain = 0
+            return drafts
+        record.num_vain += 1
+        rest = max(num_rows // ROWS_A_REST, min(record.num_vain // VAIN_A_REST, LONGEST_VAIN))
+        sequence.rest_from_drafts(min(rest, LONGEST_REST))
         return drafts
 
     def steps(self, step_id: int, slices: Several[SeqSlice]) -> tuple[StepPlan, ...]:
@@ -150,11 +158,15 @@ class Drafter:
 
 
 class _Record:
-    """What became of a sequence's guesses. guess: the one that is followed, of the tokens from a position on."""
+    """What became of a sequence's guesses.
+
+    guess: the one that is followed, of the tokens from a position on. num_vain: how often in a row there were none.
+    """
 
     def __init__(self) -> None:
         self._right, self._wrong = FIRST_GUESS
         self.guess: tuple[int, ...] = ()
+        self.num_vain = 0
         self._position = 0
 
     def note(self, guess: tuple[int, ...], position: int) -> None:
