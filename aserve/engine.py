@@ -1,4 +1,4 @@
-"""AsyncEngine: a model being served inside somebody's asyncio application.
+"""Engine: a model being served inside somebody's asyncio application.
 
 Owns the lifetime (load, run, drain, close) and turns what a caller has (text, token ids, messages, SamplingParams) into
 what the loop takes (a Request). Starts no process, installs no signal handler, reads no environment, keeps no global;
@@ -6,7 +6,6 @@ two engines can live in one event loop. How a model is loaded is the business of
 """
 
 import asyncio
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -39,7 +38,7 @@ from aserve.texts import Texts
 from aserve.workers import Workers
 
 
-class AsyncEngine(Answers):
+class Engine(Answers):
     """`async with` loads the model and serves until the block is left, which ends open requests and frees the memory.
 
     load: makes the parts; see build.py for aserve's own.
@@ -169,10 +168,8 @@ class AsyncEngine(Answers):
         finally:
             self._loop = None
             self.workers.close()
-            if parts is not None and isinstance(self.failure, StepTimeoutError):  # its thread may never come back
-                threading.Thread(target=parts.close, name="aserve close", daemon=True).start()
-            elif parts is not None:
-                await asyncio.to_thread(parts.close)
+            if parts is not None:
+                await parts.close(is_stuck=isinstance(self.failure, StepTimeoutError))
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and wait for the open ones; whether all of them ended within `timeout_s`."""
@@ -394,7 +391,7 @@ class AsyncEngine(Answers):
 def _close_unwanted(loading: asyncio.Future[EngineParts]) -> None:
     """Give back what was loaded for a caller who has gone."""
     if not loading.cancelled() and loading.exception() is None:
-        loading.result().close()
+        loading.result().runner.close()
 
 
-__all__ = ["AserveError", "AsyncEngine", "EngineParts", "EngineState", "Loader", "Progress"]
+__all__ = ["AserveError", "Engine", "EngineParts", "EngineState", "Loader", "Progress"]

@@ -304,7 +304,7 @@ class FakeKV:
     def _sample(self, piece: SeqSlice) -> list[int]:
         """The tokens that a slice yields: drafts as long as they are what is sampled, and the one after them."""
         row = self._rows[piece.row]
-        seed = row.sampling.seed if self._seeded and row.sampling.temperature > 0 else 0
+        seed = row.sampling.columns.seed if self._seeded and row.sampling.columns.temperature > 0 else 0
         mask = self._masks.get(piece.row)
         assert mask is None or not piece.draft_ids, "a mask is of one token"
         run: list[int] = []

@@ -24,7 +24,7 @@ from aserve.core.ids import BlockId, Row, SeqId
 from aserve.core.plan import TO_COME, RowInit, RowSampling, SeqSlice, StepPlan
 from aserve.core.speculation import StepSeconds
 
-GREEDY: Final = RowSampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
+GREEDY: Final = RowSampling()
 NULL_BLOCK: Final = BlockId(0)
 
 
