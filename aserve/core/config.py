@@ -27,7 +27,7 @@ from aserve.core.rules import (
     text,
     text_or_texts,
 )
-from aserve.core.speculation import SpeculativeConfig, speculative_config
+from aserve.core.speculation import SpeculativeConfig, StepSeconds, speculative_config
 
 GiB: Final = 1024**3
 DEVICES: Final = ("auto", "cpu", "cuda")
@@ -191,6 +191,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes_per_token: of a position in a block, which is over all layers unless they are in groups (layout.py).
     kv_budget_bytes: what the device can give to KV. kv_windows: of each layer group.
     flops_per_token: of the matrix products; 0 where that is not known.
+    draft_context_len, draft_kv_bytes_per_token: of the draft model, and of a position in its cache; 0 without one.
     """
 
     device: str
@@ -199,6 +200,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     kv_budget_bytes: int
     kv_windows: tuple[Window, ...] = (None,)
     flops_per_token: int = 0
+    draft_context_len: int = 0
+    draft_kv_bytes_per_token: int = 0
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,6 +213,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_in_flight: steps that are launched and have not landed, at most.
     plans_behind_prompts: whether a step with prompts may be in flight while the next is planned. On a CPU it takes so
     long that who comes meanwhile is worth waiting for. itl_factor: see `choose_itl_factor`.
+    draft_context_len: of the draft model; 0 without one. draft_step_s: what its steps take, measured.
     The last nine before the notes are the options of those names; max_loras is 0 where there are no adapters.
     """
 
@@ -227,6 +231,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_in_flight: int = 2
     plans_behind_prompts: bool = True
     itl_factor: float = 2.5
+    draft_context_len: int = 0
+    draft_step_s: StepSeconds = StepSeconds(0.0, 0.0)
     preemption_mode: PreemptionMode = "auto"
     scheduling_policy: SchedulingPolicy = "fcfs"
     long_prefill_token_threshold: int = 0
@@ -334,9 +340,8 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
     max_model_len = options.max_model_len or facts.context_len
     chunk = choose_max_chunk(options, budget)
     footprint = Footprint(facts.kv_windows, options.block_size, stretched(chunk, budget))
-    bytes_per_block = facts.kv_bytes_per_token * options.block_size
-    wanted_bytes = options.kv_cache_memory_bytes or facts.kv_budget_bytes
-    num_blocks = wanted_bytes // bytes_per_block
+    bytes_per_block, host_bytes_per_block = _bytes_per_block(options, facts)
+    num_blocks = (wanted_bytes := options.kv_cache_memory_bytes or facts.kv_budget_bytes) // bytes_per_block
     blocks_per_seq = footprint.peak(max_model_len)
     if num_blocks > (useful_blocks := 1 + max_num_seqs * blocks_per_seq) and options.kv_cache_memory_bytes is None:
         num_blocks = useful_blocks
@@ -365,7 +370,7 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         max_num_batched_tokens=budget,
         watermark=options.watermark,
         enable_prefix_caching=options.enable_prefix_caching,
-        num_host_blocks=_num_host_blocks(options, bytes_per_block),
+        num_host_blocks=_num_host_blocks(options, host_bytes_per_block),
         kv_windows=facts.kv_windows,
         max_in_flight=choose_max_in_flight(facts),
         plans_behind_prompts=facts.device != "cpu",
@@ -375,6 +380,7 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         scheduler_delay_factor=options.scheduler_delay_factor,
         target_itl_ms=options.target_itl_ms,
         itl_factor=choose_itl_factor(facts),
+        draft_context_len=facts.draft_context_len,
         max_num_queued_reqs=options.max_num_queued_reqs,
         request_timeout=options.request_timeout,
         step_timeout=options.step_timeout,
@@ -382,6 +388,15 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         max_loras=options.max_loras if options.enable_lora else 0,
         notes=tuple(notes),
     )
+
+
+def _bytes_per_block(options: Options, facts: Facts) -> tuple[int, int]:
+    """On the device, with what the draft model keeps of its positions, and on the host, where that does not go.
+
+    A span of positions takes a block of each layer group, and one of the draft model.
+    """
+    on_host = facts.kv_bytes_per_token * options.block_size
+    return on_host + -(-facts.draft_kv_bytes_per_token * options.block_size // len(facts.kv_windows)), on_host
 
 
 def _num_host_blocks(options: Options, bytes_per_block: int) -> int:
