@@ -126,7 +126,7 @@ def test_a_field_that_is_wrong_unknown_or_not_supported(client):
     for fields, param in (
         ({"temperature": 3}, "temperature"),
         ({"extra_body": {"temprature": 1}}, "temprature"),
-        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"modalities": ["audio"]}, "modalities"),
     ):
         with pytest.raises(openai.BadRequestError) as caught:
             client.chat.completions.create(messages=HELLO, model="demo", **fields)
