@@ -85,6 +85,15 @@ def test_one_bound_of_the_lookup_moves_the_other_with_it(given, lookup):
     assert (config.prompt_lookup_min, config.prompt_lookup_max) == lookup
 
 
+def test_adapters_are_named_with_their_folders():
+    """A folder may have an = in it; a name may not."""
+    words = ["--enable-lora", "--lora-modules", "a=/x", "b=/y=z", "--max-loras", "2", "--lora-root", "/r"]
+    _, options, _ = parse(*words, ASERVE_MAX_CPU_LORAS="5")
+    assert options.enable_lora
+    assert options.lora_modules == (("a", "/x"), ("b", "/y=z"))
+    assert (options.max_loras, options.max_lora_rank, options.max_cpu_loras, options.lora_root) == (2, 16, 5, "/r")
+
+
 def test_lists_and_switches():
     _, options, server = parse("--api-key", "a", "b", "--no-enable-prefix-caching", "--trust-remote-code")
     assert server.api_key == ("a", "b")
