@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, Unpack
 
 import msgspec
 
@@ -30,17 +30,15 @@ from aserve.core.config import (
 from aserve.core.errors import CheckpointError, ConfigError, InsufficientMemoryError, InvalidRequestError
 from aserve.core.layout import KVLayout, lay_out
 from aserve.core.params import SamplingParams
-from aserve.core.ports import Proposer
-from aserve.core.speculation import SpeculativeConfig
-from aserve.drafting.ngram import NgramProposer
+from aserve.drafters import draft_options, make_draft_model, make_proposer
 from aserve.engine import Engine, EngineParts, Loader, Progress
 from aserve.kv_cache.host_memory import has_host_tier
-from aserve.measuring import measure
-from aserve.model_folder import DEMO_MODEL, find_model, load_text
+from aserve.measuring import measure, with_draft_model
+from aserve.model_folder import DEMO_MODEL, check_draft_vocabulary, find_model, load_text
 from aserve.scheduler.preemption import PreemptionRule
 from aserve.scheduler.queue import Policy, first_come_first_served, priority_with_ageing
 from aserve.scheduler.scheduler import Scheduler
-from aserve.telling import describe_weights, plan_lines, startup_lines
+from aserve.telling import describe_weights, draft_lines, plan_lines, startup_lines
 from aserve.text.chat_template import ChatTemplate
 from aserve.text.formats.choice import choose_calls, choose_thoughts
 from aserve.text.tokenizer import Tokenizer
@@ -112,11 +110,13 @@ def load(options: Options, report: Report) -> EngineParts:
     """
     report(Progress("finding the model"))
     checkpoint = find_model(options)
+    of_draft = draft_options(options)
+    draft_checkpoint = None if of_draft is None else find_model(of_draft)
     report(Progress("loading torch"))
     from torch import OutOfMemoryError
 
     try:
-        return _load(options, checkpoint, report)
+        return _load(options, checkpoint, draft_checkpoint, report)
     except (OutOfMemoryError, InsufficientMemoryError) as error:
         reason = str(error.__cause__ or error).partition(". Of the allocated")[0]
         raise ConfigError(
@@ -125,7 +125,21 @@ def load(options: Options, report: Report) -> EngineParts:
         ) from error
 
 
-def _load(options: Options, checkpoint: "Checkpoint", report: Report) -> EngineParts:
+class _Loaded(NamedTuple):
+    """What a runner is made of. draft_model, lora: None where no model makes drafts, where rows have no adapters."""
+
+    model: "CausalLM"
+    draft_model: "CausalLM | None"
+    lora: "LoraLayers | None"
+    ops: "Ops"
+    dtype: "torch.dtype"
+    device: "torch.device"
+    graphs: "GraphDevice | None"
+
+
+def _load(
+    options: Options, checkpoint: "Checkpoint", draft_checkpoint: "Checkpoint | None", report: Report
+) -> EngineParts:
     from aserve.kernels.dispatch import describe, select_ops
     from aserve.models.loader import read_dtype
     from aserve.runner.graph_device import graph_device
@@ -142,17 +156,24 @@ def _load(options: Options, checkpoint: "Checkpoint", report: Report) -> EngineP
 
     report(Progress("tokenizer"))
     tokenizer, chat_template = load_text(options, checkpoint, model.spec.vocab_size)
+    draft_model = None
+    if draft_checkpoint is not None and (of_draft := draft_options(options)) is not None:
+        of_draft = msgspec.structs.replace(of_draft, dtype=str(dtype).removeprefix("torch."))
+        draft_model = _load_model(of_draft, draft_checkpoint, device, ops, None, report)
+        check_draft_vocabulary(draft_checkpoint, draft_model.spec.vocab_size, tokenizer, model.spec.vocab_size)
 
     report(Progress("memory"))
     layout = lay_out(model.spec.windows, options.max_model_len or model.spec.context_len)
-    facts = measure(options, model, layout, ops, dtype, device)
+    facts = with_draft_model(measure(options, model, layout, ops, dtype, device), draft_model, dtype)
     config = resolve(options, facts)
     info = _model_info(options, config, model, checkpoint, tokenizer, chat_template)
     weights = f"{describe_weights(options, checkpoint)} as {str(dtype).removeprefix('torch.')} on {device}"
     graphs = None if options.enforce_eager else graph_device(device)
-    runner, config = _runner(config, layout, model, ops, dtype, device, graphs, lora, report)
+    loaded = _Loaded(model, draft_model, lora, ops, dtype, device, graphs)
+    runner, config = _runner(config, layout, loaded, report)
     adapters = _adapters(options, info, runner)
-    notes = (*plan_lines(info, config, facts, weights), *filter(None, [describe(ops)]), *config.notes)
+    plan = *plan_lines(info, config, facts, weights), *draft_lines(options, config, facts, draft_checkpoint)
+    notes = (*plan, *filter(None, [describe(ops)]), *config.notes)
     return EngineParts(
         info=info,
         config=msgspec.structs.replace(config, notes=notes),
@@ -250,46 +271,43 @@ def _model_info(
     )
 
 
-def _runner(  # noqa: PLR0913  (each made by another part)
-    config: EngineConfig,
-    layout: KVLayout,
-    model: "CausalLM",
-    ops: "Ops",
-    dtype: "torch.dtype",
-    device: "torch.device",
-    graphs: "GraphDevice | None",
-    lora: "LoraLayers | None",
-    report: Report,
+def _runner(
+    config: EngineConfig, layout: KVLayout, loaded: _Loaded, report: Report
 ) -> "tuple[ModelRunner, EngineConfig]":
     """The runner, warm, and the configuration with what it measured."""
     from aserve.runner.kv_store import allocate_kv
     from aserve.runner.runner import ModelRunner
 
-    kv = allocate_kv(
-        model.spec,
-        num_blocks=config.num_blocks,
-        block_size=config.block_size,
-        dtype=dtype,
-        device=device,
-        layout=layout,
-    )
     runner = ModelRunner(
-        model,
-        ops,
-        kv,
+        loaded.model,
+        loaded.ops,
+        allocate_kv(
+            loaded.model.spec,
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            dtype=loaded.dtype,
+            device=loaded.device,
+            layout=layout,
+        ),
         max_num_seqs=config.max_num_seqs,
         max_model_len=config.max_model_len,
         num_host_blocks=config.num_host_blocks,
-        graph_device=graphs,
-        lora=lora,
+        graph_device=loaded.graphs,
+        lora=loaded.lora,
     )
     report(Progress("warming up"))
     with ExitStack() as on_failure:
         on_failure.callback(runner.close)
+        if loaded.draft_model is not None:
+            made_of = loaded.draft_model, loaded.ops, loaded.dtype, loaded.device
+            runner.draft_with(partial(make_draft_model, config, *made_of))
         runner.warm_up()
         if config.num_host_blocks:
             costs = runner.measure_costs()
             config = msgspec.structs.replace(config, recompute_cost_s=costs.recompute_s, swap_cost_s=costs.swap_s)
+        if loaded.draft_model is not None and config.speculative_config is not None:
+            step_s = runner.measure_drafting(config.speculative_config.num_speculative_tokens)
+            config = msgspec.structs.replace(config, draft_step_s=step_s)
         on_failure.pop_all()
     return runner, config
 
@@ -341,15 +359,6 @@ def make_scheduler(config: EngineConfig) -> Scheduler:
         is_fair=config.scheduling_policy == "fair",
         target_itl_s=None if config.target_itl_ms is None else config.target_itl_ms / 1e3,
         itl_factor=config.itl_factor,
-        proposer=_make_proposer(config.speculative_config),
+        proposer=make_proposer(config),
         max_loras=config.max_loras,
-    )
-
-
-def _make_proposer(config: SpeculativeConfig | None) -> Proposer | None:
-    """Who guesses tokens: `METHODS` has one."""
-    if config is None:
-        return None
-    return NgramProposer(
-        most=config.num_speculative_tokens, shortest=config.prompt_lookup_min, longest=config.prompt_lookup_max
     )

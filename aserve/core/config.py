@@ -10,6 +10,12 @@ from typing import Any, Final, Literal, get_args
 
 import msgspec
 
+from aserve.core.defaults import (
+    default_itl_factor,
+    default_max_in_flight,
+    default_max_num_batched_tokens,
+    default_max_num_seqs,
+)
 from aserve.core.errors import ConfigError
 from aserve.core.layout import Footprint, Window, stretched
 from aserve.core.lora import LORA_RULES, LoraFields, LoraOptions
@@ -27,7 +33,7 @@ from aserve.core.rules import (
     text,
     text_or_texts,
 )
-from aserve.core.speculation import SpeculativeConfig, speculative_config
+from aserve.core.speculation import SpeculativeConfig, StepSeconds, speculative_config
 
 GiB: Final = 1024**3
 DEVICES: Final = ("auto", "cpu", "cuda")
@@ -46,10 +52,6 @@ RECOMPUTE_COST_S: Final = 20e-6
 """Of a token in a step of 8 billion parameters on a large GPU, where it is not measured."""
 SWAP_COST_S: Final = 80e-6
 """Of a block of 2 MiB that crosses PCIe 4.0, where it is not measured."""
-SMALL_MODEL_FLOPS: Final = 2_500_000_000
-"""Per token: of a model of about a billion parameters."""
-SLOW_CPU_FLOPS: Final = 100_000_000
-"""Per token: a few milliseconds on two cores."""
 BLOCK_SIZES: Final = (8, 16, 32, 64, 128, 256)
 MAX_NUM_SEQS: Final = 2**16
 
@@ -191,6 +193,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes_per_token: of a position in a block, which is over all layers unless they are in groups (layout.py).
     kv_budget_bytes: what the device can give to KV. kv_windows: of each layer group.
     flops_per_token: of the matrix products; 0 where that is not known.
+    draft_context_len, draft_kv_bytes_per_token: of the draft model, and of a position in its cache; 0 without one.
     """
 
     device: str
@@ -199,6 +202,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     kv_budget_bytes: int
     kv_windows: tuple[Window, ...] = (None,)
     flops_per_token: int = 0
+    draft_context_len: int = 0
+    draft_kv_bytes_per_token: int = 0
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,6 +215,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_in_flight: steps that are launched and have not landed, at most.
     plans_behind_prompts: whether a step with prompts may be in flight while the next is planned. On a CPU it takes so
     long that who comes meanwhile is worth waiting for. itl_factor: see `choose_itl_factor`.
+    draft_context_len: of the draft model; 0 without one. draft_step_s: what its steps take, measured.
     The last nine before the notes are the options of those names; max_loras is 0 where there are no adapters.
     """
 
@@ -227,6 +233,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_in_flight: int = 2
     plans_behind_prompts: bool = True
     itl_factor: float = 2.5
+    draft_context_len: int = 0
+    draft_step_s: StepSeconds = StepSeconds(0.0, 0.0)
     preemption_mode: PreemptionMode = "auto"
     scheduling_policy: SchedulingPolicy = "fcfs"
     long_prefill_token_threshold: int = 0
@@ -271,55 +279,10 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     thought_format: str | None = None
 
 
-def default_max_num_batched_tokens(device: str, flops_per_token: int) -> int:
-    """Tokens a step computes at most. flops_per_token: of the model; 0 where that is not known.
-
-    On a CPU 2048 are a wave of prompts, and a small model computes them in less time than in pieces of 512; of one that
-    takes milliseconds for a token, 4096 are a wave of 32. Of a large one they take minutes, during which nobody else
-    can come or go.
-    """
-    if device == "cuda":
-        return 8192
-    if 0 < flops_per_token <= SLOW_CPU_FLOPS:
-        return 4096
-    return 2048 if 0 < flops_per_token <= SMALL_MODEL_FLOPS else 512
-
-
-def default_max_num_seqs() -> int:
-    """Sequences that run at once."""
-    return 256
-
-
-def default_max_num_queued_reqs(max_num_seqs: int | None) -> int:
-    """Requests that wait for a server at most: who comes last waits for some four answers, not for an hour."""
-    return 4 * (max_num_seqs or default_max_num_seqs())
-
-
 def choose_max_chunk(options: Options, budget: int) -> int:
     """Tokens of one prompt that a step computes. Under the fair policy half a step is left to other tenants."""
     share = budget // 2 if options.scheduling_policy == "fair" and budget > 1 else budget
     return min(options.long_prefill_token_threshold or share, budget)
-
-
-def choose_itl_factor(facts: Facts) -> float:
-    """How much longer than without prompts a step may take in which somebody decodes, where no target is set.
-
-    More on a CPU, which computes a hundred tokens of a prompt at half of the speed of a thousand.
-    """
-    return 4.0 if facts.device == "cpu" else 2.5
-
-
-def choose_max_in_flight(facts: Facts) -> int:
-    """How far the device runs ahead: a step that waits behind it hides what the host does between two of them.
-
-    And it makes newcomers wait for a step more. On a CPU that is 25 ms with half a billion parameters, where the host's
-    0.2 ms do not matter: there the next step is planned when the last has landed. Three steps wait on a GPU for a
-    small model, whose steps take no longer than what else an event loop does. Sliding windows hold blocks for two.
-    """
-    if facts.device == "cpu":
-        return 1 if facts.flops_per_token > SLOW_CPU_FLOPS else 2
-    is_small = 0 < facts.flops_per_token <= SMALL_MODEL_FLOPS
-    return 4 if is_small and not any(facts.kv_windows) else 2
 
 
 def resolve(options: Options, facts: Facts) -> EngineConfig:
@@ -334,9 +297,8 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
     max_model_len = options.max_model_len or facts.context_len
     chunk = choose_max_chunk(options, budget)
     footprint = Footprint(facts.kv_windows, options.block_size, stretched(chunk, budget))
-    bytes_per_block = facts.kv_bytes_per_token * options.block_size
-    wanted_bytes = options.kv_cache_memory_bytes or facts.kv_budget_bytes
-    num_blocks = wanted_bytes // bytes_per_block
+    bytes_per_block, host_bytes_per_block = _bytes_per_block(options, facts)
+    num_blocks = (wanted_bytes := options.kv_cache_memory_bytes or facts.kv_budget_bytes) // bytes_per_block
     blocks_per_seq = footprint.peak(max_model_len)
     if num_blocks > (useful_blocks := 1 + max_num_seqs * blocks_per_seq) and options.kv_cache_memory_bytes is None:
         num_blocks = useful_blocks
@@ -365,16 +327,17 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         max_num_batched_tokens=budget,
         watermark=options.watermark,
         enable_prefix_caching=options.enable_prefix_caching,
-        num_host_blocks=_num_host_blocks(options, bytes_per_block),
+        num_host_blocks=_num_host_blocks(options, host_bytes_per_block),
         kv_windows=facts.kv_windows,
-        max_in_flight=choose_max_in_flight(facts),
+        max_in_flight=default_max_in_flight(facts.device, facts.flops_per_token, facts.kv_windows),
         plans_behind_prompts=facts.device != "cpu",
         preemption_mode=options.preemption_mode,
         scheduling_policy=options.scheduling_policy,
         long_prefill_token_threshold=chunk if chunk < budget else 0,
         scheduler_delay_factor=options.scheduler_delay_factor,
         target_itl_ms=options.target_itl_ms,
-        itl_factor=choose_itl_factor(facts),
+        itl_factor=default_itl_factor(facts.device),
+        draft_context_len=facts.draft_context_len,
         max_num_queued_reqs=options.max_num_queued_reqs,
         request_timeout=options.request_timeout,
         step_timeout=options.step_timeout,
@@ -382,6 +345,15 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         max_loras=options.max_loras if options.enable_lora else 0,
         notes=tuple(notes),
     )
+
+
+def _bytes_per_block(options: Options, facts: Facts) -> tuple[int, int]:
+    """On the device, with what the draft model keeps of its positions, and on the host, where that does not go.
+
+    A span of positions takes a block of each layer group, and one of the draft model.
+    """
+    on_host = facts.kv_bytes_per_token * options.block_size
+    return on_host + -(-facts.draft_kv_bytes_per_token * options.block_size // len(facts.kv_windows)), on_host
 
 
 def _num_host_blocks(options: Options, bytes_per_block: int) -> int:

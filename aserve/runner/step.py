@@ -15,11 +15,15 @@ from aserve.runner.scoring import score_prompt
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """Sampled token ids, int64 [N], in the plan's order (see `sample_next`), and scores where they were asked for."""
+    """Sampled token ids, int64 [N], in the plan's order (see `sample_next`), and scores where they were asked for.
+
+    num_accepted_S: of each slice that samples, how many of its drafts; None in a step without drafts.
+    """
 
     ids_N: Tensor
     scores: Scores | None
     prompt_scores: Scores | None
+    num_accepted_S: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,7 @@ class EagerStep:
         prompt_scores = None
         if batch.prompt_targets is not None:
             prompt_scores = score_prompt(self.model, self.ops, hidden_TE, batch.prompt_targets)
-        ids_N, scores = batch.sampled_rows_N, None
-        if len(ids_N):
-            ids_N, scores = sample_next(self.model, self.ops, hidden_TE, self.rows.last_token_R, batch)
-        return StepOutput(ids_N, scores, prompt_scores)
+        if not len(batch.sampled_rows_N):
+            return StepOutput(batch.sampled_rows_N, None, prompt_scores)
+        sampled = sample_next(self.model, self.ops, hidden_TE, self.rows.last_token_R, batch)
+        return StepOutput(sampled.ids_N, sampled.scores, prompt_scores, sampled.num_accepted_S)

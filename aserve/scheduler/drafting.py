@@ -17,7 +17,7 @@ from collections.abc import Sequence as Several
 from typing import Final
 
 from aserve.core.ids import SeqId
-from aserve.core.plan import num_agreeing
+from aserve.core.plan import SeqSlice, StepPlan, num_agreeing
 from aserve.core.ports import Proposer
 from aserve.scheduler.sequence import Sequence
 from aserve.scheduler.step_cost import Prices, StepCost
@@ -26,8 +26,16 @@ FORGETS: Final = 0.8
 """What is left of a guess's weight after each later one of its sequence."""
 FIRST_GUESS: Final = (1.0, 0.5)
 """Right and wrong drafts that count before anything is known of a sequence."""
+HOPE: Final = 0.01
+"""Where guesses have to be computed to be judged, and do not pay: of a record, what is forgotten at each token."""
 PRICE: Final = 0.25
 """Of a draft, before step times are known."""
+ROWS_A_REST: Final = 2
+"""Who has no drafts is asked again after a position for each so many rows: of however many, some two in a step."""
+LONGEST_REST: Final = 16
+VAIN_A_REST: Final = 4
+"""And for each so many times that it was asked in vain, up to `LONGEST_VAIN`."""
+LONGEST_VAIN: Final = 4
 CALLS_A_LOOK: Final = 64
 """Between two looks at what steps cost, which are worked out anew for each."""
 
@@ -63,17 +71,9 @@ class Drafter:
         self._records: dict[SeqId, _Record] = {}
 
     def adopt(self, sequence: Sequence) -> None:
-        """A sequence is new. It may have drafts if nothing controls or masks its logits, and it is no beam.
-
-        Penalties and bad words count the row's tokens so far, which drafts are not among; of beams the search chooses.
-        """
+        """A sequence is new. It may have drafts if nothing masks its logits, and it is no beam: the search chooses."""
         is_beam = sequence.group is not None and sequence.group.beams is not None
-        if (
-            self._proposer is not None
-            and sequence.sampling.controls is None
-            and sequence.constraint is None
-            and not is_beam
-        ):
+        if self._proposer is not None and sequence.constraint is None and not is_beam:
             sequence.allow_drafts()
             self._records[sequence.id] = _Record()
 
@@ -82,43 +82,91 @@ class Drafter:
         if self._proposer is not None and self._records.pop(seq_id, None) is not None:
             self._proposer.forget(seq_id)
 
+    def rewind(self) -> None:
+        """A step failed, or what was planned is not to be trusted: nothing that a draft model computed counts."""
+        if self._proposer is not None and not self._proposer.foresees:
+            for seq_id in self._records:
+                self._proposer.forget(seq_id)
+
     def drafts_for(self, sequence: Sequence, most: int, num_rows: int) -> tuple[int, ...] | None:
         """At most so many drafts behind a sequence's next token; None if it is to wait until its tokens have landed.
 
         num_rows: how many sequences share the step.
         """
-        assert self._proposer is not None, "only who was adopted may have drafts"
-        if self._num_calls % CALLS_A_LOOK == 0:
-            self._prices = self._cost.prices()
-        self._num_calls += 1
+        drafts = self._drafts_for(sequence, most, num_rows)
         record = self._records[sequence.id]
-        tokens = sequence.token_ids
-        if record.guess:
-            record.learn(tokens)
-        guess = self._proposer.propose(sequence.id, tokens, self._proposer.most)
-        if not guess:
-            return ()
-        record.note(guess, len(tokens))
-        num_worth, num_expected = record.worth(self._price(sequence, num_rows), len(guess))
+        if drafts != ():
+            record.num_vain = 0
+            return drafts
+        record.num_vain += 1
+        rest = max(num_rows // ROWS_A_REST, min(record.num_vain // VAIN_A_REST, LONGEST_VAIN))
+        sequence.rest_from_drafts(min(rest, LONGEST_REST))
+        return drafts
+
+    def steps(self, step_id: int, slices: Several[SeqSlice]) -> tuple[StepPlan, ...]:
+        """What has to be computed so that the drafts of these slices come. See `Proposer.steps`."""
+        return () if self._proposer is None else self._proposer.steps(step_id, slices)
+
+    def seconds(self, plan: StepPlan) -> float:
+        """What making a plan's drafts takes."""
+        if not plan.drafting:
+            return 0.0
+        assert self._proposer is not None, "somebody made the drafts"
+        return sum(self._proposer.seconds(step.num_tokens) for step in plan.drafting)
+
+    def verified(self, piece: SeqSlice, num_accepted: int) -> None:
+        """A slice with drafts has landed."""
+        num_drafts = piece.num_samples - 1
+        self.counts.verified(num_drafts, num_accepted)
+        assert self._proposer is not None, "somebody made the drafts"
+        if not self._proposer.foresees and (record := self._records.get(piece.seq_id)) is not None:
+            record.judge(num_accepted, num_drafts)
+
+    def _drafts_for(self, sequence: Sequence, most: int, num_rows: int) -> tuple[int, ...] | None:
+        proposer, record, tokens = self._proposer, self._records[sequence.id], sequence.token_ids
+        assert proposer is not None, "only who was adopted may have drafts"
+        if self._num_calls % CALLS_A_LOOK == 0:  # who always has drafts never decodes without: roughly is what is known
+            self._prices = self._cost.prices() if proposer.foresees else self._cost.rough_prices()
+        self._num_calls += 1
+        guess: tuple[int, ...] = ()
+        if proposer.foresees:
+            if record.guess:
+                record.learn(tokens)
+            guess = proposer.propose(sequence.id, tokens, proposer.most)
+            if not guess:
+                return ()
+            record.note(guess, len(tokens))
+        num_worth, num_expected = record.worth(self._price(sequence, num_rows), proposer.most)
         num_flying = sequence.num_computed + 1 - len(tokens)
         if num_flying > 0:
             return None if num_expected > num_flying else ()
+        if not proposer.foresees:
+            if not num_worth:
+                record.hope()
+            elif most:
+                guess = proposer.propose(sequence.id, tokens, min(num_worth, most))
         return guess[: min(num_worth, most)]
 
     def _price(self, sequence: Sequence, num_rows: int) -> float:
         """Of a draft, as a share of what a token of the sequence costs otherwise."""
+        assert self._proposer is not None, "only who was adopted may have drafts"
         if (prices := self._prices) is None:
             return PRICE
         own = prices.base / num_rows + prices.token + prices.row + prices.key * sequence.num_computed
-        return prices.token / own if own else PRICE
+        making = self._proposer.seconds(num_rows) / num_rows
+        return (prices.token + making) / own if own else PRICE
 
 
 class _Record:
-    """What became of a sequence's guesses. guess: the one that is followed, of the tokens from a position on."""
+    """What became of a sequence's guesses.
+
+    guess: the one that is followed, of the tokens from a position on. num_vain: how often in a row there were none.
+    """
 
     def __init__(self) -> None:
         self._right, self._wrong = FIRST_GUESS
         self.guess: tuple[int, ...] = ()
+        self.num_vain = 0
         self._position = 0
 
     def note(self, guess: tuple[int, ...], position: int) -> None:
@@ -135,9 +183,19 @@ class _Record:
         num_right = num_agreeing(guess[:num_known], tokens[self._position : self._position + num_known])
         if num_right == num_known < len(guess):
             return  # right so far
-        self._right = self._right * FORGETS + num_right
-        self._wrong = self._wrong * FORGETS + (num_right < len(guess))
+        self.judge(num_right, len(guess))
         self.guess = ()
+
+    def judge(self, num_right: int, num_drafts: int) -> None:
+        """Of so many drafts so many were right, from the first on."""
+        self._right = self._right * FORGETS + num_right
+        self._wrong = self._wrong * FORGETS + (num_right < num_drafts)
+
+    def hope(self) -> None:
+        """Nothing is guessed, so that nothing is learned: by and by it is tried again."""
+        right, wrong = FIRST_GUESS
+        self._right += HOPE * (right - self._right)
+        self._wrong += HOPE * (wrong - self._wrong)
 
     def worth(self, price: float, most: int) -> tuple[int, float]:
         """How many drafts are worth their price, and how many of them will be accepted."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence as Several
 from aserve.core.ids import BlockId, RequestId, Row, SeqId
 from aserve.core.layout import STRETCH
 from aserve.core.plan import RowInit, SeqSlice, StepPlan, TokenMask
+from aserve.core.speculation import MAX_STEP_DRAFTS
 from aserve.scheduler.admission import Admission, Pace
 from aserve.scheduler.drafting import Drafter
 from aserve.scheduler.preemption import choose_victims
@@ -108,7 +109,8 @@ class Planner:
         moves = residents.copies or residents.scrubs or residents.has_host_memory
         block_ops = residents.take_block_ops() if moves else None
         masks = draft.masks() if draft.constrained else ()
-        return StepPlan(step_id, tuple(slices), tuple(draft.inits), block_ops, masks)
+        drafting = self._drafter.steps(step_id, slices)
+        return StepPlan(step_id, tuple(slices), tuple(draft.inits), block_ops, masks, drafting)
 
     def _not_free(self, sequence: Sequence, budget: int, draft: "_Draft") -> int | None:
         """Plan a sequence that may have to wait, or may have drafts; returns the number of tokens, 0 if it waits.
@@ -120,7 +122,7 @@ class Planner:
             return 0
         if not sequence.may_have_drafts or sequence.awaits_tokens or start < sequence.num_prefill:
             return None  # what is sampled next may depend on the token that it awaits, by more than the model
-        most = min(budget, self._max_chunk, sequence.last_position - start + 1) - 1
+        most = min(budget - 1, self._max_chunk - 1, sequence.last_position - start, draft.num_drafts_left)
         draft_ids = self._drafter.drafts_for(sequence, most, len(self._residents.running))
         if draft_ids is None:
             return 0
@@ -145,6 +147,7 @@ class Planner:
             SeqSlice(sequence.id, sequence.row, start, num_tokens, token_ids, new_blocks, num_samples=num_tokens)
         )
         sequence.num_computed = sequence.drafted_until = end
+        draft.num_drafts_left -= num_tokens - 1
         self.num_tokens += num_tokens - 1  # and one for the slice itself
         return num_tokens
 
@@ -273,7 +276,7 @@ class Planner:
 class _Draft:
     """What a plan will be made of. constrained: who may get a token in it that a constraint decides on."""
 
-    __slots__ = ("allowance", "constrained", "inits", "knows_allowance", "slices", "step_id")
+    __slots__ = ("allowance", "constrained", "inits", "knows_allowance", "num_drafts_left", "slices", "step_id")
 
     def __init__(self, step_id: int) -> None:
         self.step_id = step_id
@@ -282,6 +285,7 @@ class _Draft:
         self.constrained: list[Sequence] = []
         self.allowance: Allowance | None = None
         self.knows_allowance = False
+        self.num_drafts_left = MAX_STEP_DRAFTS
 
     def takes(self, sequence: Sequence) -> bool:
         """Whether a running sequence may advance. One that does by a token, which a constraint decides on, is noted."""

@@ -132,7 +132,7 @@ class Scheduler:
         planned_by = self._residents, self._admission, pace, streams, self._drafter, self._aftermath.budget
         self._planner = Planner(*planned_by, max_chunk=max_chunk)
         self._roster, self._deadlines = Roster(policy), Deadlines()
-        landed_in = self._roster.sequences, self._cache, self._residents, self._drafter.counts
+        landed_in = self._roster.sequences, self._cache, self._residents, self._drafter
         self._landing = Landing(*landed_in, end=self._end, end_request=self.cancel)
         self._in_flight, self._next_step_id = deque[StepPlan](), 0
 
@@ -142,18 +142,16 @@ class Scheduler:
         """Raise `ContextLengthError`, with both numbers, for a prompt that `add` would refuse."""
         self._admission.check_fits(num_prompt_tokens)
 
-    def check_room(self, arrival: Arrival) -> None:
-        """Raise `OverloadedError` if who comes on these terms would be refused now, whatever the prompt."""
-        self._admission.check_queue(arrival, self._roster.next_key(arrival), self._residents.waiting)
+    def check_room(self, arrival: Arrival, num_before: int = 0) -> None:
+        """Raise `OverloadedError` if who comes on these terms, after so many others, would be refused now."""
+        self._admission.check_queue(arrival, self._roster.next_key(arrival), self._residents.waiting, num_before)
 
     def prompt_hashes(self, request: Request) -> Iterator[list[BlockHash]]:
         """A request's, some at a time, to be made before `add`: a plan takes as long as what it still has to hash."""
         return self._cache.prompt_hashes(request.cache_salt, request.prompt_token_ids, request.extra_keys)
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises as `check_fits`, `InvalidRequestError` while another has the same id or for beams
-        that cannot run together, and `OverloadedError` when too many wait.
-        """
+        """Queue a request. Raises as `check_fits`, `check_room`, and `InvalidRequestError` (id in use, wide beams)."""
         self._add(request, None)
 
     def fork(self, request_id: RequestId, index: int, branches: Several[Request]) -> None:
@@ -272,7 +270,7 @@ class Scheduler:
             self._aftermath.landed()
             self.max_in_flight = 1 if self._aftermath.is_inquest else self._most_in_flight
         if took_s:
-            self.step_cost.landed(plan.slices, took_s)
+            self.step_cost.landed(plan.slices, took_s - self._drafter.seconds(plan))
         return self._landing.take_in(plan, result)
 
     def revert(self, step_id: int, *, out_of_memory: bool = False) -> RequestId | None:
@@ -287,6 +285,7 @@ class Scheduler:
         self._in_flight.clear()
         slices = self._roster.owned(fallen)
         self._residents.rewind(fallen, slices)
+        self._drafter.rewind()
         first = {piece.seq_id for piece in fallen[0].slices}
         requests = dict.fromkeys(sequence.request_id for sequence, _ in slices if sequence.id in first)
         culprit = self._aftermath.failed(tuple(requests), fallen[0].num_tokens, out_of_memory=out_of_memory)
@@ -307,6 +306,7 @@ class Scheduler:
         self.max_in_flight = self._most_in_flight
         for seq_id in self._roster.restart(wanted, sequence, is_landing=torn_at is not None):
             self._drafter.forget(seq_id)
+        self._drafter.rewind()
         self._residents.restart(self._roster.sequences.values())
         return Restart(taken_in, tuple(name for name in wanted if name not in self._roster.requests))
 
