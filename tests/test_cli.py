@@ -89,6 +89,15 @@ def test_one_bound_of_the_lookup_moves_the_other_with_it(given, lookup):
     assert (config.prompt_lookup_min, config.prompt_lookup_max) == lookup
 
 
+def test_adapters_are_named_with_their_folders():
+    """A folder may have an = in it; a name may not."""
+    words = ["--enable-lora", "--lora-modules", "a=/x", "b=/y=z", "--max-loras", "2", "--lora-root", "/r"]
+    _, options, _ = parse(*words, ASERVE_MAX_CPU_LORAS="5")
+    assert options.enable_lora
+    assert options.lora_modules == (("a", "/x"), ("b", "/y=z"))
+    assert (options.max_loras, options.max_lora_rank, options.max_cpu_loras, options.lora_root) == (2, 16, 5, "/r")
+
+
 def test_a_model_that_drafts_is_a_method_by_itself():
     config = parse("--speculative-config", '{"model": "small", "num_speculative_tokens": 3}')[1].speculative_config
     assert config == SpeculativeConfig(method="draft_model", model="small", num_speculative_tokens=3)

@@ -24,6 +24,8 @@ from aserve.kernels.ops import LoraBatch, LoraWeights
 _BLOCK_T: Final = 16
 _BLOCK_O: Final = 64
 _BLOCK_I: Final = 64
+_EXPAND_BLOCK_R: Final = 16
+"""More would not fit the registers: these products are of float32, which tensor cores do not take."""
 _MAX_PARTS: Final = 3
 
 
@@ -178,7 +180,7 @@ def _shaped(shape: tuple[int, int, int, int, tuple[int, ...]], strides: tuple[in
             SIZE_0=size_0,
             SIZE_1=size_1,
             SIZE_2=size_2,
-            BLOCK_R=block_r,
+            BLOCK_R=_EXPAND_BLOCK_R,
             BLOCK_O=_BLOCK_O,
             num_warps=4,
             num_stages=2,

@@ -43,8 +43,9 @@ def describe(kernel: CompiledKernel) -> dict[str, int]:
         "programs_per_sm": programs_per_sm(int(registers), kernel.metadata.num_warps, kernel.metadata.shared),
     }
     if any(name in kernel.asm["ptx"] for name in ("wgmma.mma_async", "mma.sync")):
-        loop = min(matrix_loops(_cuobjdump("-sass", cubin)), key=lambda loop: loop.instructions)
-        figures |= {"instructions": loop.instructions, "wgmma": loop.wgmma, "mma": loop.mma}
+        loops = matrix_loops(_cuobjdump("-sass", cubin))  # none where the compiler has unrolled it
+        for loop in sorted(loops, key=lambda loop: loop.instructions)[:1]:
+            figures |= {"instructions": loop.instructions, "wgmma": loop.wgmma, "mma": loop.mma}
     return figures
 
 
