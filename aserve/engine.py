@@ -284,10 +284,7 @@ class Engine(Answers):
         return SamplingParams(**{**self._ready().info.default_sampling, **given})
 
     def check_room(self, **terms: Unpack[RequestTerms]) -> None:
-        """Raise `OverloadedError` if `open` would: too much waits, or more than can be served before the timeout.
-
-        Costs next to nothing: to be asked before a prompt is rendered and tokenized.
-        """
+        """Raise `OverloadedError` if `open` would, at next to no cost: to be asked before a prompt is rendered."""
         self._ready().scheduler.check_room(self._terms(**terms))
 
     def _terms(self, *, tenant: str = "", **terms: Any) -> Terms:
@@ -302,13 +299,14 @@ class Engine(Answers):
         params: SamplingParams | None = None,
         *,
         starts_text: bool = False,
+        markers: frozenset[str] = frozenset(),
         **terms: Unpack[RequestTerms],
     ) -> AsyncIterator[Mailbox]:
         """Submit a prompt (text or token ids); inside the block, iterate the mailbox. Leaving the block cancels.
 
         params: None is what the model's generation_config.json says. terms: see `RequestTerms`. starts_text: the answer
         is a text of its own (a chat message) and does not continue the prompt's: SentencePiece tokenizers then drop the
-        space before its first word.
+        space before its first word. markers: special tokens in them are shown all the same.
 
         Raises `InvalidRequestError` (a token id or parameter out of bounds, an empty prompt, an id that is in use),
         `ContextLengthError` (it can never fit), `OverloadedError` (see `check_room`), `UnavailableError` (loading,
@@ -325,9 +323,11 @@ class Engine(Answers):
             async with parts.adapters.using(settled) as settled:
                 request = new_request(parts.info, parts.tokenizer, token_ids, params, settled, structure)
                 request = await self._preparer.prepared(request, parts.info, parts.scheduler)
-                keeps_space = not starts_text or structure is not None  # a structure is of the whole text
-                new_stream = partial(TextStream, parts.tokenizer, request.params, keep_leading_space=keeps_space)
-                async with loop.open(request, new_stream) as mailbox:
+                spaced = not starts_text or structure is not None  # a structure is of the whole text
+                stream = partial(
+                    TextStream, parts.tokenizer, request.params, keep_leading_space=spaced, markers=markers
+                )
+                async with loop.open(request, stream) as mailbox:
                     yield mailbox
         finally:
             self._idle.set()

@@ -63,6 +63,8 @@ ENGINE_FLAGS: Final = (
     Flag("model", str, "FOLDER|ID", "a folder or a Hugging Face id; demo is the bundled demonstration model"),
     Flag("tokenizer", str, "FOLDER|ID", "a folder or id whose tokenizer replaces the model's own"),
     Flag("chat_template", str, "FILE", "a Jinja file that replaces the model's own chat template"),
+    Flag("tool_call_parser", str, "NAME", "how the model writes calls of tools; auto is what its chat template says"),
+    Flag("reasoning_parser", str, "NAME", "how it writes thoughts; auto is what its chat template says, none is none"),
     Flag("revision", str, "NAME", "branch, tag or commit of a Hugging Face id"),
     Flag("download_dir", str, "FOLDER", "where Hugging Face files are cached"),
     Flag("served_model_name", str, "NAME", "names that requests may give; the first is put into answers", many=True),

@@ -75,6 +75,11 @@ CHAT_WORKS = {
     "add_generation_prompt": False,
     "continue_final_message": (True, {"messages": TURNS}),
     "chat_template_kwargs": {"enable_thinking": True},
+    "tools": [TOOL],
+    "tool_choice": ("auto", {"tools": [TOOL]}),
+    "parallel_tool_calls": (False, {"tools": [TOOL]}),
+    "reasoning_effort": "low",
+    "include_reasoning": False,
 }
 TEXT_WORKS = {"prompt": [104, 105], "logprobs": 2}
 REFUSED = {
@@ -84,10 +89,6 @@ REFUSED = {
     "guided_regex": "a",
     "guided_choice": ["a"],
     "guided_grammar": "a",
-    "tools": [TOOL],
-    "tool_choice": "auto",
-    "reasoning_effort": "low",
-    "include_reasoning": False,
     "thinking_token_budget": 5,
     "stream_interval": 3,
     "chat_template": "{{ messages }}",
@@ -128,7 +129,6 @@ REFUSED = {
     "xtc_probability": 0.5,
 }
 WITHOUT = {
-    "parallel_tool_calls": True,
     "session_id": "a",
     "watermarking": True,
     "return_weight_versions": True,
@@ -162,7 +162,7 @@ async def client():
 
     def with_variable(report):
         parts = load(report)
-        template = TEMPLATE + "{% if enable_thinking %}?{% endif %}"
+        template = TEMPLATE + "{% if enable_thinking %}?{% endif %}{% if tools %}T{% endif %}"
         return type(parts)(
             **{name: getattr(parts, name) for name in parts.__dataclass_fields__ if name != "chat_template"},
             chat_template=ChatTemplate({"default": template}, {}),

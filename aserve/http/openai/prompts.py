@@ -9,6 +9,7 @@ from aserve.engine import Engine
 from aserve.http.endpoint import Exchange
 from aserve.http.openai.schema import ChatFields, GenerationFields
 from aserve.http.openai.tally import TokenIds
+from aserve.http.openai.tools import ToolUse, thinking_hints
 
 
 def check_room(engine: Engine, fields: GenerationFields, exchange: Exchange) -> None:
@@ -16,13 +17,17 @@ def check_room(engine: Engine, fields: GenerationFields, exchange: Exchange) -> 
     engine.check_room(tenant=exchange.tenant, priority=fields.priority or 0, timeout_s=fields.timeout_s)
 
 
-async def chat_prompt(engine: Engine, fields: ChatFields, messages: Sequence[Mapping[str, Any]]) -> TokenIds:
+async def chat_prompt(
+    engine: Engine, fields: ChatFields, messages: Sequence[Mapping[str, Any]], use: ToolUse | None
+) -> TokenIds:
     """The conversation in the model's template. messages: as they were sent."""
-    return await engine.encode_chat(
+    return await engine.texts.encode_chat(
         messages,
         add_generation_prompt=fields.adds_generation_prompt,
         continue_final_message=bool(fields.continue_final_message),
         variables=fields.chat_template_kwargs or {},
+        hints=thinking_hints(fields.reasoning_effort),
+        tools=None if use is None else use.for_template,
         add_special_tokens=bool(fields.add_special_tokens),
         must_fit=fields.truncate_prompt_tokens is None,
     )

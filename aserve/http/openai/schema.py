@@ -20,6 +20,7 @@ from aserve.engine import Engine
 from aserve.http.errors import echo
 from aserve.http.openai.fields import check_names
 from aserve.http.openai.structured import ResponseFormat, StructuredFields, check_structure_names, structure_of
+from aserve.http.openai.tools import Choice, Effort, ToolCalls, Tools, check_tool_names
 
 MAX_MESSAGES: Final = 2048
 """Of a conversation."""
@@ -90,6 +91,11 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
         return self.stream_options is not None and self.stream_options.continuous_usage_stats is True
 
     @property
+    def structures(self) -> dict[str, Any]:
+        """What may ask for a structure of the answer, by name."""
+        return {"structured_outputs": self.structured_outputs, "response_format": self.response_format}
+
+    @property
     def shows_special_tokens(self) -> bool:
         """Whether special tokens are part of the text."""
         return self.skip_special_tokens is False
@@ -113,6 +119,7 @@ class Message(msgspec.Struct, frozen=True):
     tool_call_id: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
+    tool_calls: ToolCalls | None = None
 
 
 MESSAGE_FIELDS: Final = frozenset(Message.__struct_fields__)
@@ -128,6 +135,16 @@ class ChatFields(GenerationFields, frozen=True, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Tools | None = None
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = None
+    include_reasoning: bool | None = None
+
+    @property
+    def structures(self) -> dict[str, Any]:
+        """As those of completions, and tools."""
+        return {**super().structures, "tools": self.tools}
 
     @property
     def num_logprobs(self) -> int | None:
@@ -163,6 +180,7 @@ def parse(raw: Mapping[str, Any], kind: type[Fields]) -> Fields:
             raise InvalidRequestError("stream_options is for streams: set stream to true", "stream_options")
         check_names(options, StreamOptions.__struct_fields__, "stream_options.")
     check_structure_names(raw)
+    check_tool_names(raw)
     return fields
 
 
