@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, get_args
 import msgspec
 
 from aserve.core.errors import ConfigError
-from aserve.core.layout import Footprint, Window, block_bytes, stretched
+from aserve.core.layout import Footprint, Window, stretched
 from aserve.core.lora import LORA_RULES, LoraFields, LoraOptions
 from aserve.core.rules import (
     MAX_INT,
@@ -191,7 +191,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes_per_token: of a position in a block, which is over all layers unless they are in groups (layout.py).
     kv_budget_bytes: what the device can give to KV. kv_windows: of each layer group.
     flops_per_token: of the matrix products; 0 where that is not known.
-    draft_context_len, draft_kv_bytes_per_token: of the draft model, and of a position in its cache; 0 without one.
+    draft_context_len, draft_bytes_per_token: of the draft model, and of a position in its cache; 0 without one.
     """
 
     device: str
@@ -201,7 +201,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     kv_windows: tuple[Window, ...] = (None,)
     flops_per_token: int = 0
     draft_context_len: int = 0
-    draft_kv_bytes_per_token: int = 0
+    draft_bytes_per_token: int = 0
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -340,8 +340,7 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
     max_model_len = options.max_model_len or facts.context_len
     chunk = choose_max_chunk(options, budget)
     footprint = Footprint(facts.kv_windows, options.block_size, stretched(chunk, budget))
-    own_bytes, draft_bytes = facts.kv_bytes_per_token, facts.draft_kv_bytes_per_token
-    bytes_per_block = block_bytes(own_bytes, draft_bytes, options.block_size, len(facts.kv_windows))
+    bytes_per_block = footprint.block_bytes(facts.kv_bytes_per_token, facts.draft_bytes_per_token)
     num_blocks = (wanted_bytes := options.kv_cache_memory_bytes or facts.kv_budget_bytes) // bytes_per_block
     blocks_per_seq = footprint.peak(max_model_len)
     if num_blocks > (useful_blocks := 1 + max_num_seqs * blocks_per_seq) and options.kv_cache_memory_bytes is None:
@@ -371,7 +370,7 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         max_num_batched_tokens=budget,
         watermark=options.watermark,
         enable_prefix_caching=options.enable_prefix_caching,
-        num_host_blocks=_num_host_blocks(options, own_bytes * options.block_size),
+        num_host_blocks=_num_host_blocks(options, facts.kv_bytes_per_token * options.block_size),
         kv_windows=facts.kv_windows,
         max_in_flight=choose_max_in_flight(facts),
         plans_behind_prompts=facts.device != "cpu",

@@ -84,11 +84,6 @@ STRETCH: Final = 32
 """A chunk may be longer by one in so many tokens, if it is then its prompt's last."""
 
 
-def block_bytes(bytes_per_token: int, draft_bytes_per_token: int, block_size: int, num_groups: int) -> int:
-    """Of a block on the device, with what a draft model keeps of its positions: of a span of blocks it has one."""
-    return bytes_per_token * block_size + -(-draft_bytes_per_token * block_size // num_groups)
-
-
 def stretched(num_tokens: int, budget: int) -> int:
     """Tokens that a step of up to `num_tokens`, or a chunk of as many, can have come to: those of a whole step stretch.
 
@@ -117,6 +112,10 @@ class Footprint(msgspec.Struct, frozen=True):
         for group, window in enumerate(self.windows):
             if window is not None:
                 yield group, first_visible_span(position, window, self.block_size)
+
+    def block_bytes(self, bytes_per_token: int, draft_bytes_per_token: int = 0) -> int:
+        """Of a block, with what a draft model keeps of its positions: for a span of blocks it has one of its own."""
+        return bytes_per_token * self.block_size + -(-draft_bytes_per_token * self.block_size // len(self.windows))
 
     def peak(self, num_tokens: int, *, width: int = 1, num_common: int = 0) -> int:
         """Blocks of `width` sequences that grow to `num_tokens`, with their first `num_common` spans in common.

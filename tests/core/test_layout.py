@@ -2,7 +2,7 @@
 
 import pytest
 
-from aserve.core.layout import Footprint, block_bytes, first_visible_span, lay_out, one_group
+from aserve.core.layout import Footprint, first_visible_span, lay_out, one_group
 
 
 def every(num_layers: int, period: int, window: int) -> list[int | None]:
@@ -87,6 +87,6 @@ def test_sequences_share_what_they_have_in_common():
 
 def test_a_block_costs_what_the_draft_model_keeps_of_its_positions_too():
     """Catches a plan that gives the draft model's memory away, or counts it for each layer group."""
-    assert block_bytes(10, 0, 16, 1) == 160
-    assert block_bytes(10, 4, 16, 1) == 160 + 64
-    assert block_bytes(10, 4, 16, 3) == 160 + 22
+    assert Footprint((None,), 16, 1).block_bytes(10) == 160
+    assert Footprint((None,), 16, 1).block_bytes(10, 4) == 160 + 64
+    assert Footprint((None, 8, 8), 16, 1).block_bytes(10, 4) == 160 + 22
