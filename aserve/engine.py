@@ -283,9 +283,9 @@ class Engine(Answers):
         given = {name: value for name, value in fields.items() if value is not None}
         return SamplingParams(**{**self._ready().info.default_sampling, **given})
 
-    def check_room(self, **terms: Unpack[RequestTerms]) -> None:
-        """Raise `OverloadedError` if `open` would, at next to no cost: to be asked before a prompt is rendered."""
-        self._ready().scheduler.check_room(self._terms(**terms))
+    def check_room(self, num_before: int = 0, **terms: Unpack[RequestTerms]) -> None:
+        """Raise `OverloadedError` if `open` would, after so many others. Cheap: asked before a prompt is rendered."""
+        self._ready().scheduler.check_room(self._terms(**terms), num_before)
 
     def _terms(self, *, tenant: str = "", **terms: Any) -> Terms:
         """Of a request that comes now, on that tenant's account."""

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from aserve.core.config import Facts, Options, default_max_num_batched_tokens, default_max_num_seqs
+from aserve.core.config import Facts, Options
+from aserve.core.defaults import default_max_num_batched_tokens, default_max_num_seqs
 from aserve.core.layout import KVLayout, stretched
 
 if TYPE_CHECKING:

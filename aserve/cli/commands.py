@@ -11,7 +11,8 @@ import msgspec
 from aserve import __version__
 from aserve.cli.flags import ServerOptions
 from aserve.cli.settings import parse
-from aserve.core.config import Options, default_max_num_queued_reqs
+from aserve.core.config import Options
+from aserve.core.defaults import default_max_num_queued_reqs
 from aserve.core.errors import AserveError, ConfigError
 
 MAX_PREPARED_PRODUCTS: Final = 128

@@ -10,6 +10,12 @@ from typing import Any, Final, Literal, get_args
 
 import msgspec
 
+from aserve.core.defaults import (
+    default_itl_factor,
+    default_max_in_flight,
+    default_max_num_batched_tokens,
+    default_max_num_seqs,
+)
 from aserve.core.errors import ConfigError
 from aserve.core.layout import Footprint, Window, stretched
 from aserve.core.lora import LORA_RULES, LoraFields, LoraOptions
@@ -46,10 +52,6 @@ RECOMPUTE_COST_S: Final = 20e-6
 """Of a token in a step of 8 billion parameters on a large GPU, where it is not measured."""
 SWAP_COST_S: Final = 80e-6
 """Of a block of 2 MiB that crosses PCIe 4.0, where it is not measured."""
-SMALL_MODEL_FLOPS: Final = 2_500_000_000
-"""Per token: of a model of about a billion parameters."""
-SLOW_CPU_FLOPS: Final = 100_000_000
-"""Per token: a few milliseconds on two cores."""
 BLOCK_SIZES: Final = (8, 16, 32, 64, 128, 256)
 MAX_NUM_SEQS: Final = 2**16
 
@@ -277,55 +279,10 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     thought_format: str | None = None
 
 
-def default_max_num_batched_tokens(device: str, flops_per_token: int) -> int:
-    """Tokens a step computes at most. flops_per_token: of the model; 0 where that is not known.
-
-    On a CPU 2048 are a wave of prompts, and a small model computes them in less time than in pieces of 512; of one that
-    takes milliseconds for a token, 4096 are a wave of 32. Of a large one they take minutes, during which nobody else
-    can come or go.
-    """
-    if device == "cuda":
-        return 8192
-    if 0 < flops_per_token <= SLOW_CPU_FLOPS:
-        return 4096
-    return 2048 if 0 < flops_per_token <= SMALL_MODEL_FLOPS else 512
-
-
-def default_max_num_seqs() -> int:
-    """Sequences that run at once."""
-    return 256
-
-
-def default_max_num_queued_reqs(max_num_seqs: int | None) -> int:
-    """Requests that wait for a server at most: who comes last waits for some four answers, not for an hour."""
-    return 4 * (max_num_seqs or default_max_num_seqs())
-
-
 def choose_max_chunk(options: Options, budget: int) -> int:
     """Tokens of one prompt that a step computes. Under the fair policy half a step is left to other tenants."""
     share = budget // 2 if options.scheduling_policy == "fair" and budget > 1 else budget
     return min(options.long_prefill_token_threshold or share, budget)
-
-
-def choose_itl_factor(facts: Facts) -> float:
-    """How much longer than without prompts a step may take in which somebody decodes, where no target is set.
-
-    More on a CPU, which computes a hundred tokens of a prompt at half of the speed of a thousand.
-    """
-    return 4.0 if facts.device == "cpu" else 2.5
-
-
-def choose_max_in_flight(facts: Facts) -> int:
-    """How far the device runs ahead: a step that waits behind it hides what the host does between two of them.
-
-    And it makes newcomers wait for a step more. On a CPU that is 25 ms with half a billion parameters, where the host's
-    0.2 ms do not matter: there the next step is planned when the last has landed. Three steps wait on a GPU for a
-    small model, whose steps take no longer than what else an event loop does. Sliding windows hold blocks for two.
-    """
-    if facts.device == "cpu":
-        return 1 if facts.flops_per_token > SLOW_CPU_FLOPS else 2
-    is_small = 0 < facts.flops_per_token <= SMALL_MODEL_FLOPS
-    return 4 if is_small and not any(facts.kv_windows) else 2
 
 
 def resolve(options: Options, facts: Facts) -> EngineConfig:
@@ -372,14 +329,14 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         enable_prefix_caching=options.enable_prefix_caching,
         num_host_blocks=_num_host_blocks(options, facts.kv_bytes_per_token * options.block_size),
         kv_windows=facts.kv_windows,
-        max_in_flight=choose_max_in_flight(facts),
+        max_in_flight=default_max_in_flight(facts.device, facts.flops_per_token, facts.kv_windows),
         plans_behind_prompts=facts.device != "cpu",
         preemption_mode=options.preemption_mode,
         scheduling_policy=options.scheduling_policy,
         long_prefill_token_threshold=chunk if chunk < budget else 0,
         scheduler_delay_factor=options.scheduler_delay_factor,
         target_itl_ms=options.target_itl_ms,
-        itl_factor=choose_itl_factor(facts),
+        itl_factor=default_itl_factor(facts.device),
         draft_context_len=facts.draft_context_len,
         max_num_queued_reqs=options.max_num_queued_reqs,
         request_timeout=options.request_timeout,

@@ -8,10 +8,9 @@ from aserve.core.config import (
     Facts,
     GiB,
     Options,
-    choose_max_in_flight,
-    default_max_num_queued_reqs,
     resolve,
 )
+from aserve.core.defaults import default_max_in_flight, default_max_num_queued_reqs
 from aserve.core.errors import ConfigError
 
 MiB = 1024**2
@@ -170,7 +169,8 @@ def test_a_servers_queue_ends_after_four_answers():
     ],
 )
 def test_the_device_runs_ahead_as_far_as_its_steps_are_short(facts, expected):
-    assert choose_max_in_flight(msgspec.structs.replace(FACTS, **facts)) == expected
+    facts = msgspec.structs.replace(FACTS, **facts)
+    assert default_max_in_flight(facts.device, facts.flops_per_token, facts.kv_windows) == expected
 
 
 @pytest.mark.parametrize("given", [None, 0.0, 40.0])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from aserve.scheduler.adapter_places import MOST_PASSING
+from aserve.scheduler.adapter_places import MOST_PASSING, AdapterPlaces
 from tests.scheduler.sync_loop import SyncLoop, request
 
 POLICIES = [{}, {"is_fair": True}]
@@ -77,3 +77,27 @@ def test_without_an_adapter_nobody_waits_for_a_place():
     loop.cancel("long")
     loop.drain()
     loop.compare()
+
+
+class Waiter:
+    """Of a sequence, what `AdapterPlaces` looks at."""
+
+    def __init__(self, seq_id: int, adapter: int) -> None:
+        self.id = seq_id
+        self.request = self
+        self.adapter = adapter
+
+
+def test_who_is_passed_is_who_was_held_back_first_since_somebody_was_admitted():
+    """Caught: `_first = None` removed from `admitted`, by which one who is first no more would be counted as passed."""
+    earlier, first, follower = Waiter(1, 2), Waiter(2, 3), Waiter(3, 1)
+    places = AdapterPlaces(1, [Waiter(0, 1)], [])
+    places.settle()
+    assert not places.allows(earlier)
+    places.admitted(follower)
+    for _ in range(MOST_PASSING):
+        assert not places.allows(first)
+        assert places.allows(follower)
+        places.admitted(follower)
+    assert not places.allows(first)
+    assert not places.allows(follower), "it has been passed so often that it is next"

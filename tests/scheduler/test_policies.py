@@ -105,6 +105,9 @@ def test_too_many_who_wait_are_told_to_come_back():
         loop.add(request("d", (0,)))
     assert caught.value.retry_after_s == 7
     loop.cancel("b")
+    loop.scheduler.check_room(request("d", (0,)))
+    with pytest.raises(OverloadedError, match="2 requests are waiting"):  # one has come that does not wait yet
+        loop.scheduler.check_room(request("d", (0,)), num_before=1)
     loop.add(request("d", (0,)))
     drained(loop)
 

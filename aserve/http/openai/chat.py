@@ -1,27 +1,66 @@
 """POST /v1/chat/completions."""
 
 import time
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Meta
 
 from aserve.core.errors import InvalidRequestError
 from aserve.core.outputs import Completion, FinishReason, TextDelta
+from aserve.core.params import MAX_LOGPROBS
 from aserve.core.plan import TokenScores
 from aserve.engine import Engine
 from aserve.http.endpoint import Exchange, Handler
 from aserve.http.openai.generation import Generation, Usage, answer
 from aserve.http.openai.logprobs import Speller, chat_logprobs, prompt_logprobs
-from aserve.http.openai.prompts import chat_prompt, check_room, truncated
-from aserve.http.openai.schema import ChatFields, adapter_of, check_model, parse, sampling_params
+from aserve.http.openai.prompts import check_room, truncated
+from aserve.http.openai.schema import GenerationFields, Messages, adapter_of, check_model, parse, sampling_params
 from aserve.http.openai.speech import CONTENT, Reading, Speech, enforced, message_of, reading_of
 from aserve.http.openai.structured import told_as_asked
 from aserve.http.openai.tally import TokenIds, usage_suffix
-from aserve.http.openai.tools import tool_use
+from aserve.http.openai.tools import Choice, Effort, Tools, ToolUse, thinking_hints, tool_use
 from aserve.http.sse import StreamLimits
 
 _encode: Final = msgspec.json.encode
+
+
+class ChatFields(GenerationFields, frozen=True, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: Messages
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Tools | None = None
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = None
+    include_reasoning: bool | None = None
+
+    @property
+    def structures(self) -> dict[str, Any]:
+        """As those of completions, and tools."""
+        return {**super().structures, "tools": self.tools}
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many of the likeliest tokens go with each. Raises `InvalidRequestError` for them without logprobs."""
+        if self.logprobs:
+            return self.top_logprobs or 0
+        if self.top_logprobs:
+            raise InvalidRequestError("top_logprobs needs logprobs: set logprobs to true", "top_logprobs")
+        return None
+
+    @property
+    def adds_generation_prompt(self) -> bool:
+        """Whether the prompt ends where the assistant's answer begins; by default unless a message is continued."""
+        if self.add_generation_prompt is None:
+            return not self.continue_final_message
+        return self.add_generation_prompt
 
 
 def chat_completions(engine: Engine, limits: StreamLimits) -> Handler:
@@ -46,7 +85,7 @@ async def _answer(engine: Engine, limits: StreamLimits, exchange: Exchange, fiel
         num_logprobs=fields.num_logprobs,
         num_prompt_logprobs=fields.prompt_logprobs,
     )
-    whole_prompt = await chat_prompt(engine, fields, exchange.fields["messages"], use)
+    whole_prompt = await _prompt(engine, fields, exchange.fields["messages"], use)
     prompt = truncated(engine, fields, params, whole_prompt)
     reading = reading_of(engine, use, prompt)
     params = enforced(params, use, reading)
@@ -71,6 +110,22 @@ async def _answer(engine: Engine, limits: StreamLimits, exchange: Exchange, fiel
         if error.param == "prompt":  # what the engine calls a prompt, this API calls messages
             error.param = "messages"
         raise
+
+
+async def _prompt(
+    engine: Engine, fields: ChatFields, messages: Sequence[Mapping[str, Any]], use: ToolUse | None
+) -> TokenIds:
+    """The conversation in the model's template. messages: as they were sent."""
+    return await engine.texts.encode_chat(
+        messages,
+        add_generation_prompt=fields.adds_generation_prompt,
+        continue_final_message=bool(fields.continue_final_message),
+        variables=fields.chat_template_kwargs or {},
+        hints=thinking_hints(fields.reasoning_effort),
+        tools=None if use is None else use.for_template,
+        add_special_tokens=bool(fields.add_special_tokens),
+        must_fit=fields.truncate_prompt_tokens is None,
+    )
 
 
 def _continued(fields: ChatFields) -> tuple[str, str]:

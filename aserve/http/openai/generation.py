@@ -162,10 +162,12 @@ class _Writer:
         return self._stream.takes_more and self._stream.write_now(self._events.of(delta))
 
     def take_token(self, index: int, text: str, token_id: int) -> bool:
-        """Unless the client is behind, or the event would say more than the text."""
-        del token_id
+        """Unless the client is behind."""
         frame = self._events.frames[index]
-        if frame is None or not self._stream.write_now(frame[0] + _encode(text) + frame[1] if text else b""):
+        if frame is None:
+            cached = self._events.tallies[index].num_cached_tokens
+            return self.take(TextDelta(text, (token_id,), index=index, num_cached_tokens=cached))
+        if not self._stream.write_now(frame[0] + _encode(text) + frame[1] if text else b""):
             return False
         self._events.tallies[index].num_tokens += 1
         return True

@@ -25,7 +25,7 @@ class Markers:
     def __init__(self, *texts: str) -> None:
         assert all(a == b or not a.startswith(b) for a in texts for b in texts), f"one begins another: {texts}"
         self._texts = tuple(dict.fromkeys(texts))
-        self._firsts = frozenset(text[0] for text in texts)
+        self.firsts = frozenset(text[0] for text in texts)
         self._longest = max(map(len, texts), default=0)
 
     def find(self, text: str, start: int) -> tuple[int, str | None]:
@@ -36,7 +36,7 @@ class Markers:
             if at >= 0:
                 place, found = at, marker
         for at in range(max(start, len(text) - self._longest + 1), place):
-            if text[at] in self._firsts and self._may_begin(text[at:]):
+            if text[at] in self.firsts and self._may_begin(text[at:]):
                 return at, None
         return place, found
 
@@ -52,6 +52,14 @@ class Cursor:
         self._at = 0
         self._held: list[str] | None = None
         self._ended = False
+        self._passing: tuple[Markers, Sink] | None = None  # while `until` waits, with nothing before it
+
+    def passes(self, text: str) -> bool:
+        """Whether more text was taken at once: no marker that is waited for can begin in it."""
+        if self._passing is None or not self._passing[0].firsts.isdisjoint(text):
+            return False
+        self._passing[1](text)
+        return True
 
     def feed(self, text: str) -> None:
         """More text."""
@@ -139,7 +147,11 @@ class Cursor:
                 sink(self.take(place - self._at))
             if marker is not None:
                 return self.take(len(marker))
-            if not (yield from self.more()):
+            if self._held is None and self._at == len(self._text):
+                self._passing = markers, sink
+            has_more = yield from self.more()
+            self._passing = None
+            if not has_more:
                 if self._at < len(self._text):  # the beginning of a marker, which has no end
                     sink(self.take(1))
                     continue

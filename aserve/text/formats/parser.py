@@ -40,6 +40,8 @@ class Parser:
 
     def feed(self, text: str) -> list[AnswerEvent]:
         """As the Protocol says."""
+        if self._reading.cursor.passes(text):
+            return self._reading.events()
         for start in range(0, len(text), PIECE_CHARS):
             self._reading.cursor.feed(text[start : start + PIECE_CHARS])
             self._go_on()
