@@ -69,5 +69,5 @@ def with_draft_model(facts: Facts, draft_model: "CausalLM | None", dtype: "torch
     return msgspec.structs.replace(
         facts,
         draft_context_len=spec.context_len,
-        draft_kv_bytes_per_token=spec.num_layers * spec.kv_bytes_per_layer(dtype.itemsize),
+        draft_bytes_per_token=spec.num_layers * spec.kv_bytes_per_layer(dtype.itemsize),
     )

@@ -193,7 +193,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes_per_token: of a position in a block, which is over all layers unless they are in groups (layout.py).
     kv_budget_bytes: what the device can give to KV. kv_windows: of each layer group.
     flops_per_token: of the matrix products; 0 where that is not known.
-    draft_context_len, draft_kv_bytes_per_token: of the draft model, and of a position in its cache; 0 without one.
+    draft_context_len, draft_bytes_per_token: of the draft model, and of a position in its cache; 0 without one.
     """
 
     device: str
@@ -203,7 +203,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     kv_windows: tuple[Window, ...] = (None,)
     flops_per_token: int = 0
     draft_context_len: int = 0
-    draft_kv_bytes_per_token: int = 0
+    draft_bytes_per_token: int = 0
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -297,7 +297,7 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
     max_model_len = options.max_model_len or facts.context_len
     chunk = choose_max_chunk(options, budget)
     footprint = Footprint(facts.kv_windows, options.block_size, stretched(chunk, budget))
-    bytes_per_block, host_bytes_per_block = _bytes_per_block(options, facts)
+    bytes_per_block = footprint.block_bytes(facts.kv_bytes_per_token, facts.draft_bytes_per_token)
     num_blocks = (wanted_bytes := options.kv_cache_memory_bytes or facts.kv_budget_bytes) // bytes_per_block
     blocks_per_seq = footprint.peak(max_model_len)
     if num_blocks > (useful_blocks := 1 + max_num_seqs * blocks_per_seq) and options.kv_cache_memory_bytes is None:
@@ -327,7 +327,7 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         max_num_batched_tokens=budget,
         watermark=options.watermark,
         enable_prefix_caching=options.enable_prefix_caching,
-        num_host_blocks=_num_host_blocks(options, host_bytes_per_block),
+        num_host_blocks=_num_host_blocks(options, facts.kv_bytes_per_token * options.block_size),
         kv_windows=facts.kv_windows,
         max_in_flight=default_max_in_flight(facts.device, facts.flops_per_token, facts.kv_windows),
         plans_behind_prompts=facts.device != "cpu",
@@ -345,15 +345,6 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         max_loras=options.max_loras if options.enable_lora else 0,
         notes=tuple(notes),
     )
-
-
-def _bytes_per_block(options: Options, facts: Facts) -> tuple[int, int]:
-    """On the device, with what the draft model keeps of its positions, and on the host, where that does not go.
-
-    A span of positions takes a block of each layer group, and one of the draft model.
-    """
-    on_host = facts.kv_bytes_per_token * options.block_size
-    return on_host + -(-facts.draft_kv_bytes_per_token * options.block_size // len(facts.kv_windows)), on_host
 
 
 def _num_host_blocks(options: Options, bytes_per_block: int) -> int:

@@ -113,6 +113,10 @@ class Footprint(msgspec.Struct, frozen=True):
             if window is not None:
                 yield group, first_visible_span(position, window, self.block_size)
 
+    def block_bytes(self, bytes_per_token: int, draft_bytes_per_token: int = 0) -> int:
+        """Of a block, with what a draft model keeps of its positions: for a span of blocks it has one of its own."""
+        return bytes_per_token * self.block_size + -(-draft_bytes_per_token * self.block_size // len(self.windows))
+
     def peak(self, num_tokens: int, *, width: int = 1, num_common: int = 0) -> int:
         """Blocks of `width` sequences that grow to `num_tokens`, with their first `num_common` spans in common.
 
