@@ -10,7 +10,7 @@ Knows nothing of models and of how to sample.
 Letters: kernels/ops.py and rows.py; F tokens fed from the device.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, TypeVar
 
@@ -18,10 +18,9 @@ import numpy as np
 from torch import Tensor, add
 
 from aserve.core.plan import SeqSlice, StepPlan
-from aserve.kernels.ops import AttentionBatch, LogitControls, SamplingBatch
+from aserve.kernels.ops import AttentionBatch, LogitControls, SamplingBatch, TokenMasks
 from aserve.runner.controls import ControlTable
 from aserve.runner.device import Array, StepDevice
-from aserve.runner.masks import PendingMasks
 from aserve.runner.rows import RowChanges, RowSamplings, RowTable
 from aserve.runner.scoring import PromptTargets, SampledTargets
 from aserve.runner.verification import Drafts, num_samples_back, upload_drafts
@@ -44,7 +43,8 @@ class StepBatch:
     sampled_targets: SampledTargets | None = None
     prompt_targets: PromptTargets | None = None
     drafts: Drafts | None = None
-    masks: PendingMasks | None = None
+    masks: Callable[[], TokenMasks] | None = None
+    """Called when the forward pass is launched; waits until they are made."""
 
 
 class Uploads(NamedTuple, Generic[A]):

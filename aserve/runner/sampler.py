@@ -41,7 +41,7 @@ def sample_next(
     if is_changed or batch.sampling.banned_SC is not None:
         finite_N = logits_NV.amax(-1).isfinite()
     if batch.masks is not None:
-        ops.mask_logits(logits_NV, batch.masks.made())
+        ops.mask_logits(logits_NV, batch.masks())
     if batch.controls is not None:
         ops.control_logits(logits_NV, batch.controls)
     ids_N = ops.sample(logits_NV, batch.sampling)

@@ -32,12 +32,20 @@ class EagerStep:
     rows: RowTable
 
     def execute(self, batch: StepBatch) -> StepOutput:
-        """The forward pass, which writes the KV cache, and what is sampled and scored after it."""
-        hidden_TE = self.model.forward(batch.token_ids_T, self.kv, ForwardBatch(batch.positions_T, batch.attention))
+        """The forward pass, and what is sampled and scored after it."""
+        hidden_TE = self.forward(batch)
         prompt_scores = None
         if batch.prompt_targets is not None:
             prompt_scores = score_prompt(self.model, self.ops, hidden_TE, batch.prompt_targets)
         ids_N, scores = batch.sampled_rows_N, None
         if len(ids_N):
-            ids_N, scores = sample_next(self.model, self.ops, hidden_TE, self.rows.last_token_R, batch)
+            ids_N, scores = self.sample(hidden_TE, batch)
         return StepOutput(ids_N, scores, prompt_scores)
+
+    def forward(self, batch: StepBatch) -> Tensor:
+        """Hidden states, [T, E]. Writes the KV cache."""
+        return self.model.forward(batch.token_ids_T, self.kv, ForwardBatch(batch.positions_T, batch.attention))
+
+    def sample(self, hidden_TE: Tensor, batch: StepBatch) -> tuple[Tensor, Scores | None]:
+        """As `sample_next`."""
+        return sample_next(self.model, self.ops, hidden_TE, self.rows.last_token_R, batch)

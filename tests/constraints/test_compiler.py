@@ -30,7 +30,7 @@ def compiler(tokenizer: Tokenizer) -> Compiler:
 def allowed(compiled: Compiled, said: bytes) -> set[int]:
     constraint = compiled.constraint()
     constraint.advance(list(said))
-    mask = constraint.mask()
+    mask = constraint.masks()
     assert len(mask) == -(-VOCAB_SIZE // 32) * 4
     return {byte * 8 + bit for byte, bits in enumerate(mask) for bit in range(8) if bits >> bit & 1}
 
@@ -40,7 +40,7 @@ def says(compiled: Compiled, seed: int, most: int = 400) -> bytes | None:
     rng, said = random.Random(seed), bytearray()
     constraint = compiled.constraint()
     for _ in range(most):
-        mask = constraint.mask()
+        mask = constraint.masks()
         assert constraint.failure is None
         token_id = rng.choice([i for i in range(VOCAB_SIZE) if mask[i // 8] >> i % 8 & 1])
         if token_id == EOS:
@@ -118,19 +118,47 @@ def test_a_structure_goes_on_where_another_answer_has_come_to(compiler: Compiler
     assert allowed(compiled, b"") == {ord("y"), ord("n")}, "the structure itself has not moved on"
 
 
-def test_rolling_back_takes_tokens_back(compiler: Compiler) -> None:
-    constraint = compiler.compiled(StructuredOutputs(choice=("yes", "no"))).constraint()
-    before = constraint.mask()
-    constraint.advance(list(b"ye"))
-    assert constraint.mask() != before
-    constraint.rollback(2)
-    assert (constraint.mask(), constraint.num_tokens) == (before, 0)
+@pytest.mark.parametrize("drafts", [b"", b"yes", b"ye", b"yex", b"x", b"no", b"nox", b"yes\0"])
+def test_masks_behind_drafts_are_those_of_answers_that_have_them(compiler: Compiler, drafts: bytes) -> None:
+    """And the drafts leave nothing behind, right or wrong: what was asked for before is asked for after."""
+    compiled = compiler.compiled(StructuredOutputs(choice=("yes", "no")))
+    constraint = compiled.constraint()
+    before = constraint.masks()
+    draft_ids = [EOS if byte == 0 else byte for byte in drafts]
+    masks = constraint.masks(draft_ids)
+    assert constraint.failure is None
+    for num in range(len(draft_ids) + 1):
+        is_valid = constraint.num_valid(draft_ids[:num]) == num
+        other = compiled.after(draft_ids[:num]).constraint()
+        expected = other.masks() if is_valid else bytes(len(before))
+        assert masks[num * len(before) : (num + 1) * len(before)] == expected, num
+    assert (constraint.masks(), constraint.num_tokens) == (before, 0)
+
+
+def test_a_dead_end_behind_drafts_is_one_only_for_who_goes_there(compiler: Compiler) -> None:
+    """No token of this vocabulary is what follows "b"; a matcher's error stays, and so must not be of a guess."""
+    compiled = compiler.compiled(StructuredOutputs(grammar='start: "a" "c" | "b" T\nT: /x/ & /y/\n'))
+    constraint = compiled.constraint()
+    before = constraint.masks()
+    assert not any(constraint.masks([ord("b")])[len(before) :])
+    assert constraint.masks() == before
+    assert constraint.failure is None
+    constraint.advance([ord("a")])
+    assert (constraint.masks()[ord("c") // 8], constraint.failure) == (1 << ord("c") % 8, None)
+
+
+def test_what_has_to_come_is_told_until_it_is_open(compiler: Compiler) -> None:
+    compiled = compiler.compiled(StructuredOutputs(regex="(yes|no), really[!?]"))
+    assert compiled.constraint().forced() == ()
+    assert bytes(compiled.after(list(b"y")).constraint().forced()) == b"es, really"
+    assert compiled.after(list(b"yes, really")).constraint().forced() == ()
+    assert compiled.after(list(b"yes, really!")).constraint().forced() == (), "the end is for the model to say"
 
 
 def test_a_token_that_was_not_allowed_ends_in_masks_of_nothing(compiler: Compiler) -> None:
     constraint = compiler.compiled(StructuredOutputs(choice=("yes", "no"))).constraint()
     constraint.advance(list(b"x"))
-    assert not any(constraint.mask())
+    assert not any(constraint.masks())
     assert constraint.failure
 
 
