@@ -13,7 +13,7 @@ A model with one kind of attention has one group, in which a span is a block. Kn
 
 import sys
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -106,6 +106,12 @@ class Footprint(msgspec.Struct, frozen=True):
     def has_windows(self) -> bool:
         """Whether any group gives blocks back before its sequence ends."""
         return any(window is not None for window in self.windows)
+
+    def first_visible(self, position: int) -> Iterator[tuple[int, int]]:
+        """Of each group with a window, the first span that the position sees."""
+        for group, window in enumerate(self.windows):
+            if window is not None:
+                yield group, first_visible_span(position, window, self.block_size)
 
     def peak(self, num_tokens: int, *, width: int = 1, num_common: int = 0) -> int:
         """Blocks of `width` sequences that grow to `num_tokens`, with their first `num_common` spans in common.

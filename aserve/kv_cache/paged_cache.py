@@ -23,12 +23,13 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from aserve.core.ids import BlockHash, BlockId, ExtraKey, HostBlockId
-from aserve.core.layout import Footprint, Window, first_visible_span
+from aserve.core.layout import Footprint, Window
 from aserve.kv_cache.block_pool import NULL_BLOCK, BlockPool
 from aserve.kv_cache.checks import check_tables, check_visible
 from aserve.kv_cache.hashing import extend_chain, prompt_hashes, root_hash
 from aserve.kv_cache.host_memory import HostMemory, OnHost, SwapIn, SwapOut
-from aserve.kv_cache.prefix import block_name, longest_prefix
+from aserve.kv_cache.matching import Matcher
+from aserve.kv_cache.prefix import block_name
 from aserve.kv_cache.statistics import CacheStatistics, snapshot
 from aserve.kv_cache.table import NEVER, BlockTable
 
@@ -59,11 +60,12 @@ class PagedCache:
         self.num_groups = len(windows)
         """Blocks in a span."""
         self.footprint = Footprint(tuple(windows), block_size, max_chunk)
-        self._windows = tuple((group, window) for group, window in enumerate(windows) if window is not None)
+        self._has_windows = self.footprint.has_windows
         self._caches_prefixes = enable_prefix_caching
         self._pool = BlockPool(num_blocks)
         self.has_host_memory = num_host_blocks > 0
         self._host = HostMemory(self._pool, num_host_blocks, keeps_evicted=keeps_evicted and enable_prefix_caching)
+        self._matcher = Matcher(self._pool, self._host, self.footprint, is_on=enable_prefix_caching)
         self._num_queried_tokens = 0
         self._num_hit_tokens = 0
 
@@ -87,7 +89,7 @@ class PagedCache:
 
     def num_cached(self, table: BlockTable, token_ids: Sequence[int]) -> int:
         """Tokens that `acquire` would find at this moment."""
-        return len(self._match(table, token_ids)) // self.num_groups * self.block_size
+        return len(self._matcher.match(table, token_ids)) // self.num_groups * self.block_size
 
     def acquire(
         self, table: BlockTable, token_ids: Sequence[int], *, num_spare_blocks: int = 0, reads_cache: bool = True
@@ -100,7 +102,7 @@ class PagedCache:
         needs the logits of each, which no block keeps.
         """
         assert not table.block_ids, "I11: the table holds blocks"
-        hits = self._match(table, token_ids) if reads_cache else []
+        hits = self._matcher.match(table, token_ids) if reads_cache else []
         on_host = [place for place in hits if isinstance(place, OnHost)] if self.has_host_memory else []
         on_device = [place for place in hits if not isinstance(place, OnHost)] if on_host else hits
         held = self._held(on_device)  # type: ignore[arg-type]
@@ -112,7 +114,7 @@ class PagedCache:
         self._num_queried_tokens += len(token_ids)
         self._num_hit_tokens += num_hits * self.block_size
         self._take_hits(table, hits, on_host)
-        self._grow(table, 0 if self._windows else num_needed - len(on_host))
+        self._grow(table, 0 if self._has_windows else num_needed - len(on_host))
         return tuple(table.block_ids[: len(hits)])
 
     def can_fork(self, source: BlockTable, num_common: int) -> bool:
@@ -120,7 +122,7 @@ class PagedCache:
         return all(
             first * self.block_size >= min(num_common, source.capacity)
             or source.block_ids[first * self.num_groups + group] != NULL_BLOCK
-            for group, first in self._first_visible(num_common)
+            for group, first in self.footprint.first_visible(num_common)
         )
 
     def fork(
@@ -138,13 +140,13 @@ class PagedCache:
         num_shared = len(self._held(source.block_ids[: num_full * self.num_groups]))
         num_needed = self.footprint.peak(num_positions) - num_shared
         num_new = num_needed
-        if self._windows:
+        if self._has_windows:
             num_new = bool(num_partial) * self.num_groups
             num_needed = max(num_needed, num_new)
         if num_needed + num_spare_blocks > self._pool.num_free:
             return None
         self._share(source, table, num_full)
-        if self._windows:
+        if self._has_windows:
             self._give_back_unseen(table, num_common)
         self._grow(table, num_new)
         return self._copies(source, table.block_ids, num_full) if num_partial else ()
@@ -189,7 +191,7 @@ class PagedCache:
                 if block_id and pool.hash_of(block_id) is None:  # else it is null, or another has sealed it
                     pool.register(block_id, table.hashes[entry + 1] if num_groups == 1 else self._name(table, entry))
         self._set_sealed(table, num_full)
-        if self._windows:
+        if self._has_windows:
             self._give_back_unseen(table, num_landed)
 
     def rewind(self, table: BlockTable, num_landed: int) -> None:
@@ -237,7 +239,7 @@ class PagedCache:
         """
         on_device: dict[HostBlockId, BlockId] = {}
         for table in tables:
-            on_device.update(self._on_device(table, beside))
+            on_device.update(self._matcher.on_device(table, beside))
         moves = self._host.fetch(tables, on_device, num_spare_blocks)
         if moves is None:
             return None
@@ -245,21 +247,6 @@ class PagedCache:
             table.capacity = len(table.block_ids) // self.num_groups * self.block_size
             self._set_sealed(table, 0)
         return moves
-
-    def _on_device(self, table: BlockTable, beside: Sequence[BlockTable]) -> Iterator[SwapIn]:
-        """Of a table on the host, the blocks that somebody on the device has, or the prefix cache."""
-        others = [(other, max(other.num_sealed, other.num_shared)) for other in beside]
-        for entry in range(min(table.num_shared, len(table.hashes) - 1) * self.num_groups):
-            host_id = table.host_ids[entry]
-            if host_id is None:
-                continue
-            span = entry // self.num_groups
-            block_id = self._pool.lookup(self._name(table, entry))
-            for other, num_full in others:
-                if block_id is None and span < num_full and other.hashes[span + 1] == table.hashes[span + 1]:
-                    block_id = other.block_ids[entry] or None  # the null block is nobody's
-            if block_id is not None:
-                yield host_id, block_id
 
     def free_host(self, table: BlockTable) -> None:
         """Give the table's place on the host back."""
@@ -298,45 +285,6 @@ class PagedCache:
         self._host.check(swapped)
         check_tables(self._pool, tables, self.num_groups, self.block_size)
 
-    def _match(self, table: BlockTable, token_ids: Sequence[int]) -> list[BlockId | OnHost]:
-        """The cached blocks of the longest prefix that leaves a token to compute (I9). Pins nothing.
-
-        The null block is among them where the first position after the prefix sees nothing.
-        """
-        if not self._caches_prefixes:
-            return []
-        num_full = (len(token_ids) - 1) // self.block_size
-        extend_chain(table.hashes, token_ids, num_full, self.block_size, table.extra_keys)
-        if self._windows:
-            return self._match_windows(table.hashes[1 : num_full + 1])
-        rest = iter(table.hashes[1 : num_full + 1])
-        hits: list[BlockId | OnHost] = [*self._pool.lookup_run(rest)]
-        while len(hits) < num_full and (place := self._host.find(table.hashes[len(hits) + 1])) is not None:
-            hits.append(place)
-            hits.extend(self._pool.lookup_run(rest))
-        return hits
-
-    def _match_windows(self, span_hashes: list[BlockHash]) -> list[BlockId | OnHost]:
-        """As `_match`, of those spans."""
-        windows = self.footprint.windows
-        num_hits = longest_prefix(
-            span_hashes, windows, self.block_size, lambda block_hash: self._find(block_hash) is not None
-        )
-        first_seen = dict(self._first_visible(num_hits * self.block_size))
-        hits: list[BlockId | OnHost] = []
-        for span in range(num_hits):
-            for group in range(self.num_groups):
-                place: BlockId | OnHost | None = NULL_BLOCK
-                if span >= first_seen.get(group, 0):
-                    place = self._find(block_name(span_hashes[span], group))
-                assert place is not None, "it was found a moment ago"
-                hits.append(place)
-        return hits
-
-    def _find(self, block_hash: BlockHash) -> BlockId | OnHost | None:
-        """Where the block is that bears the hash."""
-        return self._pool.lookup(block_hash) or self._host.find(block_hash)
-
     def _take_hits(self, table: BlockTable, hits: list[BlockId | OnHost], on_host: list[OnHost]) -> None:
         """They become an empty table's. What comes from the host is sealed when a step has landed on it (I6)."""
         num_sealed = num_hits = len(hits) // self.num_groups
@@ -359,7 +307,7 @@ class PagedCache:
 
     def _set_sealed(self, table: BlockTable, num_sealed: int) -> None:
         table.num_sealed = num_sealed
-        table.seal_at = (num_sealed + 1) * self.block_size if self._caches_prefixes or self._windows else NEVER
+        table.seal_at = (num_sealed + 1) * self.block_size if self._caches_prefixes or self._has_windows else NEVER
 
     def _grow(self, table: BlockTable, num_new: int) -> tuple[BlockId, ...]:
         new_blocks = self._pool.allocate(num_new)
@@ -372,7 +320,7 @@ class PagedCache:
     def _give_back_unseen(self, table: BlockTable, num_landed: int) -> None:
         """Release the blocks before those that the next position sees. They keep their hashes, for others to find."""
         dropped = []
-        for group, first in self._first_visible(num_landed):
+        for group, first in self.footprint.first_visible(num_landed):
             entry = (first - 1) * self.num_groups + group
             while entry >= 0 and table.block_ids[entry] != NULL_BLOCK:
                 dropped.append(table.block_ids[entry])
@@ -380,14 +328,9 @@ class PagedCache:
                 entry -= self.num_groups
         self._pool.release(dropped)
 
-    def _first_visible(self, position: int) -> Iterator[tuple[int, int]]:
-        """Of each group with a window, the first span that the position sees."""
-        for group, window in self._windows:
-            yield group, first_visible_span(position, window, self.block_size)
-
     def _held(self, block_ids: Sequence[BlockId]) -> Sequence[BlockId]:
         """Without the null block, which nobody holds."""
-        return [block_id for block_id in block_ids if block_id != NULL_BLOCK] if self._windows else block_ids
+        return [block_id for block_id in block_ids if block_id != NULL_BLOCK] if self._has_windows else block_ids
 
     def _name(self, table: BlockTable, entry: int) -> BlockHash:
         """The hash of what is in a block of the table."""

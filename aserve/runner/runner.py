@@ -27,7 +27,7 @@ from aserve.runner.device import StepDevice, step_device
 from aserve.runner.flight import Landed, StepFlight, result_of
 from aserve.runner.graph_device import GraphDevice
 from aserve.runner.graphs import DecodeGraphs
-from aserve.runner.kv_store import KVStore
+from aserve.runner.kv_store import KVStore, Pages
 from aserve.runner.landing import Landing
 from aserve.runner.masks import MaskMaker
 from aserve.runner.rows import RowTable
@@ -41,6 +41,8 @@ OUT_OF_MEMORY: Final = ("DefaultCPUAllocator", "out of memory")
 """What torch's errors say that have no class of their own."""
 IDLE_S: Final = 0.05
 """Nothing was launched for so long: time to capture a graph, for which a step that comes now waits some 20 ms."""
+TAKEN_BYTES: Final = 128 * 2**20
+"""Of a KV cache in host memory: so much is taken from the system before it is needed; see `Pages`."""
 
 
 _log = logging.getLogger(__name__)
@@ -105,7 +107,8 @@ class ModelRunner:
         """Steps so far; written by whoever launches."""
         self._submitted = threading.Event()
         self._fills_in = False
-        """Whether graphs may be missing, that are to be captured while nothing is to do."""
+        """Whether graphs or pages may be missing, that are to be captured or taken while nothing is to do."""
+        self._pages: Pages | None = Pages(kv.planes_YBX, TAKEN_BYTES)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="aserve-runner")
 
     def launch(self, plan: StepPlan) -> StepFlight:
@@ -133,8 +136,8 @@ class ModelRunner:
             self.run(plan)
         if self._stages is not None and self._stages[3] is not None:
             self._worker.submit(self._with_graphs, DecodeGraphs.capture_at_start_up).result()
-            self._fills_in = True
-            self._capture_while_idle(self._num_submitted)
+        self._fills_in = True
+        self._fill_in_while_idle(self._num_submitted)
 
     def capture_largest(self) -> None:
         """Capture the largest graphs only, whose memory all others share. Blocking."""
@@ -158,7 +161,7 @@ class ModelRunner:
         self._device.drain()  # before tensors go: torch hands their memory to whoever asks next, steps or no steps
         if self._stages is not None:
             self._stages[0].close()
-        self._stages = self._kv = None
+        self._stages = self._kv = self._pages = None
         gc.collect()  # modules point at each other; their memory should not wait for the collector's turn
         self._device.release()
 
@@ -204,27 +207,30 @@ class ModelRunner:
                 self._failed(landed, error)
             else:
                 landed.set_result(result)
-                self._capture_while_idle(number)
+                self._fill_in_while_idle(number)
 
         self._device.when_landed(land)
 
-    def _capture_while_idle(self, number: int) -> None:
-        """Have missing graphs captured, one by one, until a step follows that of this number."""
+    def _fill_in_while_idle(self, number: int) -> None:
+        """Have what is missing filled in, piece by piece, until a step follows that of this number."""
         if self._fills_in and number == self._num_submitted:
             with suppress(RuntimeError):  # the runner is being closed: its thread takes no more
-                self._worker.submit(self._capture_next, number)
+                self._worker.submit(self._fill_in, number)
 
-    def _capture_next(self, number: int) -> None:
-        """In the worker thread, which a step that comes wakes up at once."""
+    def _fill_in(self, number: int) -> None:
+        """A graph, or pages; in the worker thread, which a step that comes wakes up at once."""
         self._submitted.clear()
         if number != self._num_submitted or self._submitted.wait(IDLE_S):
             return
         try:
+            while self._pages is not None and self._pages.take_next():
+                if number != self._num_submitted:
+                    return
             self._fills_in = bool(self._with_graphs(DecodeGraphs.capture_next))
-            self._capture_while_idle(number)
+            self._fill_in_while_idle(number)
         except BaseException:  # the edge of a thread
             self._fills_in = False
-            _log.exception("capturing a graph while nothing was to do failed")
+            _log.exception("what was to be done while nothing else was failed")
 
     def _with_graphs(self, act: Callable[[DecodeGraphs], object]) -> object:
         """What the graphs do besides steps, in the runner's thread and where steps run; None without graphs."""

@@ -8,9 +8,9 @@ first, then to newcomers. A plan advances `num_computed` at once, and the next p
 Blocks and rows that are given back are reused by the next plan, while steps in flight may still read and write them:
 steps run in the order of their plans, so whoever gets them writes after that (I6).
 
-A sequence is one choice of a request, and choices of one request are a group (sequence.py). Which of them are told is
-known to held_back.py and beam.py, who holds rows and blocks to residents.py, who computes what next to planner.py, what
-a step has brought to landing.py.
+A sequence is one choice of a request, and choices of one request are a group (sequence.py). Who is there is known to
+roster.py, which choices are told to held_back.py and beam.py, who holds rows and blocks to residents.py, who computes
+what next to planner.py, what a step has brought to landing.py.
 
 Invariants, besides those of the block pool and the paged cache:
   I11 a sequence that ends or is preempted gives back all that it held, once; unknown ids are no-ops;
@@ -24,14 +24,13 @@ Invariants, besides those of the block pool and the paged cache:
   I25 behind where a step has landed nothing is sealed, hashed or counted: a rejected draft leaves nothing behind.
 """
 
-from array import array
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Sequence as Several
 from functools import partial
 from itertools import chain
 
-from aserve.core.errors import AserveError, ConstraintError, InvalidRequestError, NonFiniteLogitsError
+from aserve.core.errors import AserveError, ConstraintError, NonFiniteLogitsError
 from aserve.core.ids import BlockHash, RequestId, SeqId
 from aserve.core.layout import Window, stretched
 from aserve.core.outputs import StepTokens
@@ -49,7 +48,8 @@ from aserve.scheduler.planner import Planner
 from aserve.scheduler.preemption import PreemptionRule
 from aserve.scheduler.queue import Arrival, Policy, WaitingQueue, first_come_first_served
 from aserve.scheduler.residents import NewWaiting, Residents
-from aserve.scheduler.sequence import Group, Sequence
+from aserve.scheduler.roster import Roster
+from aserve.scheduler.sequence import Sequence
 from aserve.scheduler.statistics import Statistics, snapshot
 from aserve.scheduler.step_cost import AUTO_FACTOR, StepCost, StreamPace
 from aserve.scheduler.undo import Aftermath, Restart
@@ -124,18 +124,15 @@ class Scheduler:
         fair = partial(FairQueue, num_rows=max_num_seqs, max_chunk=max_chunk, cost=self.step_cost)
         new_waiting: NewWaiting = fair if is_fair else lambda _: WaitingQueue()
         self._residents = Residents(self._cache, self._admission, preemption, max_num_seqs, new_waiting)
-        self._policy, self._plans_behind_prompts = policy, plans_behind_prompts
+        self._plans_behind_prompts = plans_behind_prompts
         self._drafter, pace = Drafter(proposer, self.step_cost), Pace(scheduler_delay_factor)
         streams = StreamPace(self.step_cost, target_itl_s, max_num_batched_tokens, itl_factor)
         planned_by = self._residents, self._admission, pace, streams, self._drafter, self._aftermath.budget
         self._planner = Planner(*planned_by, max_chunk=max_chunk)
-        self._sequences: dict[SeqId, Sequence] = {}
-        self._requests: dict[RequestId, list[Sequence]] = {}
-        self._histories: dict[RequestId, dict[int, array[int]]] = {}
-        landed_in = self._sequences, self._cache, self._residents, self._drafter.counts
+        self._roster, self._deadlines = Roster(policy), Deadlines()
+        landed_in = self._roster.sequences, self._cache, self._residents, self._drafter.counts
         self._landing = Landing(*landed_in, end=self._end, end_request=self.cancel)
-        self._deadlines, self._in_flight = Deadlines(), deque[StepPlan]()
-        self._next_seq_id = self._next_step_id = 0
+        self._in_flight, self._next_step_id = deque[StepPlan](), 0
 
     # Requests come and go.
 
@@ -145,7 +142,7 @@ class Scheduler:
 
     def check_room(self, arrival: Arrival) -> None:
         """Raise `OverloadedError` if who comes on these terms would be refused now, whatever the prompt."""
-        self._admission.check_queue(arrival, self._policy(arrival, SeqId(self._next_seq_id)), self._residents.waiting)
+        self._admission.check_queue(arrival, self._roster.next_key(arrival), self._residents.waiting)
 
     def prompt_hashes(self, request: Request) -> Iterator[list[BlockHash]]:
         """A request's, some at a time, to be made before `add`: a plan takes as long as what it still has to hash."""
@@ -163,7 +160,7 @@ class Scheduler:
         Their prompts are `history(request_id, index)`. A request that has ended can be continued until `cancel`; its
         blocks are then those that the prefix cache still has. Raises as `add`; none is added if one cannot be.
         """
-        origin = next((s for s in self._requests.get(request_id, ()) if s.index == index), None)
+        origin = self._roster.choice(request_id, index)
         history = self.history(request_id, index)
         added: list[Request] = []
         try:
@@ -178,33 +175,25 @@ class Scheduler:
 
     def history(self, request_id: RequestId, index: int = 0) -> tuple[int, ...]:
         """Prompt and answer of a choice, as far as it has come. Raises `InvalidRequestError` where there is none."""
-        for sequence in self._requests.get(request_id, ()):
-            if sequence.group is not None and sequence.group.is_held_back:
-                raise InvalidRequestError("ranked choices and beams cannot be forked", "index")
-            if sequence.index == index:
-                return tuple(sequence.token_ids)
-        ended = self._histories.get(request_id, {})
-        if index not in ended:
-            raise InvalidRequestError(f"request {request_id!r} has no choice {index} to continue", "index")
-        return tuple(ended[index])
+        return self._roster.history(request_id, index)
 
     def cancel(self, request_id: RequestId) -> None:
         """Nobody wants the rest: give everything back now. Idempotent; an unknown id is a no-op (I11)."""
         try:
-            for sequence in tuple(self._requests.get(request_id, ())):
+            for sequence in tuple(self._roster.requests.get(request_id, ())):
                 self._end(sequence)
         finally:
-            self._histories.pop(request_id, None)
+            self._roster.histories.pop(request_id, None)
 
     def finish(self, request_id: RequestId, index: int = 0, *, num_dropped: int = 0) -> None:
         """The loop found the end of a choice in its text (a stop string). Later tokens of it are dropped.
 
         num_dropped: of those that have landed, how many are later: drafts come together with the end.
         """
-        for sequence in tuple(self._requests.get(request_id, ())):
-            if sequence.index == index and (sequence.group is None or not sequence.group.is_held_back):
-                self._end(sequence)
-        if num_dropped and (history := self._histories.get(request_id, {}).get(index)):
+        sequence = self._roster.choice(request_id, index)
+        if sequence is not None and not sequence.is_held_back:
+            self._end(sequence)
+        if num_dropped and (history := self._roster.histories.get(request_id, {}).get(index)):
             del history[-num_dropped:]
 
     def reset_prefix_cache(self) -> int:
@@ -214,27 +203,13 @@ class Scheduler:
     def _add(self, request: Request, origin: Sequence | None) -> None:
         assert request.max_tokens >= 1, f"request {request.id} asks for {request.max_tokens} tokens"
         context_len = self._admission.context_len_for(request)
-        if request.id in self._requests:
-            raise InvalidRequestError(f"request id {request.id!r} is in use", "request_id")
+        self._roster.check_unused(request.id)
         self.check_room(request)
-        self._histories.pop(request.id, None)
-        beam = request.params.beam
-        members = []
-        for index in range(request.params.num_sequences if beam is None else beam.width):
-            seq_id = SeqId(self._next_seq_id)
-            self._next_seq_id += 1
-            table = self._cache.new_table(request.cache_salt, request.prompt_hashes, request.extra_keys)
-            sequence = Sequence(seq_id, request, table, self._policy(request, seq_id), context_len, index)
-            sequence.origin = origin
-            members.append(sequence)
-            self._sequences[seq_id] = sequence
+        new_table = partial(self._cache.new_table, request.cache_salt, request.prompt_hashes, request.extra_keys)
+        for sequence in self._roster.enter(request, context_len, new_table, origin):
             self._residents.waiting.add(sequence)
-        self._requests[request.id] = members
-        if len(members) > 1 or beam is not None:
-            Group(request, members)
-        for sequence in members:
             self._drafter.adopt(sequence)
-        self._deadlines.add(request, self._requests)
+        self._deadlines.add(request, self._roster.requests)
 
     @property
     def next_deadline_s(self) -> float:
@@ -243,7 +218,7 @@ class Scheduler:
 
     def expire(self, now: float) -> Expired | None:
         """End the requests whose deadline has come by `now`; None if there is none. To be called before `plan`."""
-        due = self._deadlines.due(now, self._requests)
+        due = self._deadlines.due(now, self._roster.requests)
         expired = expire(due) if due else None
         for sequence in chain(*due):
             self._end(sequence)
@@ -264,7 +239,7 @@ class Scheduler:
         if planner.leaves_waiting or throughput.is_measuring:
             throughput.planned(now, planner.num_tokens, is_full=planner.leaves_waiting)
         if plan is None:
-            assert self._in_flight or not self._sequences, "I13: requests wait and nothing runs"
+            assert self._in_flight or not self._roster.sequences, "I13: requests wait and nothing runs"
             return None
         self._next_step_id += 1
         self._in_flight.append(plan)
@@ -276,7 +251,7 @@ class Scheduler:
     def _plan_trial(self, now: float) -> StepPlan | None:
         """A step of those alone who may be to blame for the one that failed; None where all may run."""
         plan = None
-        if (trial := self._aftermath.trial(self._requests)) is not None:
+        if (trial := self._aftermath.trial(self._roster.requests)) is not None:
             plan = self._planner.plan(now, self._next_step_id, (), trial)
         if plan is None:
             self._aftermath.dismiss()
@@ -307,12 +282,7 @@ class Scheduler:
         fallen = tuple(self._in_flight)
         assert fallen[0].step_id == step_id, f"step {step_id} failed before step {fallen[0].step_id} landed"
         self._in_flight.clear()
-        slices = [
-            (sequence, piece)
-            for plan in fallen
-            for piece in plan.slices
-            if (sequence := self._sequences.get(piece.seq_id)) is not None
-        ]
+        slices = self._roster.owned(fallen)
         self._residents.rewind(fallen, slices)
         first = {piece.seq_id for piece in fallen[0].slices}
         requests = dict.fromkeys(sequence.request_id for sequence, _ in slices if sequence.id in first)
@@ -332,32 +302,15 @@ class Scheduler:
         self._in_flight.clear()
         self._aftermath.dismiss()
         self.max_in_flight = self._most_in_flight
-        self._requests = {name: members for name, members in self._requests.items() if name in wanted and members}
-        self._histories = {name: past for name, past in self._histories.items() if name in wanted}
-        if sequence is not None and self._is_to_blame(sequence, is_landing=torn_at is not None):
-            self._requests.pop(sequence.request_id, None)
-        known = set(self._sequences)
-        self._sequences.clear()
-        self._sequences.update((sequence.id, sequence) for members in self._requests.values() for sequence in members)
-        for seq_id in known - self._sequences.keys():
+        for seq_id in self._roster.restart(wanted, sequence, is_landing=torn_at is not None):
             self._drafter.forget(seq_id)
-        self._residents.restart(self._sequences.values())
-        return Restart(taken_in, tuple(name for name in wanted if name not in self._requests))
-
-    def _is_to_blame(self, sequence: Sequence, *, is_landing: bool) -> bool:
-        """Whether it tore the bookkeeping at this token before, or has lost the token for good."""
-        if is_landing and (
-            sequence not in self._requests.get(sequence.request_id, ())
-            or (sequence.group is not None and sequence.group.is_held_back)
-        ):
-            return True
-        was_torn_at, sequence.torn_at = sequence.torn_at, len(sequence.token_ids)
-        return was_torn_at == sequence.torn_at
+        self._residents.restart(self._roster.sequences.values())
+        return Restart(taken_in, tuple(name for name in wanted if name not in self._roster.requests))
 
     def expel(self, seq_ids: Iterable[SeqId]) -> dict[RequestId, AserveError]:
         """These sequences cannot be sampled: end their requests, before their `commit`. Returns why, for each."""
         reasons: dict[RequestId, AserveError] = {}
-        for sequence in [self._sequences[seq_id] for seq_id in seq_ids if seq_id in self._sequences]:
+        for sequence in [self._roster.sequences[seq_id] for seq_id in seq_ids if seq_id in self._roster.sequences]:
             failure = None if sequence.constraint is None else sequence.constraint.failure
             reason = NonFiniteLogitsError() if failure is None else ConstraintError(failure)
             reasons.setdefault(sequence.request_id, reason)
@@ -366,7 +319,7 @@ class Scheduler:
         return reasons
 
     def _expel(self, request_id: RequestId) -> RequestId:
-        self._residents.quarantine(self._requests[request_id])
+        self._residents.quarantine(self._roster.requests[request_id])
         self.cancel(request_id)
         return request_id
 
@@ -379,7 +332,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Assert every invariant, by number. For tests: the cost is that of the whole pool."""
-        check_sequences(self._sequences, self._requests, self._residents)
+        check_sequences(self._roster.sequences, self._roster.requests, self._residents)
         check_running(self._residents.running, self._in_flight, self._cache, self._admission.context_len)
         for plan in self._in_flight:
             most = stretched(self._aftermath.budget.most, self._aftermath.budget.most)
@@ -390,11 +343,5 @@ class Scheduler:
     def _end(self, sequence: Sequence) -> None:
         """Forget a sequence, but for the tokens of a choice that can be forked, and take back all it holds (I11)."""
         self._residents.remove(sequence)
-        del self._sequences[sequence.id]
+        self._roster.leave(sequence)
         self._drafter.forget(sequence.id)
-        members = self._requests[sequence.request_id]
-        members.remove(sequence)
-        if sequence.group is None or not sequence.group.is_held_back:
-            self._histories.setdefault(sequence.request_id, {})[sequence.index] = sequence.token_ids
-        if not members:
-            del self._requests[sequence.request_id]

@@ -177,6 +177,11 @@ class Sequence:
         """Tokens of the prompt."""
         return len(self.request.prompt_token_ids)
 
+    @property
+    def is_held_back(self) -> bool:
+        """Whether nothing is told of it before its request ends: of a ranked choice, or a beam."""
+        return self.group is not None and self.group.is_held_back
+
     def delta(
         self, token_id: int, reason: FinishReason | None, stop_reason: int | None, score: TokenScores | None
     ) -> SeqDelta:

@@ -372,7 +372,7 @@ def held(world: World) -> Iterator[str]:
         yield f"blocks, rows or queues: {counts}"
     if loop is not None and (loop._readers or loop._choices):
         yield f"readers {list(loop._readers)}, choices {list(loop._choices)}"
-    if world.scheduler._histories:
+    if world.scheduler._roster.histories:
         yield "histories"
     if loop is not None and not world.has_died and world.engine._watch.done():
         yield "nobody keeps watch"

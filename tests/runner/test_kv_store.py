@@ -1,11 +1,12 @@
 """allocate_kv: shapes, zeros, alignment, and that a CPU cache costs nothing before it is used."""
 
 import resource
+from pathlib import Path
 
 import pytest
 import torch
 
-from aserve.runner.kv_store import allocate_kv
+from aserve.runner.kv_store import Pages, allocate_kv
 from tests.runner.toy import ToyLM
 
 pytestmark = pytest.mark.torch
@@ -29,3 +30,20 @@ def test_pages_are_taken_when_they_are_written():
     kv = allocate_kv(ToyLM.spec, num_blocks=2**24, block_size=16, dtype=torch.float32, device=CPU)
     assert kv.layers[0].k_BPKD.nbytes == 2**30
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 2**16
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def test_the_first_pages_are_taken_in_pieces_and_what_they_hold_stays():
+    """Catches pages that are only read, which takes none, planes that are left out, and blocks that are overwritten."""
+    kv = allocate_kv(ToyLM.spec, num_blocks=2**20, block_size=16, dtype=torch.float32, device=CPU)  # 2 planes of 64 MiB
+    kv.planes_YBX[:, 7] = 3.0
+    pages, before, num_pieces = Pages(kv.planes_YBX, 32 * 2**20), resident_bytes(), 0
+    while pages.take_next():
+        num_pieces += 1
+    assert num_pieces == 16
+    assert 24 * 2**20 < resident_bytes() - before < 48 * 2**20
+    assert (kv.planes_YBX[:, 7] == 3.0).all()
+    assert kv.planes_YBX.count_nonzero() == 2 * 16

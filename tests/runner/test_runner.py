@@ -227,6 +227,31 @@ def test_warm_up_leaves_nothing_that_a_sequence_could_see(runner):
     assert list(result.token_ids) == continuation(PROMPT, 1)
 
 
+def test_pages_are_taken_while_nothing_is_to_do_and_a_step_does_not_wait_for_all_of_them(runner):
+    """Catches pages taken in another thread, or all at once, or no more after a step, or for ever."""
+    events, has_begun, goes_on = [], threading.Event(), threading.Event()
+
+    class Pages:
+        def take_next(self) -> bool:
+            assert threading.current_thread().name.startswith("aserve-runner")
+            events.append("pages")
+            has_begun.set()
+            goes_on.wait(10)
+            return events.count("pages") < 4
+
+    runner.warm_up()
+    runner._pages, runner._fills_in = Pages(), True
+    when_landed = runner._device.when_landed
+    runner._device.when_landed = lambda land: (events.append("step"), when_landed(land))
+    runner.run(StepPlan(0, (chunk(0, 0, PROMPT, 1, 2),), (init(0),)))
+    assert has_begun.wait(10)
+    threading.Timer(0.1, goes_on.set).start()
+    assert list(runner.run(StepPlan(1, (fed(0, 6),))).token_ids) == continuation(PROMPT, 2)[1:]
+    while runner._fills_in:
+        threading.Event().wait(0.01)
+    assert events == ["step", "pages", "step", "pages", "pages", "pages"]
+
+
 async def test_close_waits_for_launched_steps_and_gives_back_threads_and_memory():
     before = set(threading.enumerate())
     model = ToyLM()

@@ -106,7 +106,7 @@ class Simulation:
                 self.outcome.refused[request_id] = error
 
     def _step(self, plan: StepPlan) -> None:
-        sequences = self.scheduler._sequences
+        sequences = self.scheduler._roster.sequences
         self.outcome.admissions += [sequences[init.seq_id].request_id for init in plan.inits]
         owners = {piece.seq_id: sequences[piece.seq_id].request_id for piece in plan.slices}
         self.outcome.planned.update(owners.values())

@@ -303,7 +303,7 @@ class SyncLoop:
         """Blocks that a request has computed something in, and not found in the prefix cache."""
         return {
             block_id
-            for sequence in self.scheduler._requests.get(RequestId(name), ())
+            for sequence in self.scheduler._roster.requests.get(RequestId(name), ())
             for block_id in sequence.table.block_ids[-(-sequence.num_cached // self.block_size) * len(self.windows) :]
             if block_id
         }

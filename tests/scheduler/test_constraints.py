@@ -31,7 +31,7 @@ def test_a_row_that_is_set_up_again_has_a_mask_that_knows_the_answer():
         loop.add(request(name, (0, 1), max_tokens=7, allowed_after=two_of_three))
     while loop.step():
         for init in loop.plans[-1].inits if loop.plans else ():
-            [sequence] = [s for s in loop.scheduler._sequences.values() if s.id == init.seq_id] or [None]
+            [sequence] = [s for s in loop.scheduler._roster.sequences.values() if s.id == init.seq_id] or [None]
             assert sequence is None or sequence.constraint is init.mask
     assert loop.scheduler.statistics().num_preemptions > 0
     masks = [id(init.mask) for init in inits(loop)]

@@ -171,14 +171,14 @@ def test_a_step_that_fails_takes_its_drafts_back():
 def test_whose_logits_depend_on_earlier_tokens_has_no_drafts(params):
     scheduler = scheduler_of({(0, 1, 5): (6, 7, 8), (0, 1): (5,)})
     scheduler.add(request("a", (0, 1), max_tokens=8, **params))
-    assert not any(sequence.may_have_drafts for sequence in scheduler._sequences.values())
+    assert not any(sequence.may_have_drafts for sequence in scheduler._roster.sequences.values())
     scheduler.add(request("b", (0, 1), max_tokens=8, logprobs=1, seed=3, temperature=1.0))
-    assert [s.may_have_drafts for s in scheduler._sequences.values() if s.request_id == "b"] == [True]
+    assert [s.may_have_drafts for s in scheduler._roster.sequences.values() if s.request_id == "b"] == [True]
 
 
 def test_who_awaits_its_tokens_has_no_drafts():
     scheduler = decoding({(0, 1, 5): (6, 7, 8)})
-    scheduler._sequences[SeqId(0)].await_tokens()
+    scheduler._roster.sequences[SeqId(0)].await_tokens()
     assert planned(scheduler).slices == (SeqSlice(0, 0, 2, 1, (), (2,), 1),)
 
 
@@ -217,7 +217,7 @@ def test_a_step_full_of_tokens_has_no_room_for_guesses(num_rows, has_drafts, mon
     drafter: Drafter = scheduler._drafter
     drafter._prices = Prices(base=0.02, token=0.001, row=0.0, key=0.0)
     drafter._num_calls = 1  # no new look at prices
-    found = drafter.drafts_for(scheduler._sequences[SeqId(0)], 3, num_rows)
+    found = drafter.drafts_for(scheduler._roster.sequences[SeqId(0)], 3, num_rows)
     assert bool(found) == has_drafts
 
 
@@ -225,7 +225,7 @@ def test_who_runs_ahead_waits_for_its_tokens_if_drafts_will_make_up_for_it():
     scheduler = scheduler_of({(0, 1): (5, 6, 7)})
     scheduler.add(request("a", (0, 1), max_tokens=8))
     planned(scheduler)
-    [sequence] = scheduler._sequences.values()
+    [sequence] = scheduler._roster.sequences.values()
     scheduler._drafter._prices = PRICE_OF_NOTHING
     scheduler._drafter._num_calls = 1
     assert scheduler._drafter.drafts_for(sequence, 3, 1) is None, "1.4 are expected to be right, and one step is lost"

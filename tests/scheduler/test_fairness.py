@@ -275,7 +275,7 @@ class Witness(Simulation):
 
     def _step(self, plan):
         queue = self.scheduler._residents.waiting
-        sequences = self.scheduler._sequences
+        sequences = self.scheduler._roster.sequences
         now = {name: tenancy.counter for name, tenancy in queue._tenancies.items()}
         for init in plan.inits:
             request_ = sequences[init.seq_id].request

@@ -6,7 +6,7 @@ import pytest
 from aserve.core.ids import BlockHash
 from aserve.core.plan import BlockOps
 from aserve.core.request import Request
-from aserve.kv_cache import paged_cache
+from aserve.kv_cache import matching, paged_cache
 from aserve.kv_cache.block_pool import BlockPool
 from aserve.kv_cache.host_memory import HostMemory
 from aserve.kv_cache.paged_cache import PagedCache
@@ -80,7 +80,8 @@ def ignored_parent(monkeypatch):
         for index in range(len(chain) - 1, num_blocks):
             chain.append(BlockHash(bytes(token_ids[index * block_size : (index + 1) * block_size])))
 
-    monkeypatch.setattr(paged_cache, "extend_chain", extend)
+    for module in (matching, paged_cache):
+        monkeypatch.setattr(module, "extend_chain", extend)
 
 
 @pytest.fixture
@@ -145,8 +146,8 @@ def wrong_victim(monkeypatch):
 @pytest.fixture
 def shared_tail(monkeypatch):
     """The last block of a prompt is taken from the cache too, and then written again."""
-    match = PagedCache._match
-    monkeypatch.setattr(PagedCache, "_match", lambda cache, table, token_ids: match(cache, table, [*token_ids, 0]))
+    match = matching.Matcher.match
+    monkeypatch.setattr(matching.Matcher, "match", lambda seeker, table, ids: match(seeker, table, [*ids, 0]))
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ class Trial:
     def is_poisoned(self, plan) -> bool:
         """Whether a step has to fail."""
         for piece in plan.slices:
-            sequence = self.loop.scheduler._sequences.get(piece.seq_id)
+            sequence = self.loop.scheduler._roster.sequences.get(piece.seq_id)
             at = self.culprits.get(sequence.request_id) if sequence is not None else None
             if at is not None and piece.start < at.stop and piece.start + piece.num_tokens > at.start:
                 return True

@@ -62,7 +62,7 @@ def test_who_awaits_its_tokens_is_planned_when_they_have_landed_and_its_neighbou
     scheduler = scheduler_of()
     for name in "ab":
         scheduler.add(request(name, (0, 1), max_tokens=3))
-    scheduler._sequences[0].await_tokens()
+    scheduler._roster.sequences[0].await_tokens()
     first, second = planned(scheduler), planned(scheduler)
     assert [piece.seq_id for piece in first.slices] == [0, 1]
     assert [piece.seq_id for piece in second.slices] == [1], "the token of a is in flight"

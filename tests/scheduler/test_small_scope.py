@@ -69,7 +69,7 @@ def essence(loop: SyncLoop) -> bytes:
             *(tuple(s.table.block_ids), tuple(s.table.host_ids), s.table.num_sealed, s.table.num_shared),
             s.resume_after is not None and s.resume_after >= first_step and bool(loop.in_flight),
         )
-        for s in scheduler._sequences.values()
+        for s in scheduler._roster.sequences.values()
     ]
     answers = [
         (name, [(tuple(c.token_ids), c.dropped, c.has_ended) for c in answer.choices])

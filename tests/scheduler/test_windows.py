@@ -7,7 +7,7 @@ import pytest
 
 from aserve.core.errors import ContextLengthError
 from aserve.core.params import BeamParams
-from aserve.kv_cache import paged_cache
+from aserve.kv_cache import matching, paged_cache
 from aserve.kv_cache.paged_cache import PagedCache
 from aserve.scheduler.preemption import PreemptionRule
 from tests.scheduler.sync_loop import SyncLoop, request
@@ -143,7 +143,8 @@ def forked_from_nothing(monkeypatch):
 
 @pytest.fixture
 def one_name_for_all_groups(monkeypatch):
-    monkeypatch.setattr(paged_cache, "block_name", lambda span_hash, _group: span_hash)
+    for module in (matching, paged_cache):
+        monkeypatch.setattr(module, "block_name", lambda span_hash, _group: span_hash)
 
 
 @pytest.mark.parametrize("fault", ["early_release", "kept_for_ever"])
