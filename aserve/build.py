@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, Unpack
 
 import msgspec
 
@@ -31,16 +31,16 @@ from aserve.core.errors import CheckpointError, ConfigError, InsufficientMemoryE
 from aserve.core.layout import KVLayout, lay_out
 from aserve.core.params import SamplingParams
 from aserve.core.ports import Proposer
-from aserve.core.speculation import SpeculativeConfig
+from aserve.drafting.draft_model import DraftModelProposer
 from aserve.drafting.ngram import NgramProposer
 from aserve.engine import EngineParts, Loader, Progress
 from aserve.kv_cache.host_memory import has_host_tier
-from aserve.measuring import measure
-from aserve.model_folder import DEMO_MODEL, find_model, load_text
+from aserve.measuring import measure, with_draft_model
+from aserve.model_folder import DEMO_MODEL, check_draft_vocabulary, find_model, load_text
 from aserve.scheduler.preemption import PreemptionRule
 from aserve.scheduler.queue import Policy, first_come_first_served, priority_with_ageing
 from aserve.scheduler.scheduler import Scheduler
-from aserve.telling import describe_weights, plan_lines, startup_lines
+from aserve.telling import describe_weights, draft_lines, plan_lines, startup_lines
 from aserve.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from aserve.kernels.ops import Ops
     from aserve.models.checkpoint import Checkpoint
     from aserve.models.interface import CausalLM
+    from aserve.runner.device import StepDevice
+    from aserve.runner.draft_model import DraftModel
     from aserve.runner.graph_device import GraphDevice
     from aserve.runner.runner import ModelRunner
 
@@ -109,11 +111,13 @@ def load(options: Options, report: Report) -> EngineParts:
     """
     report(Progress("finding the model"))
     checkpoint = find_model(options)
+    draft_options = _draft_options(options)
+    draft_checkpoint = None if draft_options is None else find_model(draft_options)
     report(Progress("loading torch"))
     from torch import OutOfMemoryError
 
     try:
-        return _load(options, checkpoint, report)
+        return _load(options, checkpoint, draft_checkpoint, report)
     except (OutOfMemoryError, InsufficientMemoryError) as error:
         reason = str(error.__cause__ or error).partition(". Of the allocated")[0]
         raise ConfigError(
@@ -122,7 +126,20 @@ def load(options: Options, report: Report) -> EngineParts:
         ) from error
 
 
-def _load(options: Options, checkpoint: "Checkpoint", report: Report) -> EngineParts:
+class _Loaded(NamedTuple):
+    """What a runner is made of. draft_model: None where no model makes drafts."""
+
+    model: "CausalLM"
+    draft_model: "CausalLM | None"
+    ops: "Ops"
+    dtype: "torch.dtype"
+    device: "torch.device"
+    graphs: "GraphDevice | None"
+
+
+def _load(
+    options: Options, checkpoint: "Checkpoint", draft_checkpoint: "Checkpoint | None", report: Report
+) -> EngineParts:
     from aserve.kernels.dispatch import describe, select_ops
     from aserve.models.loader import read_dtype
     from aserve.runner.graph_device import graph_device
@@ -134,16 +151,22 @@ def _load(options: Options, checkpoint: "Checkpoint", report: Report) -> EngineP
 
     report(Progress("tokenizer"))
     tokenizer, chat_template = load_text(options, checkpoint, model.spec.vocab_size)
+    draft_model = None
+    if draft_checkpoint is not None and (draft_options := _draft_options(options)) is not None:
+        draft_options = msgspec.structs.replace(draft_options, dtype=str(dtype).removeprefix("torch."))
+        draft_model = _load_model(draft_options, draft_checkpoint, device, ops, report)
+        check_draft_vocabulary(draft_checkpoint, draft_model.spec.vocab_size, tokenizer, model.spec.vocab_size)
 
     report(Progress("memory"))
     layout = lay_out(model.spec.windows, options.max_model_len or model.spec.context_len)
-    facts = measure(options, model, layout, ops, dtype, device)
+    facts = with_draft_model(measure(options, model, layout, ops, dtype, device), draft_model, dtype)
     config = resolve(options, facts)
     info = _model_info(options, config, model, checkpoint, tokenizer)
     weights = f"{describe_weights(options, checkpoint)} as {str(dtype).removeprefix('torch.')} on {device}"
     graphs = None if options.enforce_eager else graph_device(device)
-    runner, config = _runner(config, layout, model, ops, dtype, device, graphs, report)
-    notes = (*plan_lines(info, config, facts, weights), *filter(None, [describe(ops)]), *config.notes)
+    runner, config = _runner(config, layout, _Loaded(model, draft_model, ops, dtype, device, graphs), report)
+    plan = *plan_lines(info, config, facts, weights), *draft_lines(options, config, facts, draft_checkpoint)
+    notes = (*plan, *filter(None, [describe(ops)]), *config.notes)
     return EngineParts(
         info=info,
         config=msgspec.structs.replace(config, notes=notes),
@@ -226,46 +249,77 @@ def _model_info(
     )
 
 
+def _draft_options(options: Options) -> Options | None:
+    """The options of the model that makes drafts, by which it is found and loaded; None where none does."""
+    config = options.speculative_config
+    if config is None or config.model is None:
+        return None
+    return msgspec.structs.replace(options, model=config.model, revision=None, max_model_len=None)
+
+
 def _runner(
-    config: EngineConfig,
-    layout: KVLayout,
-    model: "CausalLM",
-    ops: "Ops",
-    dtype: "torch.dtype",
-    device: "torch.device",
-    graphs: "GraphDevice | None",
-    report: Report,
+    config: EngineConfig, layout: KVLayout, loaded: _Loaded, report: Report
 ) -> "tuple[ModelRunner, EngineConfig]":
     """The runner, warm, and the configuration with what it measured."""
     from aserve.runner.kv_store import allocate_kv
     from aserve.runner.runner import ModelRunner
 
-    kv = allocate_kv(
-        model.spec,
-        num_blocks=config.num_blocks,
-        block_size=config.block_size,
-        dtype=dtype,
-        device=device,
-        layout=layout,
-    )
     runner = ModelRunner(
-        model,
-        ops,
-        kv,
+        loaded.model,
+        loaded.ops,
+        allocate_kv(
+            loaded.model.spec,
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            dtype=loaded.dtype,
+            device=loaded.device,
+            layout=layout,
+        ),
         max_num_seqs=config.max_num_seqs,
         max_model_len=config.max_model_len,
         num_host_blocks=config.num_host_blocks,
-        graph_device=graphs,
+        graph_device=loaded.graphs,
     )
     report(Progress("warming up"))
     with ExitStack() as on_failure:
         on_failure.callback(runner.close)
+        if loaded.draft_model is not None:
+            runner.draft_with(partial(_draft_model, config, loaded))
         runner.warm_up()
         if config.num_host_blocks:
             costs = runner.measure_costs()
             config = msgspec.structs.replace(config, recompute_cost_s=costs.recompute_s, swap_cost_s=costs.swap_s)
+        if loaded.draft_model is not None and config.speculative_config is not None:
+            step_s = runner.measure_drafting(config.speculative_config.num_speculative_tokens)
+            config = msgspec.structs.replace(config, draft_step_s=step_s)
         on_failure.pop_all()
     return runner, config
+
+
+def _draft_model(config: EngineConfig, loaded: _Loaded, device: "StepDevice") -> "DraftModel":
+    """What makes drafts in the runner, with a cache and rows of its own."""
+    model, wanted = loaded.draft_model, config.speculative_config
+    assert model is not None, "the draft model is loaded"
+    assert wanted is not None, "somebody asked for it"
+    from aserve.runner.draft_model import DraftModel
+    from aserve.runner.kv_store import allocate_kv
+
+    kv = allocate_kv(
+        model.spec,
+        num_blocks=config.num_draft_blocks,
+        block_size=config.block_size,
+        dtype=loaded.dtype,
+        device=loaded.device,
+    )
+    return DraftModel(
+        model,
+        loaded.ops,
+        kv,
+        device,
+        num_rows=config.max_num_seqs,
+        max_model_len=config.draft_context_len,
+        most=wanted.num_speculative_tokens,
+    )
 
 
 def make_scheduler(config: EngineConfig) -> Scheduler:
@@ -298,14 +352,25 @@ def make_scheduler(config: EngineConfig) -> Scheduler:
         is_fair=config.scheduling_policy == "fair",
         target_itl_s=None if config.target_itl_ms is None else config.target_itl_ms / 1e3,
         itl_factor=config.itl_factor,
-        proposer=_make_proposer(config.speculative_config),
+        proposer=_make_proposer(config),
     )
 
 
-def _make_proposer(config: SpeculativeConfig | None) -> Proposer | None:
+def _make_proposer(config: EngineConfig) -> Proposer | None:
     """Who guesses tokens: `METHODS` has one."""
-    if config is None:
+    wanted = config.speculative_config
+    if wanted is None:
         return None
-    return NgramProposer(
-        most=config.num_speculative_tokens, shortest=config.prompt_lookup_min, longest=config.prompt_lookup_max
+    if wanted.model is None:
+        return NgramProposer(
+            most=wanted.num_speculative_tokens, shortest=wanted.prompt_lookup_min, longest=wanted.prompt_lookup_max
+        )
+    return DraftModelProposer(
+        most=wanted.num_speculative_tokens,
+        num_blocks=config.num_draft_blocks,
+        block_size=config.block_size,
+        num_rows=config.max_num_seqs,
+        context_len=config.draft_context_len,
+        max_catch_up=config.max_num_batched_tokens,
+        step_seconds=config.draft_step_s,
     )

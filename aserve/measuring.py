@@ -5,6 +5,8 @@ On CUDA the largest step is run, since what it takes cannot be told otherwise.
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from aserve.core.config import Facts, Options, default_max_num_batched_tokens, default_max_num_seqs
 from aserve.core.layout import KVLayout, stretched
 
@@ -54,4 +56,16 @@ def measure(
         kv_budget_bytes=budget_bytes,
         kv_windows=layout.windows,
         flops_per_token=flops_per_token(model.spec),
+    )
+
+
+def with_draft_model(facts: Facts, draft_model: "CausalLM | None", dtype: "torch.dtype") -> Facts:
+    """The facts, with what a draft model adds to them."""
+    if draft_model is None:
+        return facts
+    spec = draft_model.spec
+    return msgspec.structs.replace(
+        facts,
+        draft_context_len=spec.context_len,
+        draft_kv_bytes_per_token=spec.num_layers * spec.kv_bytes_per_layer(dtype.itemsize),
     )

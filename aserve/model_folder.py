@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from aserve.core.config import Options
-from aserve.core.errors import CheckpointError
+from aserve.core.errors import CheckpointError, ConfigError
 from aserve.core.foreign import foreign
 from aserve.models.checkpoint import Checkpoint, resolve_checkpoint, resolve_tokenizer
 from aserve.models.inspection import inspect
@@ -39,6 +39,25 @@ def load_text(options: Options, checkpoint: Checkpoint, vocab_size: int) -> tupl
         chat_template.warm_up()
     _check_ids(checkpoint, tokenizer, vocab_size, is_own=options.tokenizer is None)
     return tokenizer, chat_template
+
+
+def check_draft_vocabulary(draft: Checkpoint, draft_vocab_size: int, tokenizer: Tokenizer, vocab_size: int) -> None:
+    """Raise `ConfigError` for a draft model whose tokens are not those of the model."""
+    if draft_vocab_size != vocab_size:
+        raise ConfigError(
+            f"speculative_config: the draft model {draft.path} has {draft_vocab_size} tokens, the model {vocab_size}; "
+            "they must have one vocabulary"
+        )
+    if not draft.has_tokenizer:
+        return
+    with foreign(f"{draft.path}: the tokenizer"):
+        others = Tokenizer.load(draft.path).token_strings(range(vocab_size))
+    for token_id, (other, own) in enumerate(zip(others, tokenizer.token_strings(range(vocab_size)), strict=True)):
+        if other != own:
+            raise ConfigError(
+                f"speculative_config: token {token_id} is {other!r} to the draft model {draft.path} and {own!r} to the "
+                "model; they must have one vocabulary"
+            )
 
 
 def _check_ids(checkpoint: Checkpoint, tokenizer: Tokenizer, vocab_size: int, *, is_own: bool) -> None:

@@ -33,6 +33,19 @@ def plan_lines(info: ModelInfo, config: EngineConfig, facts: Facts, weights: str
     )
 
 
+def draft_lines(
+    options: Options, config: EngineConfig, facts: Facts, checkpoint: "Checkpoint | None"
+) -> tuple[str, ...]:
+    """The draft model, in a line, where there is one."""
+    if checkpoint is None or config.speculative_config is None:
+        return ()
+    kv_bytes = config.num_draft_blocks * config.block_size * facts.draft_kv_bytes_per_token
+    return (
+        f"draft model: {config.speculative_config.model}, {describe_weights(options, checkpoint)}, "
+        f"{_size(kv_bytes)} of KV cache, {1e3 * sum(config.draft_step_s):.2f} ms a draft",
+    )
+
+
 def describe_weights(options: Options, checkpoint: "Checkpoint") -> str:
     """Their size on disk, or that they are random."""
     if options.load_format == "dummy":

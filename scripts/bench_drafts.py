@@ -50,12 +50,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--streams", default="1,8,32", help="numbers of requests at once")
+    parser.add_argument("--kinds", default="repeats,new", help="of answers")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--speculative-config", type=json.loads, default={"num_speculative_tokens": 8})
     arguments = parser.parse_args()
     speculative = arguments.speculative_config
     with LLM(arguments.model) as plain, LLM(arguments.model, speculative_config=speculative) as drafting:
-        for kind, several in conversations(plain).items():
+        asked_by_kind = conversations(plain)
+        for kind in arguments.kinds.split(","):
+            several = asked_by_kind[kind]
             for num_streams in map(int, arguments.streams.split(",")):
                 asked = (several * num_streams)[:num_streams]
                 rates: dict[LLM, list[float]] = {plain: [], drafting: []}

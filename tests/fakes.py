@@ -11,10 +11,22 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import exp, log
 
+import msgspec
+
 from aserve.core.ids import BlockId, HostBlockId, Row, SeqId
 from aserve.core.layout import Window
 from aserve.core.outputs import SeqDelta, StepTokens
-from aserve.core.plan import BlockOps, RowInit, RowSampling, SeqSlice, StepPlan, StepResult, TokenMask, TokenScores
+from aserve.core.plan import (
+    TO_COME,
+    BlockOps,
+    RowInit,
+    RowSampling,
+    SeqSlice,
+    StepPlan,
+    StepResult,
+    TokenMask,
+    TokenScores,
+)
 
 BYTE_TOKENS = range(256, 512)
 """Ids that a tokenizer of bytes and merges has, and that spell no single byte."""
@@ -202,7 +214,7 @@ class FakeKV:
     """Rows and blocks of (position, token, mark). Runs plans in order, like a device's stream.
 
     seeded: rows that are not greedy depend on their seed, as those of a model do. windows: of each layer group; every
-    group keeps the same, and sees what its window shows.
+    group keeps the same, and sees what its window shows. draft_model: computes what plans have of `drafting`.
     """
 
     def __init__(
@@ -213,7 +225,9 @@ class FakeKV:
         *,
         seeded: bool = False,
         windows: Sequence[Window] = (None,),
+        draft_model: "FakeKV | None" = None,
     ) -> None:
+        self._draft_model = draft_model
         self._windows = tuple(windows)
         self._block_size = block_size
         self._vocabulary = vocabulary
@@ -225,6 +239,8 @@ class FakeKV:
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute a step: blocks are moved first, and every slice writes its tokens before any slice reads."""
+        if plan.drafting:
+            plan = self._with_drafts(plan)
         if plan.block_ops is not None:
             self._move(plan.block_ops)
         for init in plan.inits:
@@ -246,11 +262,27 @@ class FakeKV:
             num_accepted=tuple(len(run) - 1 for run in runs) if any(piece.draft_ids for piece in sampling) else (),
         )
 
+    def _with_drafts(self, plan: StepPlan) -> StepPlan:
+        """The plan with the drafts that its draft model makes in place of those that are to come."""
+        assert self._draft_model is not None, "somebody has to make the drafts"
+        made: dict[SeqId, list[int]] = {}
+        for step in plan.drafting:
+            result = self._draft_model.run(step)
+            sampling = (piece for piece in step.slices if piece.num_samples)
+            for piece, token_id in zip(sampling, result.token_ids, strict=True):
+                made.setdefault(piece.seq_id, []).append(token_id)
+        slices = tuple(_filled(piece, made[piece.seq_id]) if piece.seq_id in made else piece for piece in plan.slices)
+        assert not any(TO_COME in piece.token_ids for piece in slices), "a draft never came"
+        return msgspec.structs.replace(plan, slices=slices, drafting=())
+
     def spoil(self, plan: StepPlan) -> None:
         """The step raised half way: garbage stands wherever it wrote, and what its rows know may be of the step.
 
         Call it before any later plan runs.
         """
+        for step in plan.drafting:
+            assert self._draft_model is not None
+            self._draft_model.spoil(step)
         garbage = dict.fromkeys(range(self._block_size), (-1, -1, -1))
         ops = plan.block_ops or BlockOps()
         for _, host_id in ops.swap_outs:
@@ -353,9 +385,32 @@ class FakeKV:
         return row.block_ids[span * len(self._windows) + group], offset
 
 
+def _filled(piece: SeqSlice, draft_ids: Sequence[int]) -> SeqSlice:
+    """The slice with these drafts."""
+    assert piece.draft_ids == (TO_COME,) * len(draft_ids), "as many as are asked for"
+    known = piece.token_ids[: piece.num_tokens - len(draft_ids)]
+    return msgspec.structs.replace(piece, token_ids=(*known, *draft_ids))
+
+
 def _first_sampled(piece: SeqSlice) -> int:
     """The position that the first token takes which a slice yields."""
     return piece.start + piece.num_tokens - piece.num_samples + 1
+
+
+class Foreseer:
+    """What a `Proposer` needs that has no model: its `propose` is another's to say."""
+
+    foresees = True
+
+    def steps(self, step_id: int, slices: Sequence[SeqSlice]) -> tuple[StepPlan, ...]:
+        """As the Protocol says."""
+        del step_id, slices
+        return ()
+
+    def seconds(self, num_tokens: int) -> float:
+        """As the Protocol says."""
+        del num_tokens
+        return 0.0
 
 
 class FakeScript:

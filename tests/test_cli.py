@@ -65,8 +65,12 @@ def test_drafts_are_wished_for_as_json_or_in_a_file(tmp_path):
     [
         ("ngram", "--speculative-config (flag): a JSON object is expected, got 'ngram'"),
         ("[1]", "--speculative-config (flag): a JSON object is expected, got '[1]'"),
-        ('{"method": "eagle"}', "speculative_config: method must be one of ngram, got 'eagle'"),
-        ('{"num_tokens": 1}', "speculative_config: unknown key 'num_tokens'; the keys are method, num_speculative"),
+        ('{"method": "eagle"}', "speculative_config: method must be one of ngram, draft_model, got 'eagle'"),
+        ('{"num_tokens": 1}', "speculative_config: unknown key 'num_tokens'; the keys are method, model, num_spec"),
+        ('{"method": "draft_model"}', "speculative_config: method 'draft_model' needs a model"),
+        ('{"method": "ngram", "model": "x"}', "speculative_config: method 'ngram' has no model, got 'x'"),
+        ('{"model": "x", "prompt_lookup_min": 2}', "speculative_config: prompt_lookup_min is for method 'ngram'"),
+        ('{"model": 3}', "speculative_config: model must be"),
         ('{"num_speculative_tokens": 0}', "speculative_config: num_speculative_tokens must be at least 1, got 0"),
         ('{"prompt_lookup_min": 4, "prompt_lookup_max": 2}', "prompt_lookup_min must be at most prompt_lookup_max (2)"),
     ],
@@ -82,6 +86,11 @@ def test_a_wish_for_drafts_that_cannot_be_is_refused_by_name(word, complaint):
 def test_one_bound_of_the_lookup_moves_the_other_with_it(given, lookup):
     config = Options(speculative_config=given).speculative_config
     assert (config.prompt_lookup_min, config.prompt_lookup_max) == lookup
+
+
+def test_a_model_that_drafts_is_a_method_by_itself():
+    config = parse("--speculative-config", '{"model": "small", "num_speculative_tokens": 3}')[1].speculative_config
+    assert config == SpeculativeConfig(method="draft_model", model="small", num_speculative_tokens=3)
 
 
 def test_lists_and_switches():

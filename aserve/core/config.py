@@ -26,7 +26,7 @@ from aserve.core.rules import (
     text,
     text_or_texts,
 )
-from aserve.core.speculation import SpeculativeConfig, speculative_config
+from aserve.core.speculation import SpeculativeConfig, StepSeconds, speculative_config
 
 GiB: Final = 1024**3
 DEVICES: Final = ("auto", "cpu", "cuda")
@@ -182,6 +182,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes_per_token: of a position in a block, which is over all layers unless they are in groups (layout.py).
     kv_budget_bytes: what the device can give to KV. kv_windows: of each layer group.
     flops_per_token: of the matrix products; 0 where that is not known.
+    draft_context_len, draft_kv_bytes_per_token: of the draft model, and of a position in its cache; 0 without one.
     """
 
     device: str
@@ -190,6 +191,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     kv_budget_bytes: int
     kv_windows: tuple[Window, ...] = (None,)
     flops_per_token: int = 0
+    draft_context_len: int = 0
+    draft_kv_bytes_per_token: int = 0
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,6 +204,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_in_flight: steps that are launched and have not landed, at most.
     plans_behind_prompts: whether a step with prompts may be in flight while the next is planned. On a CPU it takes so
     long that who comes meanwhile is worth waiting for. itl_factor: see `choose_itl_factor`.
+    draft_context_len: of the draft model; 0 without one. draft_step_s: what its steps take, measured.
     The last eight before the notes are the options of those names.
     """
 
@@ -218,6 +222,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_in_flight: int = 2
     plans_behind_prompts: bool = True
     itl_factor: float = 2.5
+    draft_context_len: int = 0
+    draft_step_s: StepSeconds = StepSeconds(0.0, 0.0)
     preemption_mode: PreemptionMode = "auto"
     scheduling_policy: SchedulingPolicy = "fcfs"
     long_prefill_token_threshold: int = 0
@@ -233,6 +239,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def num_kv_tokens(self) -> int:
         """Tokens that the allocatable blocks hold, all of them seen by all layers."""
         return (self.num_blocks - 1) // len(self.kv_windows) * self.block_size
+
+    @property
+    def num_draft_blocks(self) -> int:
+        """Blocks of the draft model, the null block included: they hold as many tokens as those of the model."""
+        return 1 + self.num_kv_tokens // self.block_size
 
     @property
     def num_full_len(self) -> int:
@@ -321,7 +332,7 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
     max_model_len = options.max_model_len or facts.context_len
     chunk = choose_max_chunk(options, budget)
     footprint = Footprint(facts.kv_windows, options.block_size, stretched(chunk, budget))
-    bytes_per_block = facts.kv_bytes_per_token * options.block_size
+    bytes_per_block, host_bytes_per_block = _bytes_per_block(options, facts)
     wanted_bytes = options.kv_cache_memory_bytes or facts.kv_budget_bytes
     num_blocks = wanted_bytes // bytes_per_block
     blocks_per_seq = footprint.peak(max_model_len)
@@ -352,7 +363,7 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         max_num_batched_tokens=budget,
         watermark=options.watermark,
         enable_prefix_caching=options.enable_prefix_caching,
-        num_host_blocks=_num_host_blocks(options, bytes_per_block),
+        num_host_blocks=_num_host_blocks(options, host_bytes_per_block),
         kv_windows=facts.kv_windows,
         max_in_flight=choose_max_in_flight(facts),
         plans_behind_prompts=facts.device != "cpu",
@@ -362,12 +373,22 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         scheduler_delay_factor=options.scheduler_delay_factor,
         target_itl_ms=options.target_itl_ms,
         itl_factor=choose_itl_factor(facts),
+        draft_context_len=facts.draft_context_len,
         max_num_queued_reqs=options.max_num_queued_reqs,
         request_timeout=options.request_timeout,
         step_timeout=options.step_timeout,
         speculative_config=options.speculative_config,
         notes=tuple(notes),
     )
+
+
+def _bytes_per_block(options: Options, facts: Facts) -> tuple[int, int]:
+    """On the device, with what the draft model keeps of its positions, and on the host, where that does not go.
+
+    A span of positions takes a block of each layer group, and one of the draft model.
+    """
+    on_host = facts.kv_bytes_per_token * options.block_size
+    return on_host + -(-facts.draft_kv_bytes_per_token * options.block_size // len(facts.kv_windows)), on_host
 
 
 def _num_host_blocks(options: Options, bytes_per_block: int) -> int:

@@ -14,14 +14,20 @@ that was sampled at the position before it, and all drafts before it are accepte
 
     token_ids      7    a    b    c        num_tokens 4, num_samples 4, drafts (a, b, c)
     sampled        a    b    x    y        accepted (a, b); the tokens are a, b, x; landed up to start + 3
+
+Drafts that a small model makes are not known when the plan is made. `TO_COME` stands for them, and the steps that make
+them are in the plan: `drafting`, on rows and blocks of the small model's own.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from aserve.core.ids import AdapterId, BlockId, HostBlockId, Row, SeqId
+
+TO_COME: Final = -1
+"""Among a slice's tokens: a draft that the plan's `drafting` makes, so that it is on the device alone."""
 
 
 class RowControls(msgspec.Struct, frozen=True, gc=False):
@@ -104,6 +110,7 @@ class SeqSlice(msgspec.Struct, frozen=True, gc=False):
     """One sequence's share of a step: positions [start, start + num_tokens).
 
     token_ids: the tokens at those positions; () means one token, the row's last sampled one, still on the device.
+        A draft may be TO_COME.
     new_blocks: appended to the row's block table before the step runs.
     num_samples: how many of the last positions yield a token: 0 in an unfinished chunk of a prompt, as a rule 1; k > 1
         says that the last k - 1 of `token_ids` are drafts.
@@ -144,12 +151,14 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
     """One step. Blocks are moved first, then rows named in `inits` are set up, then slices run.
 
     slices may be empty where block_ops are not.
+    drafting: steps of the draft model, before all this: what the i-th samples is the i-th draft of that sequence.
     """
 
     step_id: int
     slices: tuple[SeqSlice, ...]
     inits: tuple[RowInit, ...] = ()
     block_ops: BlockOps | None = None
+    drafting: tuple["StepPlan", ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from aserve.core.ids import SeqId
-from aserve.core.plan import StepPlan, StepResult, TokenMask
+from aserve.core.plan import SeqSlice, StepPlan, StepResult, TokenMask
 
 Clock = Callable[[], float]
 """Seconds, monotonic, from an arbitrary origin (time.monotonic)."""
@@ -31,7 +31,7 @@ class Constraint(TokenMask, Protocol):
         ...
 
     def forced(self) -> tuple[int, ...]:
-        """Tokens that spell, the usual way, what has to come next; () where that is open. Others may spell it too."""
+        """Tokens that have to come next, one after the other: the masks leave no others. () where it is open."""
         ...
 
     def num_valid(self, token_ids: Sequence[int]) -> int:
@@ -85,19 +85,28 @@ class Runner(Protocol):
 class Proposer(Protocol):
     """Guesses how sequences go on (drafts), for steps to verify. A wrong guess costs time and changes no token.
 
-    most: drafts of a sequence in a step, at most. Pure in what it is given, and quick: it is asked while a step is
-    planned, for every sequence that may have drafts.
+    most: drafts of a sequence in a step, at most. foresees: whether guesses are known at once and cost next to nothing,
+    so that they are asked for and judged whether or not they are computed. Quick: it is asked while a step is planned.
     """
 
     most: int
+    foresees: bool
 
     def propose(self, seq_id: SeqId, token_ids: Sequence[int], most: int) -> tuple[int, ...]:
-        """Up to `most` tokens that may follow these; () without a guess.
+        """Up to `most` tokens that may follow these, each of them perhaps TO_COME; () without a guess.
 
         token_ids: all of the sequence's; for the same id only ever longer than before.
         """
         ...
 
+    def steps(self, step_id: int, slices: Sequence[SeqSlice]) -> tuple[StepPlan, ...]:
+        """What a draft model has to compute so that the drafts come that are TO_COME in a plan of these slices."""
+        ...
+
+    def seconds(self, num_tokens: int) -> float:
+        """What a draft model's step of so many tokens takes; a draft each for so many sequences, say."""
+        ...
+
     def forget(self, seq_id: SeqId) -> None:
-        """The sequence has ended. Unknown ids are no-ops."""
+        """The sequence has ended, or a step failed. Unknown ids are no-ops."""
         ...

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from aserve.core.ids import SeqId
+from aserve.core.plan import SeqSlice, StepPlan
 
 MOST_INDEXED: Final = 2048
 """Tokens that a call indexes at most, in about a millisecond: a longer prompt is indexed over several steps."""
@@ -27,6 +28,8 @@ class NgramProposer:
 
     Of several places the one counts where most tokens agree, up to `longest`; of equals the latest.
     """
+
+    foresees = True
 
     def __init__(self, *, most: int, shortest: int, longest: int) -> None:
         assert 1 <= shortest <= longest, f"n-grams of {shortest} to {longest} tokens"
@@ -50,6 +53,16 @@ class NgramProposer:
             return tuple(token_ids[end : end + most])
         return tuple(token_ids[end + place % period] for place in range(most))  # it repeats itself: so it may go on
 
+    def steps(self, step_id: int, slices: Sequence[SeqSlice]) -> tuple[StepPlan, ...]:
+        """None: there is no model."""
+        del step_id, slices
+        return ()
+
+    def seconds(self, num_tokens: int) -> float:
+        """Nothing."""
+        del num_tokens
+        return 0.0
+
     def forget(self, seq_id: SeqId) -> None:
         """As the Protocol says."""
         self._indices.pop(seq_id, None)
@@ -68,8 +81,9 @@ class _Index:
         """Enter the n-grams that end before the last token; False if some are left for the next call."""
         first = len(self._earlier_end)
         last = min(len(token_ids), first + MOST_INDEXED)
-        for end in range(first, last):
-            gram = tuple(token_ids[end - self._length : end])
+        newest = tuple(token_ids[first - self._length : last - 1])
+        grams = zip(*(newest[place:] for place in range(self._length)), strict=False)
+        for end, gram in enumerate(grams, start=first):
             self._earlier_end.append(self._last_end.get(gram, NOWHERE))
             self._last_end[gram] = end
         return last == len(token_ids)

@@ -23,7 +23,7 @@ from aserve.runner.controls import ControlTable
 from aserve.runner.device import Array, StepDevice
 from aserve.runner.rows import RowChanges, RowSamplings, RowTable
 from aserve.runner.scoring import PromptTargets, SampledTargets
-from aserve.runner.verification import Drafts, num_samples_back, upload_drafts
+from aserve.runner.verification import Drafts, MadeDrafts, fill_in, num_samples_back, upload_drafts
 
 A = TypeVar("A")
 
@@ -111,8 +111,11 @@ class BatchBuilder:
         self._num_groups = num_groups
         self.max_spans = rows.width // num_groups
 
-    def build(self, plan: StepPlan) -> StepBatch | None:
-        """Apply the plan's row changes, and lay its slices out as tensors; None where there is no slice."""
+    def build(self, plan: StepPlan, made: MadeDrafts | None = None) -> StepBatch | None:
+        """Apply the plan's row changes, and lay its slices out as tensors; None where there is no slice.
+
+        made: by the plan's drafting.
+        """
         self._controls.set_up(plan.inits)
         if not plan.slices:
             self.apply_changes(plan)
@@ -123,12 +126,16 @@ class BatchBuilder:
         controls = self._controls.batch(host.sampled_rows_N, host.banned_NC)
         on_device = Uploads[Tensor](*self._device.upload(host))
         self._rows.apply(on_device.cleared_I, on_device.entries_U, on_device.blocks_U)
+        drafts = upload_drafts(plan.slices, self._device)
+        if drafts is not None and made is not None:
+            tokens = host.sampled_tokens_N, on_device.token_ids_T
+            fill_in(made, drafts, plan.slices, tokens, self._device)
         return replace(
             self.batch_of(on_device, _shape(host, num_fed, num_decodes)),
             controls=controls,
             sampled_targets=self._sampled_targets(plan.slices),
             prompt_targets=self._prompt_targets(plan.slices, order, host.query_starts_S1),
-            drafts=upload_drafts(plan.slices, self._device),
+            drafts=drafts,
         )
 
     def batch_of(self, on_device: Uploads[Tensor], shape: StepShape) -> StepBatch:

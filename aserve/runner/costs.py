@@ -1,4 +1,6 @@
-"""What it costs here to move a block to host memory or back, and to compute its tokens anew. Measured, in seconds.
+"""What it costs here to move a block to host memory or back, to compute its tokens anew, and to have a model draft.
+
+Measured, in seconds.
 
 Both are marginal: a prompt's tokens ride in a step that runs anyway, and blocks move several at a time. The steps are
 of one sequence on the null block, as those of the warm-up, after which they are to be measured.
@@ -9,14 +11,20 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from aserve.core.ids import BlockId, HostBlockId
-from aserve.core.plan import BlockOps, StepPlan, StepResult
+import msgspec
+
+from aserve.core.ids import BlockId, HostBlockId, Row, SeqId
+from aserve.core.plan import BlockOps, RowInit, SeqSlice, StepPlan, StepResult
+from aserve.core.speculation import StepSeconds
 from aserve.runner.warm_up import GREEDY, one_slice
 
 NUM_TOKENS: Final = 256
 """Of a prompt that is computed anew: enough that a token's share of the step is no longer rounding."""
 NUM_BLOCKS: Final = 16
 NUM_ROUNDS: Final = 3
+NUM_DRAFTED: Final = 8
+"""Sequences that have drafts made."""
+NUM_DRAFTING_ROUNDS: Final = 7
 
 
 class MemoryCosts(NamedTuple):
@@ -53,3 +61,43 @@ def measure_costs(
         recompute_s=max(0.0, long_s - short_s) / (num_tokens - 1),
         swap_s=median_s(StepPlan(0, (), (), moves)) / (2 * num_blocks),
     )
+
+
+def measure_drafting(
+    run: Callable[[StepPlan], StepResult],
+    *,
+    num_rows: int,
+    num_drafts: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> StepSeconds:
+    """run: computes a step, blocking. num_rows, num_drafts: sequences and drafts of each, at most. clock: in seconds.
+
+    Drafts ride in steps of one token, and what such a step takes without them is taken off.
+    """
+    plain = one_slice(0, 1, GREEDY, block_size=1)
+
+    def drafting_s(num_sequences: int) -> float:
+        step = draft_step(num_sequences)
+        again = msgspec.structs.replace(step, inits=())
+        plan = msgspec.structs.replace(plain, drafting=(step, *[again] * (num_drafts - 1)))
+        run(plan)
+        return max(0.0, median_s(plan) - median_s(plain)) / num_drafts
+
+    def median_s(plan: StepPlan) -> float:
+        return statistics.median(elapsed_s(plan) for _ in range(NUM_DRAFTING_ROUNDS))
+
+    def elapsed_s(plan: StepPlan) -> float:
+        start_s = clock()
+        run(plan)
+        return clock() - start_s
+
+    alone_s, most = drafting_s(1), min(NUM_DRAFTED, num_rows)
+    token_s = max(0.0, drafting_s(most) - alone_s) / (most - 1) if most > 1 else 0.0
+    return StepSeconds(base=max(0.0, alone_s - token_s), token=token_s)
+
+
+def draft_step(num_sequences: int) -> StepPlan:
+    """A step of the draft model: a token each of so many sequences, on the null block."""
+    pieces = [SeqSlice(SeqId(i), Row(i), 0, 1, (0,), num_samples=1) for i in range(num_sequences)]
+    inits = [RowInit(piece.row, piece.seq_id, GREEDY, (BlockId(0),)) for piece in pieces]
+    return StepPlan(0, tuple(pieces), tuple(inits))

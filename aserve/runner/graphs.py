@@ -289,7 +289,7 @@ class DecodeGraphs:
         assert self._hidden_BE is not None, "the first part ran before"
         masks = TokenMasks(self._count_B[:bucket], self._words_BW[:bucket])
         batch = replace(self._batch(key), masks=lambda: masks)
-        self._ids_B[:bucket].copy_(self._step.sample(self._hidden_BE[:bucket], batch)[0])
+        self._ids_B[:bucket].copy_(self._step.sample(self._hidden_BE[:bucket], batch).ids_N)
         self._move_on(key)
 
     def _move_on(self, key: GraphKey) -> None:

@@ -10,23 +10,25 @@ from aserve.runner.device import StepDevice
 from aserve.runner.sampler import without_token
 from aserve.runner.scoring import HostScores, prompt_scores, sampled_scores, tensors_of
 from aserve.runner.step import StepOutput
-from aserve.runner.verification import verify
+from aserve.runner.verification import counting_places
 
 
 class Landing:
     """A step's outputs on their way to the host. Made in the runner's thread; `result` may wait, in another.
 
-    batch: None where nothing was scored, and nothing drafted.
+    batch: None where nothing was scored.
     """
 
     def __init__(self, plan: StepPlan, batch: StepBatch | None, output: StepOutput, device: StepDevice) -> None:
         self._plan = plan
         self._sampled_targets = None if batch is None else batch.sampled_targets
         self._prompt_targets = None if batch is None else batch.prompt_targets
-        self._has_drafts = batch is not None and batch.drafts is not None
+        self._has_drafts = output.num_accepted_S is not None
         tensors = [output.ids_N]
         for scores in (output.scores, output.prompt_scores):
             tensors += () if scores is None else tensors_of(scores)
+        if output.num_accepted_S is not None:
+            tensors.append(output.num_accepted_S)
         self._wait = device.download(tensors)
 
     def result(self) -> StepResult:
@@ -41,7 +43,8 @@ class Landing:
             prompts = prompt_scores(self._prompt_targets, HostScores(*islice(arrays, 4)))
         num_accepted: tuple[int, ...] = ()
         if self._has_drafts:
-            places, num_accepted = verify(self._plan.slices, token_ids)
+            num_accepted = tuple(next(arrays))
+            places = counting_places(self._plan.slices, num_accepted)
             token_ids = tuple(token_ids[place] for place in places)
             scores = tuple(scores[place] for place in places) if scores else ()
         failed = without_token(self._plan, token_ids, num_accepted)

@@ -18,12 +18,14 @@ import torch
 from aserve.core.errors import InsufficientMemoryError
 from aserve.core.ids import Row
 from aserve.core.plan import StepPlan, StepResult
+from aserve.core.speculation import StepSeconds
 from aserve.kernels.ops import Ops
 from aserve.models.interface import CausalLM
 from aserve.runner.batch import BatchBuilder
 from aserve.runner.controls import ControlTable
-from aserve.runner.costs import MemoryCosts, measure_costs
+from aserve.runner.costs import MemoryCosts, measure_costs, measure_drafting
 from aserve.runner.device import StepDevice, step_device
+from aserve.runner.draft_model import DraftModel
 from aserve.runner.flight import Landed, StepFlight, result_of
 from aserve.runner.graph_device import GraphDevice
 from aserve.runner.graphs import DecodeGraphs
@@ -35,6 +37,7 @@ from aserve.runner.steady import SteadyBuilder
 from aserve.runner.step import EagerStep
 from aserve.runner.swapper import BlockMover
 from aserve.runner.threads import StepThreads, measure_flops_per_thread
+from aserve.runner.verification import MadeDrafts
 from aserve.runner.warm_up import sign_of_life, warm_up_plans
 
 OUT_OF_MEMORY: Final = ("DefaultCPUAllocator", "out of memory")
@@ -78,6 +81,7 @@ class ModelRunner:
         self._block_size = kv.block_size
         self._kv: KVStore | None = kv
         self._max_model_len = max_model_len
+        self._max_num_seqs = max_num_seqs
         self._num_host_blocks = num_host_blocks
         # The row after those of sequences pads captured batches, and is that of a sign of life.
         self._rows = rows = RowTable(
@@ -98,6 +102,7 @@ class ModelRunner:
             step,
             graphs,
         )
+        self._draft_model: DraftModel | None = None
         self._masks = MaskMaker(model.spec.vocab_size, self._device)
         self._vocab_size = model.spec.vocab_size
         self._sign_of_life = sign_of_life(Row(max_num_seqs), kv.num_groups)
@@ -118,6 +123,11 @@ class ModelRunner:
     def recover(self) -> StepFlight:
         """As the Protocol says."""
         return StepFlight(self._submit(self._sign_of_life, recovers=True))
+
+    def draft_with(self, make: Callable[[StepDevice], DraftModel]) -> None:
+        """Have plans' drafts made by what `make` makes for the device that steps run on. Before the first `launch`."""
+        with self._device.stepping():
+            self._draft_model = make(self._device)
 
     def run(self, plan: StepPlan) -> StepResult:
         """`launch` and wait, blocking: for start-up, before there is an event loop to keep free."""
@@ -152,6 +162,10 @@ class ModelRunner:
             num_host_blocks=self._num_host_blocks,
         )
 
+    def measure_drafting(self, num_drafts: int) -> StepSeconds:
+        """What steps of the draft model take, of which a plan has so many at most. Blocking, after `warm_up`."""
+        return measure_drafting(self.run, num_rows=self._max_num_seqs, num_drafts=num_drafts)
+
     def close(self) -> None:
         """Wait for launched steps, then give back threads, weights and KV memory. Idempotent."""
         self._num_submitted += 1  # nobody is idle any more
@@ -161,7 +175,7 @@ class ModelRunner:
         self._device.drain()  # before tensors go: torch hands their memory to whoever asks next, steps or no steps
         if self._stages is not None:
             self._stages[0].close()
-        self._stages = self._kv = self._pages = None
+        self._stages = self._kv = self._pages = self._draft_model = None
         gc.collect()  # modules point at each other; their memory should not wait for the collector's turn
         self._device.release()
 
@@ -186,15 +200,16 @@ class ModelRunner:
                 masks = self._masks.start(plan, landed)
                 if plan.block_ops is not None:
                     mover.move(plan.block_ops)
-                made = None if masks is None else masks.made
-                output = None if graphs is None else graphs.execute(plan, made)
+                made = self._make_drafts(plan)
+                masked = None if masks is None else masks.made
+                output = None if graphs is None else graphs.execute(plan, masked)
                 batch = None
                 if output is None:
-                    batch = builder.build(plan)
+                    batch = builder.build(plan, made)
                 else:
                     builder.forget()
                 if batch is not None:
-                    output = step.execute(batch if made is None else replace(batch, masks=made))
+                    output = step.execute(batch if masked is None else replace(batch, masks=masked))
                 landing = None if output is None else Landing(plan, batch, output, self._device)
         except BaseException as error:  # the edge of a thread
             self._failed(landed, error)
@@ -210,6 +225,12 @@ class ModelRunner:
                 self._fill_in_while_idle(number)
 
         self._device.when_landed(land)
+
+    def _make_drafts(self, plan: StepPlan) -> MadeDrafts | None:
+        if not plan.drafting:
+            return None
+        assert self._draft_model is not None, "a model makes drafts"
+        return self._draft_model.make(plan.drafting)
 
     def _fill_in_while_idle(self, number: int) -> None:
         """Have what is missing filled in, piece by piece, until a step follows that of this number."""

@@ -5,6 +5,7 @@ Letters: kernels/ops.py and rows.py.
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -15,17 +16,23 @@ from aserve.models.interface import CausalLM
 from aserve.runner.batch import StepBatch
 from aserve.runner.controls import record_sampled
 from aserve.runner.scoring import score_sampled
-from aserve.runner.verification import newest
+from aserve.runner.verification import count_accepted, newest, record_accepted, with_history
 
 
-def sample_next(
-    model: CausalLM, ops: Ops, hidden_TE: Tensor, last_token_R: Tensor, batch: StepBatch
-) -> tuple[Tensor, Scores | None]:
-    """One token id per sample, int64 [N]. NO_TOKEN where the logits are not finite, and where a mask leaves nothing.
+class Sampled(NamedTuple):
+    """ids_N: a token id per sample. scores: of those samples that are scored, under the model's own distribution,
+    before it is masked or controlled. num_accepted_S: of each slice that samples, None in a step without drafts.
+    """
+
+    ids_N: Tensor
+    scores: Scores | None
+    num_accepted_S: Tensor | None
+
+
+def sample_next(model: CausalLM, ops: Ops, hidden_TE: Tensor, last_token_R: Tensor, batch: StepBatch) -> Sampled:
+    """One token id per sample. NO_TOKEN where the logits are not finite, and where a mask leaves nothing.
 
     Each row's last one, of rows with drafts the one behind those that are accepted, is written to last_token_R.
-
-    And the scores of those rows that are scored, under the model's own distribution, before it is masked or controlled.
 
     `Ops.sample` checks each row by itself, whose largest logit it needs anyway. Where something is masked, controlled
     or banned a row is checked before that too (max is NaN if any is), for a ban may hide what is not finite. The check
@@ -43,21 +50,31 @@ def sample_next(
     if batch.masks is not None:
         ops.mask_logits(logits_NV, batch.masks())
     if batch.controls is not None:
-        ops.control_logits(logits_NV, batch.controls)
+        controls = batch.controls if batch.drafts is None else with_history(batch.controls, batch.drafts)
+        ops.control_logits(logits_NV, controls)
     ids_N = ops.sample(logits_NV, batch.sampling)
     if finite_N is not None:
         ids_N = ids_N.masked_fill(~finite_N, NO_TOKEN)
     # The next step, already launched, may look the last token up: it has to be a token.
     last_token_N = ids_N.clamp(min=0)
-    if batch.drafts is None:
-        last_token_R.index_copy_(0, batch.sampled_rows_N, last_token_N)
-    else:
-        last_token_R.index_copy_(0, batch.drafts.rows_S, newest(ids_N, batch.drafts).clamp(min=0))
-    if batch.controls is not None:
-        record_sampled(batch.controls, last_token_N)
+    num_accepted_S = None if batch.drafts is None else count_accepted(ids_N, batch.drafts)
+    _record(last_token_N, num_accepted_S, last_token_R, batch)
     if batch.sampled_targets is None:
-        return ids_N, None
-    return ids_N, score_sampled(ops, raw_NV, last_token_N, batch.sampled_targets)
+        return Sampled(ids_N, None, num_accepted_S)
+    return Sampled(ids_N, score_sampled(ops, raw_NV, last_token_N, batch.sampled_targets), num_accepted_S)
+
+
+def _record(last_token_N: Tensor, num_accepted_S: Tensor | None, last_token_R: Tensor, batch: StepBatch) -> None:
+    """Let the rows know what was sampled, as far as it counts."""
+    drafts, controls = batch.drafts, batch.controls
+    if drafts is None or num_accepted_S is None:
+        last_token_R.index_copy_(0, batch.sampled_rows_N, last_token_N)
+        if controls is not None:
+            record_sampled(controls, last_token_N)
+        return
+    last_token_R.index_copy_(0, drafts.rows_S, newest(last_token_N, num_accepted_S, drafts))
+    if controls is not None:
+        record_accepted(controls, drafts, last_token_N, num_accepted_S)
 
 
 def without_token(plan: StepPlan, token_ids: Sequence[int], num_accepted: Sequence[int] = ()) -> tuple[SeqId, ...]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from aserve.core.plan import StepPlan
 from aserve.runner.batch import BatchBuilder, Places, StepBatch
 from aserve.runner.rows import RowTable
+from aserve.runner.verification import MadeDrafts
 
 
 class SteadyBuilder:
@@ -24,11 +25,11 @@ class SteadyBuilder:
         """Row and position of each slice of the plan to which that batch can be moved on: its rows, each one position
         further."""
 
-    def build(self, plan: StepPlan) -> StepBatch | None:
+    def build(self, plan: StepPlan, made: MadeDrafts | None = None) -> StepBatch | None:
         """As `BatchBuilder.build`."""
         batch = self._moved_on(plan)
         if batch is None:
-            batch = self._builder.build(plan)
+            batch = self._builder.build(plan, made)
         if batch is not None and _is_steady(plan, batch):
             self._last, self._next = batch, [(piece.row, piece.start + 1) for piece in plan.slices]
         else:

@@ -9,17 +9,21 @@ from aserve.kernels.ops import KVLayer, Ops, Scores
 from aserve.models.interface import CausalLM, ForwardBatch
 from aserve.runner.batch import StepBatch
 from aserve.runner.rows import RowTable
-from aserve.runner.sampler import sample_next
+from aserve.runner.sampler import Sampled, sample_next
 from aserve.runner.scoring import score_prompt
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """Sampled token ids, int64 [N], in the plan's order (see `sample_next`), and scores where they were asked for."""
+    """Sampled token ids, int64 [N], in the plan's order (see `sample_next`), and scores where they were asked for.
+
+    num_accepted_S: of each slice that samples, how many of its drafts; None in a step without drafts.
+    """
 
     ids_N: Tensor
     scores: Scores | None
     prompt_scores: Scores | None
+    num_accepted_S: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +41,15 @@ class EagerStep:
         prompt_scores = None
         if batch.prompt_targets is not None:
             prompt_scores = score_prompt(self.model, self.ops, hidden_TE, batch.prompt_targets)
-        ids_N, scores = batch.sampled_rows_N, None
-        if len(ids_N):
-            ids_N, scores = self.sample(hidden_TE, batch)
-        return StepOutput(ids_N, scores, prompt_scores)
+        if not len(batch.sampled_rows_N):
+            return StepOutput(batch.sampled_rows_N, None, prompt_scores)
+        sampled = self.sample(hidden_TE, batch)
+        return StepOutput(sampled.ids_N, sampled.scores, prompt_scores, sampled.num_accepted_S)
 
     def forward(self, batch: StepBatch) -> Tensor:
         """Hidden states, [T, E]. Writes the KV cache."""
         return self.model.forward(batch.token_ids_T, self.kv, ForwardBatch(batch.positions_T, batch.attention))
 
-    def sample(self, hidden_TE: Tensor, batch: StepBatch) -> tuple[Tensor, Scores | None]:
+    def sample(self, hidden_TE: Tensor, batch: StepBatch) -> Sampled:
         """As `sample_next`."""
         return sample_next(self.model, self.ops, hidden_TE, self.rows.last_token_R, batch)

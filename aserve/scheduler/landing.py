@@ -20,7 +20,7 @@ from aserve.core.ids import ChoiceId, RequestId, SeqId
 from aserve.core.outputs import SeqDelta, StepTokens
 from aserve.core.plan import SeqSlice, StepPlan, StepResult, TokenScores
 from aserve.kv_cache.paged_cache import PagedCache
-from aserve.scheduler.drafting import DraftCounts
+from aserve.scheduler.drafting import Drafter
 from aserve.scheduler.residents import Residents
 from aserve.scheduler.scores import take_prompt_scores
 from aserve.scheduler.sequence import Group, Sequence
@@ -33,14 +33,14 @@ _NO_SCORES: Final[Mapping[SeqId, TokenScores | None]] = {}
 
 
 class Landing:
-    """sequences: those that have not ended. counts: of drafts. end, end_request: to be called for those that do."""
+    """sequences: those that have not ended. drafter: is told of drafts. end, end_request: to be called for who ends."""
 
     def __init__(
         self,
         sequences: Mapping[SeqId, Sequence],
         cache: PagedCache,
         residents: Residents,
-        counts: DraftCounts,
+        drafter: Drafter,
         *,
         end: Callable[[Sequence], None],
         end_request: Callable[[RequestId], None],
@@ -48,7 +48,7 @@ class Landing:
         self._sequences = sequences
         self._cache = cache
         self._residents = residents
-        self._counts = counts
+        self._drafter = drafter
         self._end = end
         self._end_request = end_request
         self._taken_in = NOTHING
@@ -138,7 +138,7 @@ class Landing:
         sequence = self._sequences.get(piece.seq_id)
         if sequence is None:
             return
-        self._counts.verified(piece.num_samples - 1, len(token_ids) - 1)
+        self._drafter.verified(piece, len(token_ids) - 1)
         tokens = sequence.token_ids
         self._at = sequence, len(tokens)
         told: dict[ChoiceId, SeqDelta] = {}

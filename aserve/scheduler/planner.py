@@ -106,7 +106,8 @@ class Planner:
         self.at = None
         self.num_tokens += len(slices)
         moves = residents.copies or residents.scrubs or residents.has_host_memory
-        return draft.plan(residents.take_block_ops() if moves else None)
+        drafting = self._drafter.steps(step_id, slices)
+        return draft.plan(residents.take_block_ops() if moves else None, drafting)
 
     def _not_free(self, sequence: Sequence, budget: int, draft: "_Draft") -> int | None:
         """Plan a sequence that may have to wait, or may have drafts; returns the number of tokens, 0 if it waits.
@@ -278,9 +279,9 @@ class _Draft:
         self.allowance: Allowance | None = None
         self.knows_allowance = False
 
-    def plan(self, block_ops: BlockOps | None) -> StepPlan:
+    def plan(self, block_ops: BlockOps | None, drafting: tuple[StepPlan, ...]) -> StepPlan:
         """It is complete."""
-        return StepPlan(self.step_id, tuple(self.slices), tuple(self.inits), block_ops)
+        return StepPlan(self.step_id, tuple(self.slices), tuple(self.inits), block_ops, drafting)
 
 
 def _only_running(running: Several[Sequence], only: Collection[RequestId]) -> Iterator[Sequence]:

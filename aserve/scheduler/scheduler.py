@@ -130,7 +130,7 @@ class Scheduler:
         planned_by = self._residents, self._admission, pace, streams, self._drafter, self._aftermath.budget
         self._planner = Planner(*planned_by, max_chunk=max_chunk)
         self._roster, self._deadlines = Roster(policy), Deadlines()
-        landed_in = self._roster.sequences, self._cache, self._residents, self._drafter.counts
+        landed_in = self._roster.sequences, self._cache, self._residents, self._drafter
         self._landing = Landing(*landed_in, end=self._end, end_request=self.cancel)
         self._in_flight, self._next_step_id = deque[StepPlan](), 0
 
@@ -270,7 +270,7 @@ class Scheduler:
             self._aftermath.landed()
             self.max_in_flight = 1 if self._aftermath.is_inquest else self._most_in_flight
         if took_s:
-            self.step_cost.landed(plan.slices, took_s)
+            self.step_cost.landed(plan.slices, took_s - self._drafter.seconds(plan))
         return self._landing.take_in(plan, result)
 
     def revert(self, step_id: int, *, out_of_memory: bool = False) -> RequestId | None:
@@ -284,6 +284,7 @@ class Scheduler:
         self._in_flight.clear()
         slices = self._roster.owned(fallen)
         self._residents.rewind(fallen, slices)
+        self._drafter.rewind()
         first = {piece.seq_id for piece in fallen[0].slices}
         requests = dict.fromkeys(sequence.request_id for sequence, _ in slices if sequence.id in first)
         culprit = self._aftermath.failed(tuple(requests), fallen[0].num_tokens, out_of_memory=out_of_memory)
@@ -304,6 +305,7 @@ class Scheduler:
         self.max_in_flight = self._most_in_flight
         for seq_id in self._roster.restart(wanted, sequence, is_landing=torn_at is not None):
             self._drafter.forget(seq_id)
+        self._drafter.rewind()
         self._residents.restart(self._roster.sequences.values())
         return Restart(taken_in, tuple(name for name in wanted if name not in self._roster.requests))
 

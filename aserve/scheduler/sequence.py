@@ -172,6 +172,10 @@ class Sequence:
         """From now on tokens may be guessed for it."""
         self.may_have_drafts, self.free_until = True, -1
 
+    def rest_from_drafts(self, num_positions: int) -> None:
+        """The next positions are planned without asking whether tokens are to be guessed behind them."""
+        self.free_until = min(self.num_computed + num_positions, self.last_position)
+
     @property
     def num_prompt(self) -> int:
         """Tokens of the prompt."""

@@ -59,6 +59,7 @@ CONTROLS = {
     "allowed": RowControls(allowed_ids=(3, 4, 5)),
     "allowed and bias": RowControls(allowed_ids=(3, 4, 5), logit_bias=((4, 1.0), (9, 100.0)), frequency_penalty=0.5),
     "bad words": RowControls(bad_words=((PLAIN[0],), tuple(PLAIN[1:]), (40, 41, 42))),
+    "a word among drafts": RowControls(bad_words=(tuple(PLAIN), (40, 41, 42, 43))),
 }
 
 
@@ -120,3 +121,24 @@ def test_a_longer_bad_word_than_any_before_is_watched_for(runner):
     tokens = [runner.run(plan).token_ids for plan in plans]
     assert [first for first, _ in tokens] == expected[1:]
     assert [second for _, second in tokens] == controlled(3, RowControls(bad_words=(tuple(PLAIN),)))
+
+
+@pytest.mark.parametrize("num_right", [0, 1, 2, 4])
+@pytest.mark.parametrize("name", CONTROLS)
+def test_drafts_are_controlled_as_tokens_and_rejected_ones_are_forgotten(runner, name, num_right):
+    """Catches controls that look at the history before all drafts, or that keep what was rejected."""
+    controls = CONTROLS[name]
+    expected, free = controlled(9, controls), continuation(PROMPT, 8)
+    sampling = msgspec.structs.replace(GREEDY, controls=msgspec.structs.replace(controls, prompt_ids=tuple(PROMPT)))
+    inits = (init(2, sampling=sampling), init(5))
+    first = runner.run(StepPlan(0, (chunk(2, 0, PROMPT, 1, 2, 3, 4), chunk(5, 0, PROMPT, 5, 6, 7, 8)), inits))
+    assert list(first.token_ids) == [expected[0], free[0]]
+    drafts = [*expected[1 : 1 + num_right], *[(token + 1) % 90 for token in expected[1 + num_right : 5]]]
+    pieces = (chunk(5, 6, free[:3], num_samples=3), chunk(2, 6, [expected[0], *drafts], num_samples=5))
+    result = runner.run(StepPlan(1, pieces))
+    assert result.num_accepted == (2, num_right)
+    assert list(result.token_ids) == [*free[1:4], *expected[1 : 2 + num_right]]
+    start = 7 + num_right
+    plans = [StepPlan(2 + i, (fed(2, start + i), fed(5, 9 + i))) for i in range(8 - 1 - num_right)]
+    after = [runner.run(plan).token_ids[0] for plan in plans]
+    assert after == expected[2 + num_right :], "the row remembers the accepted drafts, and no other"

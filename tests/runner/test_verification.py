@@ -6,10 +6,10 @@ import msgspec
 import pytest
 import torch
 
-from aserve.core.plan import SeqSlice, StepPlan
+from aserve.core.plan import SeqSlice, StepPlan, num_agreeing
 from aserve.kernels.ops import NO_TOKEN
 from aserve.runner.device import CpuDevice
-from aserve.runner.verification import newest, upload_drafts, verify
+from aserve.runner.verification import count_accepted, counting_places, newest, upload_drafts
 from tests.runner.test_scoring import assert_close, expected
 from tests.runner.toy import GREEDY, POISON, VOCAB_SIZE, chunk, continuation, fed, init, toy_runner
 
@@ -30,8 +30,10 @@ def drafted(row: int, start: int, known: list[int], draft_ids: list[int]) -> Seq
     return chunk(row, start, [*known, *draft_ids], num_samples=1 + len(draft_ids))
 
 
-def test_the_device_finds_the_token_behind_the_accepted_drafts_as_the_host_does():
+def test_the_device_finds_what_is_accepted_as_the_rule_says():
+    """`num_agreeing` is the rule. Catches samples counted to a neighbour, and drafts accepted behind a wrong one."""
     rng = random.Random(3)
+    num_drafted = 0
     for _ in range(200):
         slices, sampled_ids = [], []
         for row in range(rng.randint(1, 5)):
@@ -40,14 +42,24 @@ def test_the_device_finds_the_token_behind_the_accepted_drafts_as_the_host_does(
                 drafted(row, 4, [1], draft_ids) if rng.random() < 0.8 else chunk(row, 4, [1, 2], num_samples=0)
             )
             sampled_ids += [rng.choice((NO_TOKEN, 0, 1, 2)) for _ in range(slices[-1].num_samples)]
-        places, num_accepted = verify(slices, sampled_ids)
         drafts = upload_drafts(slices, CpuDevice())
         if drafts is None:
             assert not any(piece.draft_ids for piece in slices)
             continue
-        ends = [sum(num + 1 for num in num_accepted[: s + 1]) - 1 for s in range(len(num_accepted))]
-        assert newest(torch.tensor(sampled_ids), drafts).tolist() == [sampled_ids[places[end]] for end in ends]
+        num_drafted += 1
+        counting, num_accepted, ends, first = [], [], [], 0
+        for piece in slices:
+            if piece.num_samples:
+                num_accepted.append(num_agreeing(piece.draft_ids, sampled_ids[first : first + piece.num_samples]))
+                ends.append(first + num_accepted[-1])
+                counting += range(first, ends[-1] + 1)
+                first += piece.num_samples
+        num_accepted_S = count_accepted(torch.tensor(sampled_ids), drafts)
+        assert num_accepted_S.tolist() == num_accepted
+        assert counting_places(slices, num_accepted) == counting
+        assert newest(torch.tensor(sampled_ids), num_accepted_S, drafts).tolist() == [sampled_ids[n] for n in ends]
         assert drafts.rows_S.tolist() == [piece.row for piece in slices if piece.num_samples]
+    assert num_drafted > 100
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])

@@ -15,7 +15,7 @@ from aserve.core.plan import RowInit, SeqSlice, StepPlan, StepResult, TokenScore
 from aserve.core.request import Request
 from aserve.scheduler.scheduler import Scheduler
 from aserve.scheduler.step_cost import DECODES_PER_LOOK
-from tests.fakes import AllowedAfter, FakeKV, FakeStructure, continuation, deltas_of, scores_of, seen_by
+from tests.fakes import AllowedAfter, FakeKV, FakeStructure, Foreseer, continuation, deltas_of, scores_of, seen_by
 from tests.scheduler.reference_beams import reference_beam_search
 
 LETTERS = range(3)
@@ -137,7 +137,7 @@ class Answer:
             choice.dropped |= choice.is_open
 
 
-class Guesser:
+class Guesser(Foreseer):
     """A `Proposer` that guesses letters, of which one in three is right. known: sequences that have not ended."""
 
     most = 4
@@ -184,7 +184,8 @@ class SyncLoop:
         self.answers: dict[str, Answer] = {}
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.windows: tuple[Window, ...] = tuple(limits.get("windows", (None,)))  # type: ignore[arg-type]
-        self._kv = FakeKV(self.block_size, LETTERS, mark_of_row, seeded=True, windows=self.windows)
+        small = FakeKV(self.block_size, LETTERS)
+        self._kv = FakeKV(self.block_size, LETTERS, mark_of_row, seeded=True, windows=self.windows, draft_model=small)
         self._checked = checked
         self.now = 0.0
         self.num_failures = 0

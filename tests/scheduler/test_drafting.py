@@ -1,5 +1,6 @@
 """Drafts in the scheduler: whole plans, who waits, what is worth it, and lives under pressure beside the oracle."""
 
+import random
 from collections.abc import Iterable
 
 import pytest
@@ -8,19 +9,20 @@ from aserve.core.ids import RequestId, SeqId
 from aserve.core.outputs import FinishReason, SeqDelta
 from aserve.core.params import BeamParams
 from aserve.core.plan import SeqSlice, StepPlan, StepResult
+from aserve.drafting.draft_model import DraftModelProposer, StepSeconds
 from aserve.scheduler import drafting
 from aserve.scheduler.drafting import Drafter
 from aserve.scheduler.scheduler import Scheduler
 from aserve.scheduler.step_cost import Prices
-from tests.fakes import deltas_of
-from tests.scheduler.sync_loop import EOS, Guesser, request
+from tests.fakes import Foreseer, deltas_of
+from tests.scheduler.sync_loop import EOS, Guesser, SyncLoop, request
 from tests.scheduler.traces import run_trace
 
 Drafts = dict[tuple[int, ...], tuple[int, ...]]
 PRICE_OF_NOTHING = Prices(base=1.0, token=0.0, row=0.0, key=0.0)
 
 
-class Script:
+class Script(Foreseer):
     """A `Proposer` that has a guess for certain tokens, and knows who has ended."""
 
     most = 3
@@ -164,15 +166,11 @@ def test_a_step_that_fails_takes_its_drafts_back():
 # Who has drafts, and how many.
 
 
-@pytest.mark.parametrize(
-    "params",
-    [{"frequency_penalty": 0.5}, {"repetition_penalty": 2.0}, {"logit_bias": {1: 2.0}}, {"beam": BeamParams(width=2)}],
-)
-def test_whose_logits_depend_on_earlier_tokens_has_no_drafts(params):
-    scheduler = scheduler_of({(0, 1, 5): (6, 7, 8), (0, 1): (5,)})
-    scheduler.add(request("a", (0, 1), max_tokens=8, **params))
+def test_beams_have_no_drafts_and_controlled_rows_do():
+    scheduler = scheduler_of({})
+    scheduler.add(request("a", (0, 1), max_tokens=8, beam=BeamParams(width=2)))
     assert not any(sequence.may_have_drafts for sequence in scheduler._roster.sequences.values())
-    scheduler.add(request("b", (0, 1), max_tokens=8, logprobs=1, seed=3, temperature=1.0))
+    scheduler.add(request("b", (0, 1), max_tokens=8, logprobs=1, seed=3, temperature=1.0, frequency_penalty=0.5))
     assert [s.may_have_drafts for s in scheduler._roster.sequences.values() if s.request_id == "b"] == [True]
 
 
@@ -233,6 +231,18 @@ def test_who_runs_ahead_waits_for_its_tokens_if_drafts_will_make_up_for_it():
     assert scheduler._drafter.drafts_for(sequence, 3, 1) == ()
 
 
+@pytest.mark.parametrize(("num_rows", "num_rest"), [(3, 0), (8, 2), (1000, 16)])
+def test_who_has_no_guess_is_asked_the_less_often_the_more_there_are(num_rows, num_rest):
+    """Catches a look at every row of a large batch in every step, which costs more than large batches can win."""
+    scheduler = decoding({}, max_tokens=90)
+    [sequence] = scheduler._roster.sequences.values()
+    assert scheduler._drafter.drafts_for(sequence, 3, num_rows) == ()
+    assert sequence.free_until == sequence.num_computed + num_rest
+    sequence.num_computed = sequence.last_position
+    scheduler._drafter.drafts_for(sequence, 3, 1000)
+    assert sequence.free_until == sequence.last_position, "what lies behind yields no token"
+
+
 # Lives.
 
 
@@ -251,3 +261,41 @@ def test_every_answer_with_drafts_is_the_oracles():
     assert 0.1 * num_drafts < num_accepted < 0.9 * num_drafts
     assert num_preemptions > 100
     assert num_waits > 500
+
+
+def small_model(**sizes: object) -> DraftModelProposer:
+    """Of few rows and blocks, so that sequences are forgotten and computed again."""
+    wanted = {"most": 3, "num_blocks": 12, "block_size": 2, "num_rows": 3, "context_len": 40, "max_catch_up": 6}
+    return DraftModelProposer(**wanted | sizes, step_seconds=StepSeconds(0.0, 0.0))  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_every_answer_with_a_draft_model_is_the_oracles():
+    """With preemption, swapping, prefix hits, forks, failures and cancellations, as `run_trace` has them."""
+    num_drafts = num_accepted = num_preemptions = 0
+    for seed in range(100):
+        block_size = random.Random(seed).choice((1, 2, 4))  # as the trace has it
+        proposer = small_model(block_size=block_size, max_catch_up=random.Random(seed).choice((2, 6, 50)))
+        loop = run_trace(seed, depth=1 + seed % 4, options={"proposer": proposer})
+        statistics = loop.scheduler.statistics()
+        num_drafts += statistics.num_drafts
+        num_accepted += sum(statistics.num_accepted_by_position)
+        num_preemptions += statistics.num_preemptions
+        assert proposer._pasts == {}, "a proposer keeps nothing of who has ended"
+        assert len(proposer._free_blocks) == 11, "all blocks come back"
+    assert num_drafts > 300
+    assert 0.1 * num_drafts < num_accepted < num_drafts
+    assert num_preemptions > 100
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("max_catch_up", [6, 100])
+def test_a_draft_model_that_is_the_model_is_always_right(depth, max_catch_up):
+    """Catches a draft model that has seen another past than its sequence's: it would guess something else."""
+    loop = SyncLoop(depth=depth, num_blocks=60, proposer=small_model(num_blocks=60, max_catch_up=max_catch_up))
+    for number in range(6):  # more than it has rows
+        loop.add(request(f"r{number}", (0, 1, 2, number % 3, 1, 1, 0), 20, arrival_s=float(number)))
+    loop.drain()
+    loop.compare()
+    statistics = loop.scheduler.statistics()
+    assert statistics.num_drafts == sum(statistics.num_accepted_by_position) > 20
