@@ -1,4 +1,4 @@
-"""Masks of a step's tokens, made beside its forward pass: on a GPU while kernels run, on a CPU beside torch's own.
+"""Masks of a step's tokens, made beside its forward pass: on a GPU while kernels run.
 
 A mask depends on the row's last token, which the step before has sampled. So it is the runner that tells a row's mask
 of its tokens, as soon as they are on the host, and a masked row is launched ahead of its tokens like any other:
@@ -7,9 +7,10 @@ of its tokens, as soon as they are on the host, and a masked row is launched ahe
     mask thread                                           | tokens t -> masks t+1 |
 """
 
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -36,15 +37,15 @@ def num_mask_bytes(vocab_size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PendingMasks:
-    """Masks of a step that are being made. places: which of the step's N samples have one."""
+    """Masks of a step that are to be made, or are being made. places: which of the step's N samples have one."""
 
     places: Array
-    words: "Future[Array]"
+    words: Callable[[], Array]
     device: StepDevice
 
     def made(self) -> TokenMasks:
         """Wait for them, and upload. Raises what making one of them raised."""
-        return TokenMasks(*self.device.upload([self.places, self.words.result()]))
+        return TokenMasks(*self.device.upload([self.places, self.words()]))
 
 
 class _Masked(NamedTuple):
@@ -61,18 +62,20 @@ class _Masked(NamedTuple):
 
 
 class MaskMaker:
-    """Keeps the rows' masks, and makes a step's in a thread of its own, which starts with the first of them.
+    """Keeps the rows' masks, and makes a step's. Used by the runner's thread alone, in launch order.
 
-    Used by the runner's thread alone, in launch order.
+    Beside a device they are made in a thread of its own, which starts with the first of them. Where the host computes
+    the steps there is nothing beside which they could be made: each would take a core from the forward pass, and they
+    are made behind it, in the runner's thread.
     """
 
     def __init__(self, vocab_size: int, device: StepDevice) -> None:
         self._num_bytes = num_mask_bytes(vocab_size)
         self._device = device
         self._of_row: dict[Row, TokenMask] = {}
-        self._told: Future[None] | None = None
-        """Of the last step that had masks: when they have been told of its tokens."""
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="aserve-masks")
+        self._untold: tuple[Sequence[_Masked], Landed] | None = None
+        """The last step that had masks, of whose tokens they have not been told."""
+        self._worker = None if device.is_host else ThreadPoolExecutor(1, thread_name_prefix="aserve-masks")
 
     def start(self, plan: StepPlan, landed: Landed) -> PendingMasks | None:
         """Begin with a plan's masks; None where it has none. landed: how the step will end. Must see every plan."""
@@ -84,13 +87,15 @@ class MaskMaker:
         if not masked:
             return None
         places = [each.place + k for each in masked for k in range(len(each.draft_ids) + 1)]
-        words = self._worker.submit(self._make, masked, self._told)
-        self._told = self._worker.submit(_tell, masked, landed)
+        make = partial(self._make, masked, self._untold)
+        self._untold = masked, landed
+        words = make if self._worker is None else self._worker.submit(make).result
         return PendingMasks(np.array(places, np.int64), words, self._device)
 
     def close(self) -> None:
         """End the thread when it has done what it is at. Idempotent."""
-        self._worker.shutdown(wait=True, cancel_futures=True)
+        if self._worker is not None:
+            self._worker.shutdown(wait=True, cancel_futures=True)
 
     def _masked(self, plan: StepPlan) -> list[_Masked]:
         sampling = [piece for piece in plan.slices if piece.num_samples]
@@ -101,9 +106,9 @@ class MaskMaker:
             if (mask := self._of_row.get(piece.row)) is not None
         ]
 
-    def _make(self, masked: Sequence[_Masked], told: "Future[None] | None") -> Array:
-        if told is not None:
-            told.result()  # done: the thread does one thing after the other
+    def _make(self, masked: Sequence[_Masked], untold: tuple[Sequence[_Masked], Landed] | None) -> Array:
+        if untold is not None:
+            _tell(*untold)
         made = b"".join([each.mask.masks(each.draft_ids) for each in masked])
         num_masks = sum(len(each.draft_ids) + 1 for each in masked)
         assert len(made) == num_masks * self._num_bytes, "a mask has a bit for each token"
@@ -111,7 +116,7 @@ class MaskMaker:
 
 
 def _tell(masked: Sequence[_Masked], landed: Landed) -> None:
-    """Wait for the step, and tell the masks of its tokens. After one that failed, rows come with masks of their own."""
+    """Wait for a step, and tell the masks of its tokens. After one that failed, rows come with masks of their own."""
     result = landed.result()
     if not isinstance(result, StepResult):
         return

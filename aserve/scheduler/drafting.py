@@ -145,14 +145,18 @@ class Drafter:
             record.judge(num_accepted, num_drafts)
 
     def _forced(self, foresight: Foresight, sequence: Sequence, most: int, num_rows: int) -> tuple[int, ...] | None:
-        """What the structure forces behind a sequence's next token, where it pays; None if that is to wait."""
+        """What the structure forces behind a sequence's next token, where it pays; None if that is to wait.
+
+        One that is alone loses no step by waiting, and always does: most runs are of two or three tokens.
+        """
         if self._price(sequence, num_rows) > PRICE_OF_FORCED:
             return ()
-        forced = foresight.forced(sequence)
         num_flying = sequence.num_computed + 1 - len(sequence.token_ids)
+        if num_flying > 0 and num_rows == 1:
+            return None
+        forced = foresight.forced(sequence)
         if num_flying > 0:
-            num_lost = num_flying if num_rows == 1 else num_flying + STEPS_MISSED
-            return None if len(forced) > num_lost else ()
+            return None if len(forced) > num_flying + STEPS_MISSED else ()
         return forced[:most]
 
     def _guessed(self, sequence: Sequence, most: int, num_rows: int) -> tuple[int, ...] | None:

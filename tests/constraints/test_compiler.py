@@ -2,10 +2,13 @@
 
 import json
 import random
+import re
 import threading
+from pathlib import Path
 
 import pytest
 
+import aserve
 from aserve.constraints.compiler import MAX_CACHED, Compiler
 from aserve.constraints.matcher import Compiled
 from aserve.core.errors import InvalidRequestError
@@ -15,6 +18,7 @@ from tests.engines import byte_tokenizer
 
 VOCAB_SIZE = 300
 EOS = 256
+EOS_OF_DEMO = 2
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +99,77 @@ def test_tags_follow_their_trigger_and_text_is_free(compiler: Compiler) -> None:
     assert allowed(compiled, b"text <f=x>") == {ord("1"), ord("2")}
     assert allowed(compiled, b"text <f=x>1") == {ord("<")}
     assert {EOS, ord("a")} <= allowed(compiled, b"text <f=x>1</f>")
+
+
+CITY = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"],
+        "additionalProperties": False}  # fmt: skip
+THREE_TAGS = {
+    "structures": [
+        {"begin": "<tool_call>", "schema": CITY, "end": "</tool_call>"},
+        {"begin": "<tool_list>", "schema": {"type": "array", "items": {"enum": [1, 2]}}, "end": "</tool_list>"},
+        {"begin": "[NUMBER]", "schema": {"type": "integer", "minimum": 0, "maximum": 42}, "end": ""},
+    ],
+    "triggers": ["<tool_", "[NUMBER]"],
+}
+SAID = (
+    'Let me see. <tool_call>{"city": "Oslo"}</tool_call> and < or <to do, then <tool_list>[1, 2]</tool_list>[NUMBER]42 '
+    'and once more: <tool_call>{"city":"Rome"}</tool_call> done.'
+)
+
+
+@pytest.fixture(scope="module")
+def demo() -> tuple[Compiler, Tokenizer]:
+    """The demonstration model's vocabulary, whose tokens begin and end within markers."""
+    tokenizer = Tokenizer.load(Path(aserve.__file__).parent / "demo")
+    return Compiler(tokenizer, 2048, frozenset({EOS_OF_DEMO})), tokenizer
+
+
+def next_token(tokenizer: Tokenizer, rest: str, rng: random.Random) -> int:
+    """A token that a text begins with, of any length."""
+    return tokenizer.encode(rest[: rng.randint(1, 8)], add_special_tokens=False)[0]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_three_tags_are_kept_to_wherever_tokens_begin_and_end(demo: tuple[Compiler, Tokenizer], seed: int) -> None:
+    """Text, a tag, text, tags side by side, text. A token may begin and end anywhere, in a trigger as well, unless what
+    follows is forced: then the usual spelling alone is allowed. An end may come in text, and nowhere else.
+    """
+    compiler, tokenizer = demo
+    constraint = compiler.compiled(StructuredOutputs(structural_tag=THREE_TAGS)).constraint()
+    rng, spelled = random.Random(seed), ""
+    while spelled != SAID:
+        token_id, mask = next_token(tokenizer, SAID[len(spelled) :], rng), constraint.masks()
+        if not mask[token_id // 8] >> token_id % 8 & 1:
+            token_id, *_ = constraint.forced()
+            assert mask == (1 << token_id).to_bytes(len(mask), "little")
+        inside = re.search(r"<tool_(?!call>.*?</tool_call>|list>.*?</tool_list>)|\[NUMBER\]$", spelled)
+        assert bool(mask[EOS_OF_DEMO // 8] >> EOS_OF_DEMO % 8 & 1) == (inside is None), f"an end after {spelled!r}"
+        constraint.advance([token_id])
+        spelled += tokenizer.decode([token_id])
+        assert SAID.startswith(spelled)
+
+
+@pytest.mark.parametrize(
+    ("said", "wrong"),
+    [
+        ("<tool_", "x"),
+        ("a <tool_call>", "["),
+        ('<tool_call>{"city": "', "Paris"),
+        ('<tool_call>{"city": "Rome"}', "."),
+        ("<tool_list>[1, ", "3"),
+        ("[NUMBER]", "a"),
+    ],
+)
+def test_in_a_tag_nothing_else_may_follow(demo: tuple[Compiler, Tokenizer], said: str, wrong: str) -> None:
+    compiler, tokenizer = demo
+    compiled = compiler.compiled(StructuredOutputs(structural_tag=THREE_TAGS))
+    before, after = (tokenizer.encode(text, add_special_tokens=False) for text in (said, wrong))
+    constraint = compiled.after(before).constraint()
+    assert constraint.num_valid(after) < len(after)
+    assert compiled.constraint().num_valid(before) == len(before)
+    assert compiled.after(tokenizer.encode("text: ", add_special_tokens=False)).constraint().num_valid(after) == len(
+        after
+    )
 
 
 def test_no_answer_says_a_special_token(compiler: Compiler, tokenizer: Tokenizer) -> None:

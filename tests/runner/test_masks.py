@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from aserve.core.plan import RowControls, RowInit, StepPlan
+from aserve.runner.device import CpuDevice
 from aserve.runner.masks import num_mask_bytes
 from tests.runner.toy import GREEDY, POISON, VOCAB_SIZE, chunk, continuation, fed, hash_of, init, scores, toy_runner
 
@@ -62,9 +63,15 @@ def likeliest(context: list[int], allowed: Iterable[int]) -> int:
     return max(allowed, key=lambda token_id: logits_V[token_id].item())
 
 
-@pytest.fixture
-def runner():
-    runner = toy_runner()
+class Beside(CpuDevice):
+    """A device beside whose steps the host is free."""
+
+    is_host = False
+
+
+@pytest.fixture(params=[CpuDevice, Beside], ids=["host", "beside"])
+def runner(request):
+    runner = toy_runner(device=request.param())
     yield runner
     runner.close()
 
@@ -80,7 +87,8 @@ def test_a_masked_rows_tokens_are_the_likeliest_that_are_allowed(runner):
         assert runner.run(plan).token_ids == (expected,)
         context.append(expected)
     assert mask.told == context[len(PROMPT) :][: len(mask.told)]
-    assert {name.rsplit("_")[0] for name in mask.made_by} == {"aserve-masks"}
+    is_beside = isinstance(runner._device, Beside)
+    assert {name.rsplit("_")[0] for name in mask.made_by} == {"aserve-masks" if is_beside else "aserve-runner"}
 
 
 async def test_masked_rows_are_launched_ahead_of_their_tokens(runner):
@@ -170,7 +178,7 @@ async def test_a_mask_that_cannot_be_made_fails_its_step(runner):
 
 
 def test_a_runner_without_masks_has_no_thread_for_them():
-    runner = toy_runner()
+    runner = toy_runner(device=Beside())
     runner.run(StepPlan(0, (chunk(0, 0, PROMPT, 1, 2),), (init(0),)))
     names = [thread.name for thread in threading.enumerate()]
     assert not any(name.startswith("aserve-masks") for name in names)

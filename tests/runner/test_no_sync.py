@@ -97,6 +97,7 @@ class MetaDevice:
     """A `StepDevice` whose uploads have no values."""
 
     compiles = False
+    is_host = False
 
     def stepping(self) -> AbstractContextManager[None]:
         return nullcontext()
