@@ -13,8 +13,13 @@ def record(**properties: Any) -> dict[str, Any]:
 
 
 def endless(item: Mapping[str, Any]) -> dict[str, Any]:
-    """A list that is longer than any answer of a benchmark."""
-    return {"type": "array", "items": dict(item), "minItems": 1000}
+    """A list of at least 32 items, of some ten tokens each: longer than a benchmark's answers."""
+    return {"type": "array", "items": dict(item), "minItems": 32}
+
+
+def asking_for(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a request for such an answer, in vLLM's words."""
+    return {"structured_outputs": {"json": schema}}
 
 
 SCHEMAS: Final[tuple[dict[str, Any], ...]] = (
