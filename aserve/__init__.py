@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from aserve.build import AsyncEngine
     from aserve.core.config import EngineConfig, ModelInfo, OptionFields, Options
     from aserve.core.errors import (
+        AdapterError,
         AserveError,
         CheckpointError,
         ConfigError,
@@ -50,6 +51,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AdapterError",
     "AserveError",
     "AsyncEngine",
     "BeamParams",
@@ -99,7 +101,7 @@ _NAMES = {
     "aserve.core.outputs": ("Completion", "FinishReason", "RequestTimings", "TextDelta"),
     "aserve.core.plan": ("TokenScores",),
     "aserve.core.errors": (
-        *("AserveError", "CheckpointError", "ConfigError", "ConstraintError", "ContextLengthError"),
+        *("AdapterError", "AserveError", "CheckpointError", "ConfigError", "ConstraintError", "ContextLengthError"),
         *("DeviceLostError", "InsufficientMemoryError", "InternalError", "InvalidRequestError"),
         *("ModelNotFoundError", "NonFiniteLogitsError", "OverloadedError", "QueueTimeoutError"),
         *("RateLimitError", "RetryableError", "StepFailedError", "StepTimeoutError"),

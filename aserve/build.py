@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, Unpack
 import msgspec
 
 from aserve import engine
+from aserve.adapters import Adapters
 from aserve.core.config import (
     EngineConfig,
     ModelInfo,
@@ -30,9 +31,7 @@ from aserve.core.config import (
 from aserve.core.errors import CheckpointError, ConfigError, InsufficientMemoryError, InvalidRequestError
 from aserve.core.layout import KVLayout, lay_out
 from aserve.core.params import SamplingParams
-from aserve.core.ports import Proposer
-from aserve.drafting.draft_model import DraftModelProposer
-from aserve.drafting.ngram import NgramProposer
+from aserve.drafters import draft_options, make_draft_model, make_proposer
 from aserve.engine import EngineParts, Loader, Progress
 from aserve.kv_cache.host_memory import has_host_tier
 from aserve.measuring import measure, with_draft_model
@@ -49,8 +48,7 @@ if TYPE_CHECKING:
     from aserve.kernels.ops import Ops
     from aserve.models.checkpoint import Checkpoint
     from aserve.models.interface import CausalLM
-    from aserve.runner.device import StepDevice
-    from aserve.runner.draft_model import DraftModel
+    from aserve.models.lora import LoraLayers
     from aserve.runner.graph_device import GraphDevice
     from aserve.runner.runner import ModelRunner
 
@@ -111,8 +109,8 @@ def load(options: Options, report: Report) -> EngineParts:
     """
     report(Progress("finding the model"))
     checkpoint = find_model(options)
-    draft_options = _draft_options(options)
-    draft_checkpoint = None if draft_options is None else find_model(draft_options)
+    of_draft = draft_options(options)
+    draft_checkpoint = None if of_draft is None else find_model(of_draft)
     report(Progress("loading torch"))
     from torch import OutOfMemoryError
 
@@ -127,10 +125,11 @@ def load(options: Options, report: Report) -> EngineParts:
 
 
 class _Loaded(NamedTuple):
-    """What a runner is made of. draft_model: None where no model makes drafts."""
+    """What a runner is made of. draft_model, lora: None where no model makes drafts, where rows have no adapters."""
 
     model: "CausalLM"
     draft_model: "CausalLM | None"
+    lora: "LoraLayers | None"
     ops: "Ops"
     dtype: "torch.dtype"
     device: "torch.device"
@@ -147,14 +146,19 @@ def _load(
     device = choose_device(options.device)
     dtype = read_dtype(checkpoint, options.dtype)
     ops = select_ops(device, batch_invariant=options.batch_invariant)
-    model = _load_model(options, checkpoint, device, ops, report)
+    lora = None
+    if options.enable_lora:
+        from aserve.models.lora import LoraLayers
+
+        lora = LoraLayers(options.max_loras, options.max_lora_rank, ops, dtype, device)
+    model = _load_model(options, checkpoint, device, ops, lora, report)
 
     report(Progress("tokenizer"))
     tokenizer, chat_template = load_text(options, checkpoint, model.spec.vocab_size)
     draft_model = None
-    if draft_checkpoint is not None and (draft_options := _draft_options(options)) is not None:
-        draft_options = msgspec.structs.replace(draft_options, dtype=str(dtype).removeprefix("torch."))
-        draft_model = _load_model(draft_options, draft_checkpoint, device, ops, report)
+    if draft_checkpoint is not None and (of_draft := draft_options(options)) is not None:
+        of_draft = msgspec.structs.replace(of_draft, dtype=str(dtype).removeprefix("torch."))
+        draft_model = _load_model(of_draft, draft_checkpoint, device, ops, None, report)
         check_draft_vocabulary(draft_checkpoint, draft_model.spec.vocab_size, tokenizer, model.spec.vocab_size)
 
     report(Progress("memory"))
@@ -164,7 +168,9 @@ def _load(
     info = _model_info(options, config, model, checkpoint, tokenizer)
     weights = f"{describe_weights(options, checkpoint)} as {str(dtype).removeprefix('torch.')} on {device}"
     graphs = None if options.enforce_eager else graph_device(device)
-    runner, config = _runner(config, layout, _Loaded(model, draft_model, ops, dtype, device, graphs), report)
+    loaded = _Loaded(model, draft_model, lora, ops, dtype, device, graphs)
+    runner, config = _runner(config, layout, loaded, report)
+    adapters = _adapters(options, info, runner)
     plan = *plan_lines(info, config, facts, weights), *draft_lines(options, config, facts, draft_checkpoint)
     notes = (*plan, *filter(None, [describe(ops)]), *config.notes)
     return EngineParts(
@@ -174,6 +180,7 @@ def _load(
         runner=runner,
         tokenizer=tokenizer,
         chat_template=chat_template,
+        adapters=adapters,
     )
 
 
@@ -202,7 +209,12 @@ def default_sampling(generation_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _load_model(
-    options: Options, checkpoint: "Checkpoint", device: "torch.device", ops: "Ops", report: Report
+    options: Options,
+    checkpoint: "Checkpoint",
+    device: "torch.device",
+    ops: "Ops",
+    lora: "LoraLayers | None",
+    report: Report,
 ) -> "CausalLM":
     """Load in a thread that ends.
 
@@ -223,6 +235,7 @@ def _load_model(
         trust_remote_code=options.trust_remote_code,
         max_model_len=options.max_model_len,
         batch_invariant=options.batch_invariant,
+        lora=lora,
         progress=lambda stage, done, total: report(Progress(stage, done, total)),
     )
     with ThreadPoolExecutor(1, thread_name_prefix="aserve-loader") as loader:
@@ -249,14 +262,6 @@ def _model_info(
     )
 
 
-def _draft_options(options: Options) -> Options | None:
-    """The options of the model that makes drafts, by which it is found and loaded; None where none does."""
-    config = options.speculative_config
-    if config is None or config.model is None:
-        return None
-    return msgspec.structs.replace(options, model=config.model, revision=None, max_model_len=None)
-
-
 def _runner(
     config: EngineConfig, layout: KVLayout, loaded: _Loaded, report: Report
 ) -> "tuple[ModelRunner, EngineConfig]":
@@ -279,12 +284,14 @@ def _runner(
         max_model_len=config.max_model_len,
         num_host_blocks=config.num_host_blocks,
         graph_device=loaded.graphs,
+        lora=loaded.lora,
     )
     report(Progress("warming up"))
     with ExitStack() as on_failure:
         on_failure.callback(runner.close)
         if loaded.draft_model is not None:
-            runner.draft_with(partial(_draft_model, config, loaded))
+            made_of = loaded.draft_model, loaded.ops, loaded.dtype, loaded.device
+            runner.draft_with(partial(make_draft_model, config, *made_of))
         runner.warm_up()
         if config.num_host_blocks:
             costs = runner.measure_costs()
@@ -296,30 +303,21 @@ def _runner(
     return runner, config
 
 
-def _draft_model(config: EngineConfig, loaded: _Loaded, device: "StepDevice") -> "DraftModel":
-    """What makes drafts in the runner, with a cache and rows of its own."""
-    model, wanted = loaded.draft_model, config.speculative_config
-    assert model is not None, "the draft model is loaded"
-    assert wanted is not None, "somebody asked for it"
-    from aserve.runner.draft_model import DraftModel
-    from aserve.runner.kv_store import allocate_kv
-
-    kv = allocate_kv(
-        model.spec,
-        num_blocks=config.num_draft_blocks,
-        block_size=config.block_size,
-        dtype=loaded.dtype,
-        device=loaded.device,
+def _adapters(options: Options, info: ModelInfo, runner: "ModelRunner") -> Adapters:
+    """Those that were named, loaded. Raises `AdapterError` for one that is refused."""
+    adapters = Adapters(
+        runner if options.enable_lora else None,
+        max_loaded=options.num_cpu_loras,
+        root=options.lora_root,
+        taken=info.names,
     )
-    return DraftModel(
-        model,
-        loaded.ops,
-        kv,
-        device,
-        num_rows=config.max_num_seqs,
-        max_model_len=config.draft_context_len,
-        most=wanted.num_speculative_tokens,
-    )
+    try:
+        for name, folder in options.lora_modules:
+            adapters.add_now(name, folder)
+    except BaseException:
+        runner.close()
+        raise
+    return adapters
 
 
 def make_scheduler(config: EngineConfig) -> Scheduler:
@@ -352,25 +350,6 @@ def make_scheduler(config: EngineConfig) -> Scheduler:
         is_fair=config.scheduling_policy == "fair",
         target_itl_s=None if config.target_itl_ms is None else config.target_itl_ms / 1e3,
         itl_factor=config.itl_factor,
-        proposer=_make_proposer(config),
-    )
-
-
-def _make_proposer(config: EngineConfig) -> Proposer | None:
-    """Who guesses tokens: `METHODS` has one."""
-    wanted = config.speculative_config
-    if wanted is None:
-        return None
-    if wanted.model is None:
-        return NgramProposer(
-            most=wanted.num_speculative_tokens, shortest=wanted.prompt_lookup_min, longest=wanted.prompt_lookup_max
-        )
-    return DraftModelProposer(
-        most=wanted.num_speculative_tokens,
-        num_blocks=config.num_draft_blocks,
-        block_size=config.block_size,
-        num_rows=config.max_num_seqs,
-        context_len=config.draft_context_len,
-        max_catch_up=config.max_num_batched_tokens,
-        step_seconds=config.draft_step_s,
+        proposer=make_proposer(config),
+        max_loras=config.max_loras,
     )

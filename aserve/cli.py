@@ -175,7 +175,7 @@ def serve(options: Options, server_options: ServerOptions) -> int:
     from sse_starlette import EventSourceResponse  # each command imports what it needs: start-up counts
 
     from aserve.build import AsyncEngine
-    from aserve.http import Keyring, create_app
+    from aserve.http import Doorman, Keyring, create_app
     from aserve.http.sse import StreamLimits
     from aserve.server import Limits, ServerConfig, logging_to, run
     from aserve.terminal import StartupLines, StartupPrinter, curl_line
@@ -213,7 +213,8 @@ def serve(options: Options, server_options: ServerOptions) -> int:
                 say(line)
 
         on_hangup = keyring.reload if given.api_keys_file else None
-        return run(engine, app, config, on_ready=ready, on_hangup=on_hangup, say=say)
+        doorman = Doorman(engine, keyring, given.max_body_bytes)
+        return run(engine, app, config, on_ready=ready, on_hangup=on_hangup, say=say, doorman=doorman)
 
 
 def chat(options: Options) -> int:

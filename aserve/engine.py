@@ -16,6 +16,7 @@ from typing import Any, Self, Unpack
 
 from prometheus_client import CollectorRegistry
 
+from aserve.adapters import Adapters
 from aserve.answers import Answers, Prompt
 from aserve.core.config import EngineConfig, ModelInfo
 from aserve.core.errors import AserveError, StepTimeoutError, UnavailableError
@@ -96,6 +97,11 @@ class AsyncEngine(Answers):
         """The numbers that were decided at loading. Raises `UnavailableError` before."""
         return self._ready().config
 
+    @property
+    def adapters(self) -> Adapters:
+        """Those that requests may name. Raises `UnavailableError` before the model is loaded."""
+        return self._ready().adapters
+
     async def __aenter__(self) -> Self:
         if self._state is not EngineState.NEW:
             raise UnavailableError(f"an engine is entered once, and this one is {self._state.value}")
@@ -164,9 +170,9 @@ class AsyncEngine(Answers):
             self._loop = None
             self.workers.close()
             if parts is not None and isinstance(self.failure, StepTimeoutError):  # its thread may never come back
-                threading.Thread(target=parts.runner.close, name="aserve close", daemon=True).start()
+                threading.Thread(target=parts.close, name="aserve close", daemon=True).start()
             elif parts is not None:
-                await asyncio.to_thread(parts.runner.close)
+                await asyncio.to_thread(parts.close)
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and wait for the open ones; whether all of them ended within `timeout_s`."""
@@ -303,15 +309,14 @@ class AsyncEngine(Answers):
     ) -> AsyncIterator[Mailbox]:
         """Submit a prompt (text or token ids); inside the block, iterate the mailbox. Leaving the block cancels.
 
-        params: None is what the model's generation_config.json says. terms: request_id, cache_salt, priority, timeout_s
-        and tenant, see `RequestTerms`.
-
-        starts_text: the answer is a text of its own (a chat message) and does not continue the prompt's: SentencePiece
-        tokenizers then drop the space before its first word.
+        params: None is what the model's generation_config.json says. terms: see `RequestTerms`. starts_text: the answer
+        is a text of its own (a chat message) and does not continue the prompt's: SentencePiece tokenizers then drop the
+        space before its first word.
 
         Raises `InvalidRequestError` (a token id or parameter out of bounds, an empty prompt, an id that is in use),
         `ContextLengthError` (it can never fit), `OverloadedError` (see `check_room`), `UnavailableError` (loading,
-        draining, closed); in the block `QueueTimeoutError` when its time is up before anything was computed.
+        draining, closed), `ModelNotFoundError` (no such adapter); in the block `QueueTimeoutError` when its time is up
+        before anything was computed.
         """
         parts, loop = self._serving()
         settled = self._terms(**terms)
@@ -319,13 +324,14 @@ class AsyncEngine(Answers):
         params = self.default_params() if params is None else check("params", PARAMS, params)
         token_ids = await self.encode(prompt, must_fit=True) if isinstance(prompt, str) else prompt_ids(prompt)
         structure = await self._compiled(params)
-        request = new_request(parts.info, parts.tokenizer, token_ids, params, settled, structure)
-        request = await self._preparer.prepared(request, parts.info, parts.scheduler)
         try:
-            keeps_space = not starts_text or structure is not None  # a structure is of the whole text
-            new_stream = partial(TextStream, parts.tokenizer, request.params, keep_leading_space=keeps_space)
-            async with loop.open(request, new_stream) as mailbox:
-                yield mailbox
+            async with parts.adapters.using(settled) as settled:
+                request = new_request(parts.info, parts.tokenizer, token_ids, params, settled, structure)
+                request = await self._preparer.prepared(request, parts.info, parts.scheduler)
+                keeps_space = not starts_text or structure is not None  # a structure is of the whole text
+                new_stream = partial(TextStream, parts.tokenizer, request.params, keep_leading_space=keeps_space)
+                async with loop.open(request, new_stream) as mailbox:
+                    yield mailbox
         finally:
             self._idle.set()
 
@@ -364,8 +370,9 @@ class AsyncEngine(Answers):
         ]
         new_streams = [partial(TextStream, parts.tokenizer, params, keep_leading_space=True) for params in all_params]
         try:
-            async with loop.fork(origin.id, index, requests, new_streams) as mailboxes:
-                yield mailboxes
+            with parts.adapters.keeping(origin.adapter):
+                async with loop.fork(origin.id, index, requests, new_streams) as mailboxes:
+                    yield mailboxes
         finally:
             self._idle.set()
 
@@ -387,7 +394,7 @@ class AsyncEngine(Answers):
 def _close_unwanted(loading: asyncio.Future[EngineParts]) -> None:
     """Give back what was loaded for a caller who has gone."""
     if not loading.cancelled() and loading.exception() is None:
-        loading.result().runner.close()
+        loading.result().close()
 
 
 __all__ = ["AserveError", "AsyncEngine", "EngineParts", "EngineState", "Loader", "Progress"]

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from math import inf
 from typing import Final
 
 import msgspec
@@ -266,7 +267,8 @@ class EngineLoop:
 
     async def _step_forever(self) -> None:
         while True:
-            aside(_log, "ending what is over its deadline", None, self._expire)
+            if self._scheduler.next_deadline_s < inf:
+                aside(_log, "ending what is over its deadline", None, self._expire)
             if not await self._steps.step():
                 await self._doorbell.wait()
             self._doorbell.clear()  # no await between here and the next plan: no wake-up is lost

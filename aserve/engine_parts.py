@@ -5,10 +5,11 @@ Knows no model, no loop and no lifetime.
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
+from aserve.adapters import Adapters
 from aserve.core.config import EngineConfig, ModelInfo
 from aserve.core.ports import Runner
 from aserve.scheduler.scheduler import Scheduler
@@ -45,6 +46,12 @@ class EngineParts:
     runner: Runner
     tokenizer: Tokenizer
     chat_template: ChatTemplate
+    adapters: Adapters = field(default_factory=lambda: Adapters(None))
+
+    def close(self) -> None:
+        """Give back threads and memory; waits for steps that were launched. Idempotent."""
+        self.adapters.close()
+        self.runner.close()
 
 
 Loader = Callable[[Callable[[Progress], None]], EngineParts]

@@ -42,6 +42,7 @@ def new_terms(
     cache_salt: str = "",
     priority: int = 0,
     timeout_s: float | None = None,
+    lora: str | None = None,
 ) -> Terms:
     """What a caller's terms come to for a request that arrived at `arrival_s`. Raises `InvalidRequestError`.
 
@@ -59,6 +60,7 @@ def new_terms(
         tenant=tenant.name,
         weight=tenant.weight,
         isolates_cache=tenant.isolate_cache,
+        lora=lora,
     )
 
 
@@ -135,6 +137,7 @@ def new_request(
         tenant=terms.tenant,
         weight=terms.weight,
         structure=structure,
+        adapter=terms.adapter,
     )
 
 

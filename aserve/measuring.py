@@ -38,6 +38,7 @@ def measure(
             stretched(num_tokens, num_tokens),
             max_model_len,
             options.block_size,
+            0 if options.speculative_config is None else options.speculative_config.num_speculative_tokens,
         )
         budget_bytes = cuda_kv_budget(
             model,

@@ -143,7 +143,11 @@ class Stepper:
         """Wait for the oldest step and publish what it brought. If it failed, those on top of it are gone as well."""
         plan, flight, launched_s = self._flying.popleft()
         try:
-            result = await self._landed(flight)
+            self.landing_since_s = self._clock()
+            try:
+                result = await flight.land()
+            finally:
+                self.landing_since_s = inf
             now = self._clock()
         except BaseException as error:  # the edge of a step
             if not is_fault(error):
@@ -152,7 +156,10 @@ class Stepper:
             return
         assert result.step_id == plan.step_id, f"step {result.step_id} landed before step {plan.step_id}"
         try:
-            step = self._commit(result, now - max(launched_s, self._last_landed_s))
+            if result.failed:
+                for request_id, reason in self._scheduler.expel(result.failed).items():
+                    self._audience.fail(request_id, reason)
+            step = self._scheduler.commit(result, now - max(launched_s, self._last_landed_s))
         except WISHES:
             raise
         except BaseException as error:
@@ -160,12 +167,6 @@ class Stepper:
             return
         self._num_restarts, self._last_landed_s = 0, now
         self._audience.publish(step, now)
-
-    def _commit(self, result: StepResult, took_s: float) -> StepTokens:
-        if result.failed:
-            for request_id, reason in self._scheduler.expel(result.failed).items():
-                self._audience.fail(request_id, reason)
-        return self._scheduler.commit(result, took_s)
 
     async def _landed(self, flight: Flight) -> StepResult:
         """Wait for a flight, and let others see since when."""

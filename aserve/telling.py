@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from aserve.core.config import EngineConfig, Facts, GiB, ModelInfo, Options
+from aserve.drafters import num_draft_blocks
 from aserve.engine_parts import EngineParts
 from aserve.kv_cache.host_memory import has_host_tier
 
@@ -39,7 +40,7 @@ def draft_lines(
     """The draft model, in a line, where there is one."""
     if checkpoint is None or config.speculative_config is None:
         return ()
-    kv_bytes = config.num_draft_blocks * config.block_size * facts.draft_kv_bytes_per_token
+    kv_bytes = num_draft_blocks(config) * config.block_size * facts.draft_kv_bytes_per_token
     return (
         f"draft model: {config.speculative_config.model}, {describe_weights(options, checkpoint)}, "
         f"{_size(kv_bytes)} of KV cache, {1e3 * sum(config.draft_step_s):.2f} ms a draft",

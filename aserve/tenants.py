@@ -205,6 +205,12 @@ class Tenants:
         finally:
             account.leave()
 
+    def turned_away(self, name: str) -> None:
+        """A request of that tenant came, and went at once: counted as by `entered`, and raises as that."""
+        account = self.account(name)
+        account.enter(self._clock())
+        account.leave()
+
     def allowances(self, name: str) -> dict[str, Allowance]:
         """What a tenant has left; see `Account`."""
         return self.account(name).allowances(self._clock())

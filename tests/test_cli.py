@@ -174,7 +174,7 @@ def test_the_flags_of_the_operations_page_exist():
 
 
 def test_a_log_for_machines_is_json_from_the_first_line_to_the_last(monkeypatch, capsys):
-    def run(engine, app, config, *, on_ready, on_hangup, say):
+    def run(engine, app, config, *, on_ready, on_hangup, say, doorman):
         engine._on_progress(Progress("weights", 1, 3))
         engine._on_progress(Progress("weights", 2, 3))
         monkeypatch.setattr(engine, "startup_lines", list)
@@ -192,7 +192,7 @@ def test_a_log_for_machines_is_json_from_the_first_line_to_the_last(monkeypatch,
 
 
 def test_the_garbage_collector_rests_until_all_is_loaded(monkeypatch, capsys):
-    def run(engine, app, config, *, on_ready, on_hangup, say):
+    def run(engine, app, config, *, on_ready, on_hangup, say, doorman):
         assert not gc.isenabled()
         monkeypatch.setattr(engine, "startup_lines", list)
         on_ready("http://host")

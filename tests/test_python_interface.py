@@ -305,6 +305,8 @@ def test_p6_options_as_keywords_are_the_options():
         "chat_template",
         "download_dir",
         "speculative_config",
+        "lora_modules",
+        "lora_root",
     }  # as which more is taken than is kept
     kept = get_type_hints(Options)
     assert {name for name, hint in hints.items() if hint != kept[name]} == taken

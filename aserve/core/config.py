@@ -6,12 +6,13 @@ a line in `EngineConfig.notes`, which start-up prints.
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Any, Final, Literal, TypedDict, get_args
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 
 from aserve.core.errors import ConfigError
 from aserve.core.layout import Footprint, Window, stretched
+from aserve.core.lora import LORA_RULES, LoraFields, LoraOptions
 from aserve.core.rules import (
     MAX_INT,
     Rules,
@@ -53,7 +54,7 @@ BLOCK_SIZES: Final = (8, 16, 32, 64, 128, 256)
 MAX_NUM_SEQS: Final = 2**16
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
+class Options(LoraOptions, frozen=True, kw_only=True, repr_omit_defaults=True):
     """What a user may wish for an engine; every field is also a CLI flag of the same name. None means "choose".
 
     Raises `ConfigError`, naming the field, for a value of another type or out of bounds. Paths are taken for texts, and
@@ -99,6 +100,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True
             raise ConfigError(f"block_size must be one of {', '.join(map(str, BLOCK_SIZES))}, got {self.block_size}")
         if self.preemption_mode == "swap" and self.swap_space == 0.0:
             raise ConfigError("preemption_mode swap needs room in host memory: set swap_space")
+        self.check_lora()
 
 
 OPTION_RULES: Final = Rules(
@@ -136,11 +138,12 @@ OPTION_RULES: Final = Rules(
         "request_timeout": optional(number(0.0, MAX_TIMEOUT_S, low_open=True, unit="seconds")),
         "step_timeout": number(0.0, MAX_STEP_TIMEOUT_S, unit="seconds"),
         "speculative_config": optional(speculative_config),
+        **LORA_RULES,
     },
 )
 
 
-class OptionFields(TypedDict, total=False):
+class OptionFields(LoraFields, total=False):
     """The fields of `Options` besides the model as keyword arguments, for type checkers and editors."""
 
     tokenizer: str | PathLike[str] | None
@@ -205,7 +208,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     plans_behind_prompts: whether a step with prompts may be in flight while the next is planned. On a CPU it takes so
     long that who comes meanwhile is worth waiting for. itl_factor: see `choose_itl_factor`.
     draft_context_len: of the draft model; 0 without one. draft_step_s: what its steps take, measured.
-    The last eight before the notes are the options of those names.
+    The last nine before the notes are the options of those names; max_loras is 0 where there are no adapters.
     """
 
     block_size: int
@@ -233,17 +236,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     request_timeout: float | None = None
     step_timeout: float = 300.0
     speculative_config: SpeculativeConfig | None = None
+    max_loras: int = 0
     notes: tuple[str, ...] = ()
 
     @property
     def num_kv_tokens(self) -> int:
         """Tokens that the allocatable blocks hold, all of them seen by all layers."""
         return (self.num_blocks - 1) // len(self.kv_windows) * self.block_size
-
-    @property
-    def num_draft_blocks(self) -> int:
-        """Blocks of the draft model, the null block included: they hold as many tokens as those of the model."""
-        return 1 + self.num_kv_tokens // self.block_size
 
     @property
     def num_full_len(self) -> int:
@@ -333,8 +332,7 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
     chunk = choose_max_chunk(options, budget)
     footprint = Footprint(facts.kv_windows, options.block_size, stretched(chunk, budget))
     bytes_per_block, host_bytes_per_block = _bytes_per_block(options, facts)
-    wanted_bytes = options.kv_cache_memory_bytes or facts.kv_budget_bytes
-    num_blocks = wanted_bytes // bytes_per_block
+    num_blocks = (wanted_bytes := options.kv_cache_memory_bytes or facts.kv_budget_bytes) // bytes_per_block
     blocks_per_seq = footprint.peak(max_model_len)
     if num_blocks > (useful_blocks := 1 + max_num_seqs * blocks_per_seq) and options.kv_cache_memory_bytes is None:
         num_blocks = useful_blocks
@@ -378,6 +376,7 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         request_timeout=options.request_timeout,
         step_timeout=options.step_timeout,
         speculative_config=options.speculative_config,
+        max_loras=options.max_loras if options.enable_lora else 0,
         notes=tuple(notes),
     )
 

@@ -3,7 +3,8 @@
 AserveError
 ├── InvalidRequestError          the caller's mistake; `param` names the field
 │   ├── ContextLengthError       the prompt does not fit the context, or all of the KV cache
-│   └── ConstraintError          an answer cannot go on in the structure that was asked for
+│   ├── ConstraintError          an answer cannot go on in the structure that was asked for
+│   └── AdapterError             an adapter's folder cannot be served, and why
 ├── ModelNotFoundError           this engine does not serve that name
 ├── OverloadedError              too much is waiting; try again after `retry_after_s`
 ├── RateLimitError               this tenant has used up what it may; try again after `retry_after_s`
@@ -53,6 +54,15 @@ class ConstraintError(InvalidRequestError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the answer cannot go on in the structure that was asked for: {reason}", "structured")
+
+
+class AdapterError(InvalidRequestError):
+    """An adapter cannot be read or served with this model; the message is the one line to show."""
+
+    code = "adapter_error"
+
+    def __init__(self, message: str, param: str | None = "lora_path") -> None:
+        super().__init__(message, param)
 
 
 class ModelNotFoundError(AserveError):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from aserve.core.ids import SeqId
+from aserve.core.ids import AdapterId, SeqId
 from aserve.core.plan import SeqSlice, StepPlan, StepResult, TokenMask
 
 Clock = Callable[[], float]
@@ -79,6 +79,18 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Wait for launched steps, then give back threads and memory. Idempotent."""
+        ...
+
+
+class AdapterStore(Protocol):
+    """The weights of adapters, in host memory, for the runner to compute with."""
+
+    def load(self, adapter: AdapterId, folder: str) -> None:
+        """Read an adapter; in a thread, as it takes long. Raises `AdapterError`; then nothing is kept of it."""
+        ...
+
+    def drop(self, adapter: AdapterId) -> None:
+        """No plan that is launched from now on has it: forget it, once those before have run. Does not wait."""
         ...
 
 

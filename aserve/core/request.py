@@ -9,7 +9,7 @@ from aserve.core.errors import InvalidRequestError
 from aserve.core.ids import AdapterId, BlockHash, ExtraKey, RequestId
 from aserve.core.params import SamplingParams
 from aserve.core.ports import Structure
-from aserve.core.rules import Rules, integer, matching, number, optional
+from aserve.core.rules import Rules, integer, matching, number, optional, text
 
 REQUEST_ID: Final = re.compile(r"^[!-~]{1,128}\Z")
 """Names that requests may have: they go into headers and into log lines."""
@@ -24,13 +24,14 @@ class SharedTerms(TypedDict, total=False):
 
     cache_salt: prompts share cached blocks only under equal salts. priority: lower runs first, where the policy heeds
     it. timeout_s: from arrival on, in seconds; then the request ends with what it has. tenant: whose account it
-    is on.
+    is on. lora: the name of the adapter that answers; None for the model as it is.
     """
 
     cache_salt: str
     priority: int
     timeout_s: float | None
     tenant: str
+    lora: str | None
 
 
 class RequestTerms(SharedTerms, total=False):
@@ -42,7 +43,7 @@ class RequestTerms(SharedTerms, total=False):
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
     """On what terms a request comes: what is neither its prompt nor how it is sampled. The fields are Request's.
 
-    isolates_cache: its tenant shares cached blocks with nobody.
+    isolates_cache: its tenant shares cached blocks with nobody. lora: an adapter by name, adapter: once it is loaded.
 
     Raises `InvalidRequestError`, naming the field, for what a caller gives of another type or out of bounds.
     """
@@ -55,6 +56,8 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
     weight: float = 1.0
     isolates_cache: bool = False
+    lora: str | None = None
+    adapter: AdapterId | None = None
 
     def __post_init__(self) -> None:
         TERM_RULES.settle(self)
@@ -66,6 +69,7 @@ TERM_RULES: Final = Rules(
         "request_id": optional(matching(REQUEST_ID, "1 to 128 printable ASCII characters without a space")),
         "cache_salt": matching(CACHE_SALT, r"at most 128 characters, none of them @, /, \ or NUL"),
         "priority": PRIORITY,
+        "lora": optional(text),
     },
 )
 

@@ -12,6 +12,8 @@ METHODS: Final = ("ngram", "draft_model")
 MAX_DRAFTS: Final = 64
 MAX_LOOKUP: Final = 64
 KEYS: Final = "a JSON object with method, model, num_speculative_tokens, prompt_lookup_min, prompt_lookup_max"
+MAX_STEP_DRAFTS: Final = 256
+"""Of all sequences of a step: each takes the memory of a row of logits, which start-up leaves free for as many."""
 LOOKUPS: Final = ("prompt_lookup_min", "prompt_lookup_max")
 
 

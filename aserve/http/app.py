@@ -11,11 +11,12 @@ from starlette.routing import Route
 from aserve.core.errors import AserveError, UnavailableError
 from aserve.engine import AsyncEngine
 from aserve.http.access import AccessLog
-from aserve.http.body import Glance
+from aserve.http.body import Glance, at_nothing
 from aserve.http.endpoint import Edge, Handler, JsonEndpoint
 from aserve.http.errors import handle_error
 from aserve.http.keys import Keyring
 from aserve.http.middleware import MAX_BODY_BYTES, MAX_TOTAL_BODY_BYTES, PUBLIC_PATHS, guard
+from aserve.http.openai.adapters import load_adapter, unload_adapter
 from aserve.http.openai.chat import chat_completions
 from aserve.http.openai.completions import completions
 from aserve.http.openai.glance import generation_glance, text_glance
@@ -60,6 +61,8 @@ def create_app(
         post("/v1/completions", completions(engine, limits), generation_glance(engine), generates=True),
         post("/tokenize", tokenize(engine), text_glance(engine)),
         post("/detokenize", detokenize(engine), text_glance(engine)),
+        post("/v1/load_lora_adapter", load_adapter(engine), at_nothing),
+        post("/v1/unload_lora_adapter", unload_adapter(engine), at_nothing),
         *model_routes(engine),
         *ops_routes(engine),
         openapi_route(),

@@ -164,6 +164,14 @@ class Keyring:
         return len(keys.tenants)
 
 
+def holder(scope: Scope, keyring: Keyring) -> str | None:
+    """The tenant whose key a request's Authorization header has; None where it has no valid one."""
+    credentials = [value for name, value in scope["headers"] if name == b"authorization"]
+    scheme, _, key = (credentials[0] if len(credentials) == 1 else b"").partition(b" ")
+    tenant = keyring.tenant_of(key.strip())
+    return tenant if scheme.lower() == b"bearer" else None
+
+
 def tenant_of(scope: Scope) -> str:
     """The name of the tenant whose request it is; "" where nobody is told apart."""
     return str(scope.get(TENANT_KEY, ""))

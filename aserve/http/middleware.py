@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aserve.http.access import TENANT_KEY
 from aserve.http.errors import HttpError, error_response
-from aserve.http.keys import Keyring
+from aserve.http.keys import Keyring, holder
 from aserve.http.scope import METHODS, route_path
 
 MAX_BODY_BYTES: Final = 8 * 1024 * 1024
@@ -151,19 +151,13 @@ class BearerAuth:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 401 to a request without a valid key."""
         if scope["type"] == "http" and route_path(scope) not in self._public_paths:
-            tenant = self._tenant_of(scope)
+            tenant = holder(scope, self._keyring)
             if tenant is None:
                 await refuse(UNAUTHORIZED, scope, receive, send)
                 return
             if tenant:
                 scope[TENANT_KEY] = tenant
         await self._app(scope, receive, send)
-
-    def _tenant_of(self, scope: Scope) -> str | None:
-        credentials = [value for name, value in scope["headers"] if name == b"authorization"]
-        scheme, _, key = (credentials[0] if len(credentials) == 1 else b"").partition(b" ")
-        tenant = self._keyring.tenant_of(key.strip())
-        return tenant if scheme.lower() == b"bearer" else None
 
 
 class HeldBytes:

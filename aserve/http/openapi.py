@@ -14,7 +14,14 @@ from starlette.routing import Route
 from aserve import __version__
 from aserve.http.json_response import JsonResponse
 from aserve.http.openai.fields import WITHOUT_EFFECT
-from aserve.http.openai.schema import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
+from aserve.http.openai.schema import (
+    ChatFields,
+    CompletionFields,
+    DetokenizeFields,
+    LoadAdapterFields,
+    TokenizeFields,
+    UnloadAdapterFields,
+)
 
 COMPONENTS: Final = "#/components/schemas/"
 
@@ -23,6 +30,8 @@ JSON_ROUTES: Final[Mapping[str, tuple[type[msgspec.Struct], str]]] = {
     "/v1/completions": (CompletionFields, "Continue a text; with stream, as server-sent events."),
     "/tokenize": (TokenizeFields, "The tokens of a text or a conversation."),
     "/detokenize": (DetokenizeFields, "The text of tokens."),
+    "/v1/load_lora_adapter": (LoadAdapterFields, "Load an adapter, which requests may then name as their model."),
+    "/v1/unload_lora_adapter": (UnloadAdapterFields, "Forget an adapter."),
 }
 """Routes that take a JSON object, its shape, and what they do."""
 
@@ -41,6 +50,8 @@ PLAIN_ROUTES: Final[Mapping[tuple[str, str], str]] = {
 }
 """The others, by path and method."""
 
+TEXT: Final = frozenset({"/metrics", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+"""Routes that answer in plain text."""
 STREAMING: Final = frozenset({"/v1/chat/completions", "/v1/completions"})
 ERROR: Final = {
     "type": "object",
@@ -105,8 +116,7 @@ def _takes(kind: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def _operation(path: str, summary: str) -> dict[str, Any]:
-    is_metrics = path == "/metrics"
-    media: Sequence[str] = ("text/plain",) if is_metrics else ("application/json",)
+    media: Sequence[str] = ("text/plain",) if path in TEXT else ("application/json",)
     if path in STREAMING:
         media = (*media, "text/event-stream")
     operation: dict[str, Any] = {

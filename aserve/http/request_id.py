@@ -21,6 +21,12 @@ def name_request(scope: Scope, name: object) -> None:
         scope[SCOPE_KEY] = name
 
 
+def id_of(scope: Scope) -> str:
+    """The name that a request's header gives it, or a random one."""
+    given = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id"), "")
+    return given if REQUEST_ID.match(given) else uuid.uuid4().hex
+
+
 class RequestIds:
     """ASGI middleware. A header that is no REQUEST_ID is passed over."""
 
@@ -32,8 +38,7 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")
-        scope[SCOPE_KEY] = given if REQUEST_ID.match(given) else uuid.uuid4().hex
+        scope[SCOPE_KEY] = id_of(scope)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

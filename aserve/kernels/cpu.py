@@ -15,8 +15,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aserve.kernels.cpu_attention import ContextGather, Layer, Read, attend_all, plan_reads
+from aserve.kernels.cpu_lora import add_lora
 from aserve.kernels.cpu_sampling import control_logits, mask_logits, sample
-from aserve.kernels.ops import AttentionBatch, LogitControls, SamplingBatch, Scores, TokenMasks
+from aserve.kernels.ops import (
+    AttentionBatch,
+    LogitControls,
+    LoraBatch,
+    LoraWeights,
+    SamplingBatch,
+    Scores,
+    TokenMasks,
+)
 from aserve.kernels.top_tokens import with_top_tokens
 
 _MAX_LAYER_KINDS = 16
@@ -160,6 +169,10 @@ class CpuOps:
         reads = plan_reads(batch, cache_BPKD, sliding_window)
         self._planned.append((batch, sliding_window, reads))
         return reads
+
+    def add_lora(self, out_TO: Tensor, x_TI: Tensor, weights: LoraWeights, batch: LoraBatch) -> None:
+        """Adapter by adapter, in tiles of as many rows each."""
+        add_lora(out_TO, x_TI, weights, batch)
 
     def sample(self, logits_SV: Tensor, batch: SamplingBatch) -> Tensor:
         """One token id a row."""

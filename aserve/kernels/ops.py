@@ -116,6 +116,35 @@ class TokenMasks:
 
 
 @dataclass(frozen=True, slots=True)
+class LoraBatch:
+    """Which of a step's T tokens are computed with which of G adapters.
+
+    tokens_N: int64, tokens by adapter, those of the first one first; behind the last offset are tokens without one.
+    starts_G1: int32, G + 1 offsets into tokens_N.
+    """
+
+    tokens_N: Tensor
+    starts_G1: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LoraWeights:
+    """What G adapters add to a linear layer of P parts side by side, of which each has factors of its own.
+
+    Part p gains x A B, with A of [I, R] and B of [R, outputs of p]. R is a multiple of 16. Letters: I inputs, O outputs
+    of all parts, G adapters' slots, R rank.
+    a_GPIR, b_GRO: contiguous but for their first dimension. b has the scale in it.
+    ranks_G: int32, how many of the R are used; the others are 0.
+    sizes: outputs of each part; three at most.
+    """
+
+    a_GPIR: Tensor
+    b_GRO: Tensor
+    ranks_G: Tensor
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Scores:
     """Of one token a row, and of the K likeliest tokens of each: K may be 0.
 
@@ -185,6 +214,13 @@ class Ops(Protocol):
         """Causal attention of each token to its sequence's cached context, [T, H, D]; the cache holds this step too.
 
         sliding_window w: a token sees itself and the w - 1 before it. soft_cap c: scores become c * tanh(scores / c).
+        """
+        ...
+
+    def add_lora(self, out_TO: Tensor, x_TI: Tensor, weights: LoraWeights, batch: LoraBatch) -> None:
+        """Add to the rows of out that `batch` names what their adapters make of x; in float32, rounded once.
+
+        A row has the same bits whatever else is in the batch.
         """
         ...
 

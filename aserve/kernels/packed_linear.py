@@ -14,7 +14,7 @@ from torch import Tensor
 
 _MAX_PLAIN_ELEMENTS = 1 << 21
 _TRIED_ROWS = (1, 2, 3, 17, 64, 200)
-_MAX_PLAIN_RUN = 384
+MAX_PLAIN_RUN = 384
 """Inputs that MKL and oneDNN add up one after the other, in float32; more, each in its own way."""
 _MAX_RUN = 1024
 """Inputs that oneDNN adds up in one way, however many rows there are."""
@@ -41,7 +41,7 @@ def can_be_plain(weight_OI: Tensor) -> bool:
     """
     num_outputs, num_inputs = weight_OI.shape
     is_small = weight_OI.dtype == torch.float32 and weight_OI.numel() <= _MAX_PLAIN_ELEMENTS
-    if not is_small or (num_inputs > _MAX_PLAIN_RUN and not plain_is_fast()):
+    if not is_small or (num_inputs > MAX_PLAIN_RUN and not plain_is_fast()):
         return False
     return _plain_is_steady(num_outputs, num_inputs, like_packed=not plain_is_fast())
 
@@ -94,7 +94,7 @@ def packed_linear(x_TI: Tensor, packed_OI: Tensor, bias_O: Tensor | None) -> Ten
 
 def columns(weight_OI: Tensor) -> tuple[Tensor, ...]:
     """The weight as `plain_linear` takes it: by inputs, in parts of as many as MKL adds up one after the other."""
-    return tuple(part_OI.t().contiguous() for part_OI in weight_OI.chunk(-(-weight_OI.shape[1] // _MAX_PLAIN_RUN), 1))
+    return tuple(part_OI.t().contiguous() for part_OI in weight_OI.chunk(-(-weight_OI.shape[1] // MAX_PLAIN_RUN), 1))
 
 
 def plain_linear(x_TI: Tensor, weights_IO: tuple[Tensor, ...], bias_O: Tensor | None) -> Tensor:

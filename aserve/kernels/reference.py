@@ -28,12 +28,22 @@ before is not finite after, so that it is found.
 """
 
 import math
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aserve.kernels.ops import NO_TOKEN, AttentionBatch, LogitControls, SamplingBatch, Scores, TokenMasks
+from aserve.kernels.ops import (
+    NO_TOKEN,
+    AttentionBatch,
+    LogitControls,
+    LoraBatch,
+    LoraWeights,
+    SamplingBatch,
+    Scores,
+    TokenMasks,
+)
 from aserve.kernels.philox import random_words
 
 LARGEST_PENALIZED = 2.0**120
@@ -134,6 +144,16 @@ class ReferenceOps:
             )
             out_THD[tokens] = _attend_one(q_THD[tokens], k_CKD, v_CKD, scale, sliding_window, soft_cap)
         return out_THD
+
+    def add_lora(self, out_TO: Tensor, x_TI: Tensor, weights: LoraWeights, batch: LoraBatch) -> None:
+        """out += x A B, part by part."""
+        for adapter, (start, end) in enumerate(pairwise(batch.starts_G1.tolist())):
+            parts_RO = weights.b_GRO[adapter].float().split(weights.sizes, 1)
+            for token in batch.tokens_N[start:end].tolist():
+                x_I = x_TI[token].float()
+                shrunk_PR = [x_I @ a_IR.float() for a_IR in weights.a_GPIR[adapter]]
+                added_O = torch.cat([s_R @ b_RO for s_R, b_RO in zip(shrunk_PR, parts_RO, strict=True)])
+                out_TO[token] = (out_TO[token].float() + added_O).to(out_TO.dtype)
 
     def sample(self, logits_SV: Tensor, batch: SamplingBatch) -> Tensor:
         """One token id a row."""

@@ -3,10 +3,18 @@
 import torch
 from torch import Tensor
 
-from aserve.kernels import activation, block_copy, logit_controls, norm, rope, sampling, scores, token_masks
+from aserve.kernels import activation, block_copy, logit_controls, lora, norm, rope, sampling, scores, token_masks
 from aserve.kernels.attention_tiles import Capability
 from aserve.kernels.decode_attention import decode_attention
-from aserve.kernels.ops import AttentionBatch, LogitControls, SamplingBatch, Scores, TokenMasks
+from aserve.kernels.ops import (
+    AttentionBatch,
+    LogitControls,
+    LoraBatch,
+    LoraWeights,
+    SamplingBatch,
+    Scores,
+    TokenMasks,
+)
 from aserve.kernels.prefill_attention import prefill_attention
 
 
@@ -115,6 +123,10 @@ class TritonOps:
                 capability=self._capability,
             )
         return out_THD
+
+    def add_lora(self, out_TO: Tensor, x_TI: Tensor, weights: LoraWeights, batch: LoraBatch) -> None:
+        """Two kernels, however many adapters."""
+        lora.add_lora(out_TO, x_TI, weights, batch)
 
     def sample(self, logits_SV: Tensor, batch: SamplingBatch) -> Tensor:
         """Two kernels for a greedy batch, five at most."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aserve.kernels.ops import HeadNormOps, KVLayer, Ops
 from aserve.models.interface import ForwardBatch
-from aserve.models.layers import Linear, LinearMethod, LinearShape
+from aserve.models.layers import LinearMethod, LinearShape, Projection
 from aserve.models.spec import ModelSpec
 from aserve.models.weights import Weights
 
@@ -66,18 +66,16 @@ class QKV:
         self._sizes = [heads * spec.head_dim for heads in self._heads]
         names = (f"{prefix}.{name}_proj" for name in "qkv")
         outputs = dict(zip(names, self._sizes, strict=True))
-        self._linear = linear.load(weights, LinearShape(outputs, spec.hidden_size, spec.qkv_bias))
+        self._projection = Projection(linear, weights, LinearShape(outputs, spec.hidden_size, spec.qkv_bias))
 
-    def __call__(self, x_TE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def __call__(self, x_TE: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor, Tensor]:
         """q [T, H, D], k and v [T, K, D]: views of one tensor."""
-        q, k, v = (
-            part.view(-1, heads, self._head_dim)
-            for part, heads in zip(self._linear(x_TE).split_with_sizes(self._sizes, dim=-1), self._heads, strict=True)
-        )
+        parts = self._projection(x_TE, batch).split_with_sizes(self._sizes, dim=-1)
+        q, k, v = (part.view(-1, heads, self._head_dim) for part, heads in zip(parts, self._heads, strict=True))
         return q, k, v
 
 
-def output_projection(spec: ModelSpec, weights: Weights, linear: LinearMethod, prefix: str) -> Linear:
+def output_projection(spec: ModelSpec, weights: Weights, linear: LinearMethod, prefix: str) -> Projection:
     """[T, H * D] to [T, E]."""
     shape = LinearShape({f"{prefix}.o_proj": spec.hidden_size}, spec.num_heads * spec.head_dim, spec.out_bias)
-    return linear.load(weights, shape)
+    return Projection(linear, weights, shape)

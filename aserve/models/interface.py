@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from aserve.kernels.ops import AttentionBatch, KVLayer
+from aserve.kernels.ops import AttentionBatch, KVLayer, LoraBatch
 from aserve.models.spec import ModelSpec
 
 
@@ -14,11 +14,13 @@ from aserve.models.spec import ModelSpec
 class ForwardBatch:
     """A step's T tokens as every layer sees them. It is passed on whole: what a capability needs more is a field here.
 
-    positions_T: int64, of each token in its sequence. attention: where their keys and values lie.
+    positions_T: int64, of each token in its sequence. attention: where their keys and values lie. lora: which of them
+    are computed with which adapter; None where none is.
     """
 
     positions_T: Tensor
     attention: AttentionBatch
+    lora: LoraBatch | None = None
 
 
 class CausalLM(Protocol):

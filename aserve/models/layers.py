@@ -1,6 +1,7 @@
 """The layers that decoders share: linear layers behind a method, and the gated feed-forward block.
 
-How a linear layer keeps its weight is a `LinearMethod`: dense, packed for oneDNN or packed for our own product.
+How a linear layer keeps its weight is a `LinearMethod`: dense, packed for oneDNN or packed for our own product. A
+`Projection` is one inside a block, to whose output adapters may add.
 Models say which checkpoint tensors a layer is made of, and fuse where that saves a matrix product. Shape letters:
 kernels/ops.py, and I, O for the inputs and outputs of a linear layer.
 """
@@ -27,6 +28,7 @@ from aserve.kernels.packed_linear import (
     plain_linear,
 )
 from aserve.models.interface import ForwardBatch
+from aserve.models.lora import LoraLayers
 from aserve.models.spec import ModelSpec
 from aserve.models.weights import Weights
 
@@ -169,6 +171,33 @@ class NativeMethod:
         return linear.embed, linear
 
 
+class AdaptableMethod:
+    """Linear layers as another method has them; to the projections adapters may add. lora: where these lie."""
+
+    def __init__(self, method: LinearMethod, lora: LoraLayers) -> None:
+        self.lora = lora
+        self.load, self.tie = method.load, method.tie
+
+
+class Projection:
+    """A linear layer inside a block, and what adapters add to it, where the model takes any."""
+
+    __slots__ = ("_linear", "_lora")
+
+    def __init__(self, linear: LinearMethod, weights: Weights, shape: LinearShape) -> None:
+        self._linear = linear.load(weights, shape)
+        self._lora = None
+        if isinstance(linear, AdaptableMethod):
+            self._lora = linear.lora.new_layer(shape.outputs, shape.num_inputs)
+
+    def __call__(self, x_TI: Tensor, batch: ForwardBatch) -> Tensor:
+        """[T, I] to [T, O]."""
+        out_TO = self._linear(x_TI)
+        if batch.lora is not None and self._lora is not None:
+            self._lora.add(out_TO, x_TI, batch.lora)
+        return out_TO
+
+
 def embedding(table_VE: Tensor) -> Embedding:
     """Rows of a table as it is."""
     return partial(F.embedding, weight=table_VE)
@@ -207,10 +236,10 @@ class GatedMLP:
     def __init__(self, spec: ModelSpec, ops: Ops, weights: Weights, linear: LinearMethod, prefix: str) -> None:
         size, hidden = spec.intermediate_size, spec.hidden_size
         gate_up = {f"{prefix}.gate_proj": size, f"{prefix}.up_proj": size}
-        self._gate_up = linear.load(weights, LinearShape(gate_up, hidden, spec.mlp_bias))
-        self._down = linear.load(weights, LinearShape({f"{prefix}.down_proj": hidden}, size, spec.mlp_bias))
+        self._gate_up = Projection(linear, weights, LinearShape(gate_up, hidden, spec.mlp_bias))
+        self._down = Projection(linear, weights, LinearShape({f"{prefix}.down_proj": hidden}, size, spec.mlp_bias))
         self._silu_and_mul = ops.silu_and_mul
 
     def __call__(self, x_TE: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, E] to [T, E]."""
-        return self._down(self._silu_and_mul(self._gate_up(x_TE)))
+        return self._down(self._silu_and_mul(self._gate_up(x_TE, batch)), batch)

@@ -61,7 +61,7 @@ class LlamaAttention:
 
     def __call__(self, x_TE: Tensor, kv: KVLayer, batch: ForwardBatch) -> Tensor:
         """[T, E] to [T, E]."""
-        return self._out(self._attend(*self._qkv(x_TE), kv, batch))
+        return self._out(self._attend(*self._qkv(x_TE, batch), kv, batch), batch)
 
 
 class LlamaLayer:

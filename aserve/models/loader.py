@@ -15,7 +15,8 @@ from aserve.kernels.native.native_ops import NativeOps
 from aserve.kernels.ops import LinearOps, Ops
 from aserve.models.checkpoint import Checkpoint
 from aserve.models.interface import CausalLM
-from aserve.models.layers import DenseMethod, LinearMethod, NativeMethod, PackingMethod
+from aserve.models.layers import AdaptableMethod, DenseMethod, LinearMethod, NativeMethod, PackingMethod
+from aserve.models.lora import LoraLayers
 from aserve.models.rope import rope_table
 from aserve.models.spec import FAMILIES, ModelSpec, read_architecture, read_spec
 from aserve.models.weights import Progress, RandomWeights, SafetensorsWeights, Weights
@@ -39,14 +40,15 @@ def load_model(  # noqa: PLR0913  (each a wish of the user, most with a default)
     trust_remote_code: bool = False,
     max_model_len: int | None = None,
     batch_invariant: bool = False,
+    lora: LoraLayers | None = None,
     progress: Progress = no_progress,
 ) -> CausalLM:
     """The model on its device, ready for `forward` under torch.inference_mode.
 
     load_format: auto or safetensors read the weights, dummy draws them from seed. dtype: a torch type by name, or auto,
     the checkpoint's. max_model_len: positions that will be used, all of the model's by default. batch_invariant: refuse
-    a model whose rows may depend on one another. Raises `CheckpointError`, one line, where config and weights do not
-    make a model that aserve can serve.
+    a model whose rows may depend on one another. lora: where its adapters will lie. Raises `CheckpointError`, one line,
+    where config and weights do not make a model that aserve can serve.
     """
     device = torch.device(device)
     torch_dtype = read_dtype(checkpoint, dtype)
@@ -55,6 +57,8 @@ def load_model(  # noqa: PLR0913  (each a wish of the user, most with a default)
     if architecture not in FAMILIES:
         if batch_invariant:
             raise CheckpointError(f"{architecture} runs through transformers, whose products are not batch_invariant")
+        if lora is not None:
+            raise CheckpointError(f"{architecture} runs through transformers, and takes no adapters (enable_lora)")
         # Imported here: transformers takes seconds, and only its own models need it.
         from aserve.models.transformers_backend import load_backend_model
 
@@ -69,9 +73,9 @@ def load_model(  # noqa: PLR0913  (each a wish of the user, most with a default)
     spec = read_spec(checkpoint.config)
     num_positions = min(max_model_len or spec.context_len, spec.context_len)
     if dummy:
-        return _build(spec, ops, RandomWeights(torch_dtype, device, seed), num_positions, torch_dtype, device)
+        return _build(spec, ops, RandomWeights(torch_dtype, device, seed), num_positions, torch_dtype, device, lora)
     with SafetensorsWeights(checkpoint.weight_files, torch_dtype, device, progress) as weights:
-        model = _build(spec, ops, weights, num_positions, torch_dtype, device)
+        model = _build(spec, ops, weights, num_positions, torch_dtype, device, lora)
         weights.finish()
     return model
 
@@ -90,11 +94,22 @@ def read_dtype(checkpoint: Checkpoint, wish: str) -> torch.dtype:
 
 
 def _build(
-    spec: ModelSpec, ops: Ops, weights: Weights, num_positions: int, dtype: torch.dtype, device: torch.device
+    spec: ModelSpec,
+    ops: Ops,
+    weights: Weights,
+    num_positions: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    lora: LoraLayers | None,
 ) -> CausalLM:
     assert spec.rope is not None, "every native family is rotary"
     cos_sin_LD = rope_table(spec.rope, spec.head_dim, num_positions, device)
-    return native_model(spec.architecture)(spec, ops, weights, linear_method(ops, dtype), cos_sin_LD)
+    linear = linear_method(ops, dtype)
+    method = linear if lora is None else AdaptableMethod(linear, lora)
+    model = native_model(spec.architecture)(spec, ops, weights, method, cos_sin_LD)
+    if lora is not None:
+        lora.allocate()
+    return model
 
 
 def native_model(architecture: str) -> NativeModel:

@@ -32,7 +32,7 @@ class Qwen3Attention:
 
     def __call__(self, x_TE: Tensor, kv: KVLayer, batch: ForwardBatch) -> Tensor:
         """[T, E] to [T, E]."""
-        return self._out(self._attend(*self._qkv(x_TE), kv, batch, self._head_norms))
+        return self._out(self._attend(*self._qkv(x_TE, batch), kv, batch, self._head_norms), batch)
 
 
 def qwen3(spec: ModelSpec, ops: Ops, weights: Weights, linear: LinearMethod, cos_sin_LD: Tensor) -> Llama:

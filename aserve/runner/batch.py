@@ -18,7 +18,8 @@ import numpy as np
 from torch import Tensor, add
 
 from aserve.core.plan import SeqSlice, StepPlan
-from aserve.kernels.ops import AttentionBatch, LogitControls, SamplingBatch, TokenMasks
+from aserve.kernels.ops import AttentionBatch, LogitControls, LoraBatch, SamplingBatch, TokenMasks
+from aserve.runner.adapters import AdapterSlots
 from aserve.runner.controls import ControlTable
 from aserve.runner.device import Array, StepDevice
 from aserve.runner.rows import RowChanges, RowSamplings, RowTable
@@ -45,6 +46,7 @@ class StepBatch:
     drafts: Drafts | None = None
     masks: Callable[[], TokenMasks] | None = None
     """Called when the forward pass is launched; waits until they are made."""
+    lora: LoraBatch | None = None
 
 
 class Uploads(NamedTuple, Generic[A]):
@@ -98,11 +100,18 @@ class StepShape(NamedTuple):
 class BatchBuilder:
     """Builds StepBatches, in launch order, and keeps the rows up to date as it goes.
 
-    num_groups: blocks that a span of block_size positions takes, one for each layer group. max_spans: of a row.
+    num_groups: blocks that a span of block_size positions takes, one for each layer group. max_spans: of a row. slots:
+    of adapters; None where no row has one.
     """
 
     def __init__(
-        self, rows: RowTable, controls: ControlTable, device: StepDevice, block_size: int, num_groups: int = 1
+        self,
+        rows: RowTable,
+        controls: ControlTable,
+        device: StepDevice,
+        block_size: int,
+        num_groups: int = 1,
+        slots: AdapterSlots | None = None,
     ) -> None:
         self._rows = rows
         self._controls = controls
@@ -110,6 +119,7 @@ class BatchBuilder:
         self.block_size = block_size
         self._num_groups = num_groups
         self.max_spans = rows.width // num_groups
+        self._slots = slots
 
     def build(self, plan: StepPlan, made: MadeDrafts | None = None) -> StepBatch | None:
         """Apply the plan's row changes, and lay its slices out as tensors; None where there is no slice.
@@ -136,6 +146,7 @@ class BatchBuilder:
             sampled_targets=self._sampled_targets(plan.slices),
             prompt_targets=self._prompt_targets(plan.slices, order, host.query_starts_S1),
             drafts=drafts,
+            lora=None if self._slots is None else self._slots.batch(host.rows_S, np.diff(host.query_starts_S1)),
         )
 
     def batch_of(self, on_device: Uploads[Tensor], shape: StepShape) -> StepBatch:

@@ -31,11 +31,15 @@ KINDS: Final = (MASKED, FILTERED, DRAWN, GREEDY)
 
 
 class GraphKey(NamedTuple):
-    """What is fixed in a graph: at most so many rows, contexts of at most so many positions, and how it samples."""
+    """What is fixed in a graph: at most so many rows, contexts of at most so many positions, and how it samples.
+
+    adapted: rows may have adapters, of any mixture; those without one are computed too, by some launches more.
+    """
 
     bucket: int
     max_seq_len: int
     kind: Kind
+    adapted: bool = False
 
     def covers(self, other: "GraphKey") -> bool:
         """Whether the graph computes the steps of the other one too, with more padding."""
@@ -43,24 +47,26 @@ class GraphKey(NamedTuple):
             self.bucket >= other.bucket
             and self.max_seq_len >= other.max_seq_len
             and KINDS.index(self.kind) <= KINDS.index(other.kind)
+            and self.adapted >= other.adapted
         )
 
     @property
-    def cost(self) -> tuple[int, int, int]:
+    def cost(self) -> tuple[int, int, int, bool]:
         """Larger for a graph that takes longer, as a rule."""
-        return self.bucket, self.max_seq_len, -KINDS.index(self.kind)
+        return self.bucket, self.max_seq_len, -KINDS.index(self.kind), self.adapted
 
 
-def capture_order(max_num_seqs: int, max_model_len: int) -> list[GraphKey]:
+def capture_order(max_num_seqs: int, max_model_len: int, *, adapted: bool = False) -> list[GraphKey]:
     """The graphs that are captured unasked: the largest of each kind, then those for short contexts, large ones first.
 
     The first is larger than any other, in every respect. What it leaves free in the pool of all graphs therefore holds
     each of the others, whenever it is captured, and the pool stays as large as it was after the first. Of those that
     mask only the largest is among them: not all servers are ever asked for a structure.
+    adapted: rows may have adapters; steps without any have their own graphs when they have come up often.
     """
-    largest = [GraphKey(max_num_seqs, max_model_len, kind) for kind in KINDS]
+    largest = [GraphKey(max_num_seqs, max_model_len, kind, adapted) for kind in KINDS]
     shortest = context_bounds(max_model_len)[0]
-    others = product(reversed(buckets(max_num_seqs)), [shortest], KINDS[1:])
+    others = product(reversed(buckets(max_num_seqs)), [shortest], KINDS[1:], [adapted])
     return list(dict.fromkeys([*largest, *(GraphKey(*other) for other in others)]))[:MAX_GRAPHS]
 
 

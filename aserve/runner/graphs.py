@@ -8,7 +8,8 @@ buffers that stay where they are, and the step itself moves them on, by one posi
     graph     last tokens -> slots, block tables -> forward pass, KV write -> sample -> last tokens, positions + 1
 
 Batch sizes are rounded up to buckets. A padding row is a row of the tables that no sequence ever gets: it has no
-context, writes to the null block, and its token is not part of the result. Start-up captures the largest graphs, which
+context, writes to the null block, and its token is not part of the result. Rows with adapters are sorted by slot in
+buffers too, so that one graph serves any mixture; see adapters.py. Start-up captures the largest graphs, which
 stand in for all others, and as many more as a second allows; the rest follow while there is nothing to do, or when a
 kind of step has come up often. Small steps with prompts have graphs of their own (mixed_graphs.py). All others go the
 eager way, which computes the same; so do, after a capture that failed, those that no graph stands in for.
@@ -35,7 +36,8 @@ from torch import Tensor
 
 from aserve.core.ids import Row
 from aserve.core.plan import RowInit, StepPlan
-from aserve.kernels.ops import SamplingBatch, TokenMasks
+from aserve.kernels.ops import LoraBatch, SamplingBatch, TokenMasks
+from aserve.runner.adapters import AdapterSlots
 from aserve.runner.batch import BatchBuilder, Places, StepBatch
 from aserve.runner.device import StepDevice
 from aserve.runner.graph_device import Captures, GraphDevice
@@ -86,7 +88,8 @@ class DecodeInputs(NamedTuple):
 class DecodeGraphs:
     """Runs the decoding steps that are captured. Used by the runner's thread alone, in launch order, inside `stepping`.
 
-    rows: its last row is for padding. builder, step: of the eager way, whose code is what is captured.
+    rows: its last row is for padding. builder, step: of the eager way, whose code is what is captured. slots: of
+    adapters; None where no row has one.
     """
 
     def __init__(
@@ -98,9 +101,10 @@ class DecodeGraphs:
         step: EagerStep,
         *,
         max_model_len: int,
+        slots: AdapterSlots | None = None,
     ) -> None:
         self._captures = Captures(graph_device)
-        self._mixed = MixedGraphs(self._captures, device, rows, builder, step, max_model_len=max_model_len)
+        self._mixed = MixedGraphs(self._captures, device, rows, builder, step, max_model_len=max_model_len, slots=slots)
         self._device = device
         self._rows = rows
         self._builder = builder
@@ -108,7 +112,8 @@ class DecodeGraphs:
         num_rows, torch_device = len(rows.last_token_R), rows.last_token_R.device
         self._padding_row = num_rows - 1
         self._buckets = buckets(num_rows - 1)
-        self._unasked = capture_order(num_rows - 1, max_model_len)
+        self._unasked = capture_order(num_rows - 1, max_model_len, adapted=slots is not None)
+        self._slots = slots
         self._max_model_len = max_model_len
 
         def zeros(dtype: torch.dtype) -> Tensor:
@@ -125,6 +130,7 @@ class DecodeGraphs:
             min_p_B=zeros(torch.float32),
         )
         self._ids_B = zeros(torch.int64)
+        self._lora = None if slots is None else LoraBatch(zeros(torch.int64), slots.no_starts())
         self._count_B = torch.arange(num_rows + 1, device=torch_device)
         self._query_starts_B1 = self._count_B.int()
         num_words = num_mask_words(step.model.spec.vocab_size)
@@ -139,8 +145,9 @@ class DecodeGraphs:
         self._members: list[Row] | None = None
         """Rows of the last decoding step, if their sampling is still the same."""
         self._kind = GREEDY
-        self._loaded: tuple[int, list[int]] | None = None
-        """What the inputs hold for them: padding up to a bucket, and these positions."""
+        self._has_adapters = False
+        self._loaded: tuple[int, list[int], int] | None = None
+        """What the inputs hold for them: padding up to a bucket, these positions, and this version of the slots."""
 
     def execute(self, plan: StepPlan, masks: Callable[[], TokenMasks] | None = None) -> StepOutput | None:
         """Launch the plan's graph; None where it has none, and nothing was done. Must see every plan.
@@ -155,12 +162,14 @@ class DecodeGraphs:
         positions = [piece.start for piece in plan.slices]
         if rows != self._members:
             self._members, self._kind, self._loaded = rows, self._how_sampled(rows), None
+            self._has_adapters = self._slots is not None and self._slots.any_in(rows)
         bucket = next(bucket for bucket in self._buckets if bucket >= len(rows))
+        bound = context_bound(max(positions) + 1, self._max_model_len)
         kind = self._kind if masks is None else MASKED
-        key = self._choose(GraphKey(bucket, context_bound(max(positions) + 1, self._max_model_len), kind))
+        key = self._choose(GraphKey(bucket, bound, kind, self._has_adapters))
         if key is None:
             return None
-        if (key.bucket, positions) != self._loaded:
+        if (key.bucket, positions, self._version) != self._loaded:
             self._load(rows, positions, key.bucket)
         if any(piece.new_blocks for piece in plan.slices):
             self._builder.apply_changes(plan)
@@ -169,8 +178,12 @@ class DecodeGraphs:
             if number:
                 self._load_masks(masks, key.bucket)
             part()
-        self._loaded = (key.bucket, [position + 1 for position in positions])
+        self._loaded = (key.bucket, [position + 1 for position in positions], self._version)
         return StepOutput(self._ids_B[: len(rows)], None, None)
+
+    @property
+    def _version(self) -> int:
+        return 0 if self._slots is None else self._slots.version
 
     def _note(self, inits: Sequence[RowInit]) -> None:
         """Remember which rows have to go the eager way, and up to which position of the sampled token."""
@@ -209,6 +222,8 @@ class DecodeGraphs:
         padded = [np.pad(column, width, constant_values=padding) for column, padding in columns]
         for buffer_B, uploaded_B in zip(self._inputs, self._device.upload(padded), strict=True):
             buffer_B[:bucket].copy_(uploaded_B)
+        if self._slots is not None and self._lora is not None:
+            self._slots.load(self._lora, padded[0], np.ones_like(padded[0]))
 
     def _load_masks(self, masks: Callable[[], TokenMasks] | None, bucket: int) -> None:
         """Write the masks of a bucket's rows, once they are made."""
@@ -297,7 +312,7 @@ class DecodeGraphs:
 
     def _batch(self, key: GraphKey) -> StepBatch:
         """Of a bucket's inputs."""
-        bucket = key.bucket
+        bucket, lora = key.bucket, self._lora
         inputs = DecodeInputs(*(buffer_B[:bucket] for buffer_B in self._inputs))
         return StepBatch(
             token_ids_T=self._rows.last_token_R.index_select(0, inputs.rows_B),
@@ -318,6 +333,7 @@ class DecodeGraphs:
                 all_greedy=key.kind.all_greedy,
                 any_filter=key.kind.any_filter,
             ),
+            lora=LoraBatch(lora.tokens_N[:bucket], lora.starts_G1) if key.adapted and lora is not None else None,
         )
 
     def _places(self, inputs: DecodeInputs) -> Places:

@@ -7,12 +7,14 @@ the end, the last of which takes what tokens are left. So a padded step is a ste
     tokens  | decode ... | padding, decoding |  chunk of A  |  chunk of B  | padding, prompts ... |
             0            d                   D                             D + t              D + T
 
+Where rows may have adapters, every graph computes them (adapters.py): beside prompts some launches more do not matter.
 All inputs travel at each step, in one copy, to where the graph reads them. A step that has no graph goes the eager way,
 until its kind has come up a few times. Letters: kernels/ops.py and rows.py.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Final, NamedTuple
@@ -23,6 +25,8 @@ from torch import Tensor
 
 from aserve.core.ids import Row, SeqId
 from aserve.core.plan import SeqSlice, StepPlan
+from aserve.kernels.ops import LoraBatch
+from aserve.runner.adapters import AdapterSlots
 from aserve.runner.batch import BatchBuilder, StepShape, Uploads
 from aserve.runner.device import Array, StepDevice
 from aserve.runner.graph_device import Captures
@@ -59,9 +63,10 @@ class MixedKey(NamedTuple):
 
 
 class _Captured(NamedTuple):
-    """inputs: where the graph reads. ids_N: where it leaves the tokens of all slices, in their order."""
+    """inputs, lora: where the graph reads. ids_N: where it leaves the tokens of all slices, in their order."""
 
     inputs: Uploads[Tensor]
+    lora: LoraBatch | None
     ids_N: Tensor
     replay: Callable[[], None]
 
@@ -69,7 +74,8 @@ class _Captured(NamedTuple):
 class MixedGraphs:
     """Runs the steps with prompts that are captured. Used as `DecodeGraphs` is, which asks it for what is not its own.
 
-    rows: the last one is for padding. builder, step: of the eager way, whose code is what is captured.
+    rows: the last one is for padding. builder, step: of the eager way, whose code is what is captured. slots: of
+    adapters; None where no row has one.
     """
 
     def __init__(
@@ -81,8 +87,10 @@ class MixedGraphs:
         step: EagerStep,
         *,
         max_model_len: int,
+        slots: AdapterSlots | None = None,
     ) -> None:
         self._captures = captures
+        self._slots = slots
         self._device = device
         self._rows = rows
         self._builder = builder
@@ -102,7 +110,7 @@ class MixedGraphs:
             return None
         self._builder.take_in(plan)
         captured = self._graphs[key]
-        self._load(captured.inputs, self._pad(key, plan.slices))
+        self._load(captured, self._pad(key, plan.slices))
         captured.replay()
         ids_N = captured.ids_N[: len(plan.slices)]
         sampled = [n for n, piece in enumerate(plan.slices) if piece.num_samples]
@@ -163,9 +171,12 @@ class MixedGraphs:
         sampling = [msgspec.structs.replace(piece, num_samples=1) for piece in slices]
         return self._builder.lay_out(sampling, fed + prompts, len(fed), NO_CHANGES)
 
-    def _load(self, inputs: Uploads[Tensor], slices: Sequence[SeqSlice]) -> None:
-        for kept, uploaded in zip(inputs, self._device.upload(self._arrays(slices)), strict=True):
+    def _load(self, captured: _Captured, slices: Sequence[SeqSlice]) -> None:
+        arrays = self._arrays(slices)
+        for kept, uploaded in zip(captured.inputs, self._device.upload(arrays), strict=True):
             kept.copy_(uploaded)
+        if self._slots is not None and captured.lora is not None:
+            self._slots.load(captured.lora, arrays.rows_S, np.diff(arrays.query_starts_S1))
 
     def _capture(self, key: MixedKey) -> bool:
         """Capture a graph, if it can be; whether there is one."""
@@ -174,12 +185,15 @@ class MixedGraphs:
         padding = self._pad(key, ())
         inputs = Uploads[Tensor](*(uploaded.clone() for uploaded in self._device.upload(self._arrays(padding))))
         ids_N = inputs.sampled_rows_N.clone()
-        replay = self._captures.capture(key, partial(self._run, key, inputs, ids_N))
+        lora = None
+        if self._slots is not None:
+            lora = LoraBatch(inputs.token_ids_T.clone(), self._slots.no_starts())
+        replay = self._captures.capture(key, partial(self._run, key, inputs, lora, ids_N))
         if replay is not None:
-            self._graphs[key] = _Captured(inputs, ids_N, replay)
+            self._graphs[key] = _Captured(inputs, lora, ids_N, replay)
         return replay is not None
 
-    def _run(self, key: MixedKey, inputs: Uploads[Tensor], ids_N: Tensor) -> None:
+    def _run(self, key: MixedKey, inputs: Uploads[Tensor], lora: LoraBatch | None, ids_N: Tensor) -> None:
         """The step that is captured."""
         shape = StepShape(
             num_fed=key.num_decodes,
@@ -189,7 +203,8 @@ class MixedGraphs:
             all_greedy=key.kind.all_greedy,
             any_filter=key.kind.any_filter,
         )
-        ids_N.copy_(self._step.execute(self._builder.batch_of(inputs, shape)).ids_N)
+        batch = replace(self._builder.batch_of(inputs, shape), lora=lora)
+        ids_N.copy_(self._step.execute(batch).ids_N)
 
 
 def padded_sizes(max_num_seqs: int, max_model_len: int) -> list[tuple[int, int]]:

@@ -13,6 +13,7 @@ from aserve.core.config import GiB
 from aserve.core.ids import BlockId, Row, SeqId
 from aserve.core.params import MAX_LOGPROBS
 from aserve.core.plan import RowControls, RowInit, RowSampling, SeqSlice, StepPlan
+from aserve.core.speculation import MAX_STEP_DRAFTS
 from aserve.kernels.ops import Ops
 from aserve.models.interface import CausalLM
 from aserve.runner.graph_device import graph_device
@@ -104,14 +105,18 @@ def kv_budget(
     return max(0, min(ours, free_bytes - step_bytes - MARGIN_BYTES) - graph_bytes)
 
 
-def largest_step(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, block_size: int) -> StepPlan:
+def largest_step(
+    max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, block_size: int, num_drafts: int = 0
+) -> StepPlan:
     """As many tokens as a step may have, in as many sequences, every one of them sampled with all that there is.
 
     max_model_len: no sequence is longer; a model may have no positions beyond it. The null block stands for every
-    block, so that no more than it is needed.
+    block, so that no more than it is needed. num_drafts: of a sequence at most, which are sampled at too.
     """
     num_seqs = min(max_num_seqs, max_num_batched_tokens)
     num_tokens = min(-(-max_num_batched_tokens // num_seqs), max_model_len)
+    num_drafts = min(num_drafts, num_tokens - 1)
+    num_drafting = -(-MAX_STEP_DRAFTS // num_drafts) if num_drafts else 0
     blocks = (BlockId(0),) * -(-num_tokens // block_size)
     sampling = RowSampling(
         temperature=1.0,
@@ -126,7 +131,15 @@ def largest_step(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: 
     return StepPlan(
         step_id=0,
         slices=tuple(
-            SeqSlice(SeqId(i), Row(i), 0, num_tokens, (0,) * num_tokens, num_samples=1, target_ids=(0,) * num_tokens)
+            SeqSlice(
+                seq_id=SeqId(i),
+                row=Row(i),
+                start=0,
+                num_tokens=num_tokens,
+                token_ids=(0,) * num_tokens,
+                num_samples=1 + num_drafts if i < num_drafting else 1,
+                target_ids=(0,) * num_tokens,
+            )
             for i in range(num_seqs)
         ),
         inits=tuple(RowInit(Row(i), SeqId(i), sampling, blocks) for i in range(num_seqs)),

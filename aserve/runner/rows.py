@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aserve.core.ids import BlockId, Row
+from aserve.core.ids import AdapterId, BlockId, Row
 from aserve.core.plan import RowInit, StepPlan
 
 Ints = NDArray[np.int64]
@@ -56,6 +56,8 @@ class RowTable:
         self._top_p_R = np.ones(num_rows, np.float32)
         self._min_p_R = np.zeros(num_rows, np.float32)
         self._seed_R = np.zeros(num_rows, np.int64)
+        self.adapters: dict[Row, AdapterId] = {}
+        """Of the rows that have one."""
         self._banned: dict[Row, tuple[tuple[int, ...], int]] = {}
         self._num_logprobs: dict[Row, int] = {}
         self._num_prompt_logprobs: dict[Row, int] = {}
@@ -112,8 +114,10 @@ class RowTable:
 
     def _reset(self, init: RowInit) -> None:
         row, sampling = init.row, init.sampling
-        assert init.adapter is None, f"no adapter is loaded, row {row} wants {init.adapter}"
         self._num_blocks_R[row] = 0
+        self.adapters.pop(row, None)
+        if init.adapter is not None:
+            self.adapters[row] = init.adapter
         self._temperature_R[row] = sampling.temperature
         self._top_k_R[row] = sampling.top_k
         self._top_p_R[row] = sampling.top_p

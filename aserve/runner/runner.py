@@ -16,11 +16,13 @@ from typing import Final
 import torch
 
 from aserve.core.errors import InsufficientMemoryError
-from aserve.core.ids import Row
+from aserve.core.ids import AdapterId, Row
 from aserve.core.plan import StepPlan, StepResult
 from aserve.core.speculation import StepSeconds
 from aserve.kernels.ops import Ops
 from aserve.models.interface import CausalLM
+from aserve.models.lora import LoraLayers
+from aserve.runner.adapters import AdapterSlots
 from aserve.runner.batch import BatchBuilder
 from aserve.runner.controls import ControlTable
 from aserve.runner.costs import MemoryCosts, measure_costs, measure_drafting
@@ -38,7 +40,7 @@ from aserve.runner.step import EagerStep
 from aserve.runner.swapper import BlockMover
 from aserve.runner.threads import StepThreads, measure_flops_per_thread
 from aserve.runner.verification import MadeDrafts
-from aserve.runner.warm_up import sign_of_life, warm_up_plans
+from aserve.runner.warm_up import BLANK, adapted_plan, sign_of_life, warm_up_plans
 
 OUT_OF_MEMORY: Final = ("DefaultCPUAllocator", "out of memory")
 """What torch's errors say that have no class of their own."""
@@ -63,9 +65,10 @@ class ModelRunner:
     num_host_blocks: room for blocks that are swapped out.
     graph_device: captures decoding steps; None runs every step kernel by kernel.
     device: how steps reach it; None for that of the cache's tensors.
+    lora: where the model's adapters lie; None where rows have none.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (each a part that is chosen elsewhere, half of them with a default)
         self,
         model: CausalLM,
         ops: Ops,
@@ -76,6 +79,7 @@ class ModelRunner:
         num_host_blocks: int = 0,
         graph_device: GraphDevice | None = None,
         device: StepDevice | None = None,
+        lora: LoraLayers | None = None,
     ) -> None:
         torch_device = kv.planes_YBX.device
         self._block_size = kv.block_size
@@ -90,12 +94,14 @@ class ModelRunner:
         self._device = device or step_device(torch_device)
         self._threads = StepThreads(model.spec, measure_flops_per_thread())
         controls = ControlTable(max_num_seqs, model.spec.vocab_size, torch_device, self._device)
-        builder = BatchBuilder(rows, controls, self._device, self._block_size, kv.num_groups)
+        self._slots = slots = None if lora is None else AdapterSlots(lora, rows, self._device)
+        builder = BatchBuilder(rows, controls, self._device, self._block_size, kv.num_groups, slots)
         step = EagerStep(model, ops, kv.layers, rows)
         graphs = None
         if graph_device is not None:
             with self._device.stepping():  # its buffers are filled on the stream that reads them
-                graphs = DecodeGraphs(graph_device, self._device, rows, builder, step, max_model_len=max_model_len)
+                parts = graph_device, self._device, rows, builder, step
+                graphs = DecodeGraphs(*parts, max_model_len=max_model_len, slots=slots)
         self._stages: tuple[BlockMover, SteadyBuilder, EagerStep, DecodeGraphs | None] | None = (
             BlockMover(ops, kv, self._device, num_host_blocks),
             SteadyBuilder(builder, rows),
@@ -129,6 +135,17 @@ class ModelRunner:
         with self._device.stepping():
             self._draft_model = make(self._device)
 
+    def load(self, adapter: AdapterId, folder: str) -> None:
+        """Read an adapter, as `AdapterStore` says. Raises `AdapterError`."""
+        assert self._slots is not None, "the runner takes no adapters"
+        self._slots.read(adapter, folder)
+
+    def drop(self, adapter: AdapterId) -> None:
+        """Forget an adapter, behind the steps that were launched, as `AdapterStore` says."""
+        assert self._slots is not None, "the runner takes no adapters"
+        with suppress(RuntimeError):  # the runner is being closed: its thread takes no more
+            self._worker.submit(self._slots.drop, adapter)
+
     def run(self, plan: StepPlan) -> StepResult:
         """`launch` and wait, blocking: for start-up, before there is an event loop to keep free."""
         return result_of(self._submit(plan).result())
@@ -144,6 +161,10 @@ class ModelRunner:
             can_swap=self._num_host_blocks > 0,
         ):
             self.run(plan)
+        if self._slots is not None:
+            self._slots.add_blank()
+            self.run(adapted_plan(self._block_size))
+            self.drop(BLANK)
         if self._stages is not None and self._stages[3] is not None:
             self._worker.submit(self._with_graphs, DecodeGraphs.capture_at_start_up).result()
         self._fills_in = True
@@ -175,7 +196,7 @@ class ModelRunner:
         self._device.drain()  # before tensors go: torch hands their memory to whoever asks next, steps or no steps
         if self._stages is not None:
             self._stages[0].close()
-        self._stages = self._kv = self._pages = self._draft_model = None
+        self._stages = self._kv = self._slots = self._pages = self._draft_model = None
         gc.collect()  # modules point at each other; their memory should not wait for the collector's turn
         self._device.release()
 

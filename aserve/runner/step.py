@@ -48,7 +48,8 @@ class EagerStep:
 
     def forward(self, batch: StepBatch) -> Tensor:
         """Hidden states, [T, E]. Writes the KV cache."""
-        return self.model.forward(batch.token_ids_T, self.kv, ForwardBatch(batch.positions_T, batch.attention))
+        seen = ForwardBatch(batch.positions_T, batch.attention, batch.lora)
+        return self.model.forward(batch.token_ids_T, self.kv, seen)
 
     def sample(self, hidden_TE: Tensor, batch: StepBatch) -> Sampled:
         """As `sample_next`."""

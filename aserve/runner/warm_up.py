@@ -8,10 +8,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from aserve.core.ids import BlockId, HostBlockId, Row, SeqId
+from aserve.core.ids import AdapterId, BlockId, HostBlockId, Row, SeqId
 from aserve.core.plan import BlockOps, RowControls, RowInit, RowSampling, SeqSlice, StepPlan
 from aserve.runner.masks import num_mask_bytes
 
+BLANK: Final = AdapterId(-1)
+"""Of an adapter that changes nothing."""
 GREEDY: Final = RowSampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 DRAWN: Final = RowSampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 FILTERED: Final = RowSampling(temperature=1.0, top_k=2, top_p=0.9, min_p=0.1, seed=0)
@@ -74,6 +76,12 @@ def warm_up_plans(
         here, there = BlockId(0), HostBlockId(0)
         swaps = BlockOps(swap_outs=((here, there),), swap_ins=((there, here),)) if can_swap else BlockOps()
         yield StepPlan(len(steps) + 1, (), (), msgspec.structs.replace(swaps, copies=((here, here),)))
+
+
+def adapted_plan(block_size: int) -> StepPlan:
+    """A step of two tokens, with the blank adapter."""
+    plan = one_slice(0, 2, GREEDY, block_size)
+    return msgspec.structs.replace(plan, inits=tuple(msgspec.structs.replace(i, adapter=BLANK) for i in plan.inits))
 
 
 def sign_of_life(row: Row, num_groups: int) -> StepPlan:

@@ -30,17 +30,14 @@ class Expired(msgspec.Struct, frozen=True):
 class Deadlines:
     """When each open request has to end. Those that ended by themselves are forgotten sooner or later.
 
-    members: the sequences of all open requests that have not ended.
+    members: the sequences of all open requests that have not ended. next_s: before that nobody is due; infinity if
+    nobody ever is.
     """
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Request]] = []
         self._num_added = 0
-
-    @property
-    def next_s(self) -> float:
-        """Before that nobody is due; infinity if nobody ever is."""
-        return self._heap[0][0] if self._heap else inf
+        self.next_s = inf
 
     def add(self, request: Request, members: Mapping[RequestId, list[Sequence]]) -> None:
         """Remember when a request has to end, if ever."""
@@ -51,6 +48,7 @@ class Deadlines:
         if len(self._heap) > MIN_SWEEP + 2 * len(members):
             self._heap = [entry for entry in self._heap if entry[2].id in members]
             heapify(self._heap)
+        self.next_s = self._heap[0][0]
 
     def due(self, now: float, members: Mapping[RequestId, list[Sequence]]) -> list[list[Sequence]]:
         """The members, by request, of those that have to end at `now` or had to before; the earliest first."""
@@ -60,6 +58,7 @@ class Deadlines:
             of_request = members.get(request.id)
             if of_request and of_request[0].request is request:  # else it has ended, and its id may be another's by now
                 found.append(list(of_request))
+        self.next_s = self._heap[0][0] if self._heap else inf
         return found
 
 

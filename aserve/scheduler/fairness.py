@@ -37,7 +37,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Final
 
-from aserve.scheduler.queue import Ahead, Arrival, Backlog, SequenceQueue
+from aserve.scheduler.queue import Ahead, Allows, Arrival, Backlog, SequenceQueue
 from aserve.scheduler.sequence import Sequence, SortKey
 from aserve.scheduler.step_cost import Allowance, Load, StepCost
 
@@ -218,20 +218,25 @@ class FairQueue:
 
     # Who is next.
 
-    def next_up(self, num_free_rows: int) -> Sequence | None:
+    def next_up(self, num_free_rows: int, allows: Allows | None = None) -> Sequence | None:
         """Who has begun; else the first of the tenant with the lowest counter.
 
         While that is held back, of the next one that has less than its share of the rows and is not far ahead.
         """
         if not num_free_rows:
             return None
-        if self._begun:
-            return self._begun.first
-        waiting = [tenancy for tenancy in self._tenancies.values() if tenancy.queue]
-        waiting.sort(key=lambda tenancy: (tenancy.counter, tenancy.queue.first.sort_key))
+        if (begun := self._begun.first_of(allows)) is not None:
+            return begun
+        firsts = {
+            tenancy: first
+            for tenancy in self._tenancies.values()
+            if (first := tenancy.queue.first_of(allows)) is not None
+        }
+        waiting = sorted(firsts, key=lambda tenancy: (tenancy.counter, firsts[tenancy].sort_key))
         for tenancy in waiting:
-            if self._may_pass(tenancy, waiting[0]) and not self._is_held_back(tenancy, num_free_rows):
-                return tenancy.queue.first
+            first = firsts[tenancy]
+            if self._may_pass(tenancy, waiting[0]) and not self._is_held_back(tenancy, first, num_free_rows):
+                return first
         return None
 
     def _may_pass(self, tenancy: Tenancy, lowest: Tenancy) -> bool:
@@ -243,13 +248,13 @@ class FairQueue:
         max_lead = (GUEST_LEAD_CHUNKS if is_guest else MAX_LEAD_CHUNKS) * self._max_chunk
         return lead <= max_lead and self._has_few_rows(tenancy)
 
-    def _is_held_back(self, tenancy: Tenancy, num_free_rows: int) -> bool:
+    def _is_held_back(self, tenancy: Tenancy, first: Sequence, num_free_rows: int) -> bool:
         if len(self._tenancies) == 1:
             return False
         step = self._this_step()
         if step.is_closed_to(tenancy):
             return True
-        has_begun_enough = tenancy.num_begun + tenancy.queue.first.num_prefill > self._max_chunk
+        has_begun_enough = tenancy.num_begun + first.num_prefill > self._max_chunk
         if tenancy.has_unfinished_prompt or (tenancy.num_begun and has_begun_enough):
             return not step.is_free(tenancy)
         return num_free_rows <= self._num_spare_rows and not self._has_few_rows(tenancy)

@@ -8,7 +8,8 @@ from collections.abc import Sequence as Several
 
 from aserve.core.ids import BlockId, RequestId, SeqId
 from aserve.core.layout import STRETCH
-from aserve.core.plan import BlockOps, RowInit, SeqSlice, StepPlan
+from aserve.core.plan import RowInit, SeqSlice, StepPlan
+from aserve.core.speculation import MAX_STEP_DRAFTS
 from aserve.scheduler.admission import Admission, Pace
 from aserve.scheduler.drafting import Drafter
 from aserve.scheduler.preemption import choose_victims
@@ -106,8 +107,9 @@ class Planner:
         self.at = None
         self.num_tokens += len(slices)
         moves = residents.copies or residents.scrubs or residents.has_host_memory
+        block_ops = residents.take_block_ops() if moves else None
         drafting = self._drafter.steps(step_id, slices)
-        return draft.plan(residents.take_block_ops() if moves else None, drafting)
+        return StepPlan(step_id, tuple(slices), tuple(draft.inits), block_ops, drafting)
 
     def _not_free(self, sequence: Sequence, budget: int, draft: "_Draft") -> int | None:
         """Plan a sequence that may have to wait, or may have drafts; returns the number of tokens, 0 if it waits.
@@ -119,7 +121,7 @@ class Planner:
             return 0
         if not sequence.may_have_drafts or sequence.awaits_tokens or start < sequence.num_prefill:
             return None  # what is sampled next may depend on the token that it awaits, by more than the model
-        most = min(budget, self._max_chunk, sequence.last_position - start + 1) - 1
+        most = min(budget - 1, self._max_chunk - 1, sequence.last_position - start, draft.num_drafts_left)
         draft_ids = self._drafter.drafts_for(sequence, most, len(self._residents.running))
         if draft_ids is None:
             return 0
@@ -144,6 +146,7 @@ class Planner:
             SeqSlice(sequence.id, sequence.row, start, num_tokens, token_ids, new_blocks, num_samples=num_tokens)
         )
         sequence.num_computed = sequence.drafted_until = end
+        draft.num_drafts_left -= num_tokens - 1
         self.num_tokens += num_tokens - 1  # and one for the slice itself
         return num_tokens
 
@@ -270,7 +273,7 @@ class Planner:
 class _Draft:
     """What a plan will be made of."""
 
-    __slots__ = ("allowance", "inits", "knows_allowance", "slices", "step_id")
+    __slots__ = ("allowance", "inits", "knows_allowance", "num_drafts_left", "slices", "step_id")
 
     def __init__(self, step_id: int) -> None:
         self.step_id = step_id
@@ -278,10 +281,7 @@ class _Draft:
         self.inits: list[RowInit] = []
         self.allowance: Allowance | None = None
         self.knows_allowance = False
-
-    def plan(self, block_ops: BlockOps | None, drafting: tuple[StepPlan, ...]) -> StepPlan:
-        """It is complete."""
-        return StepPlan(self.step_id, tuple(self.slices), tuple(self.inits), block_ops, drafting)
+        self.num_drafts_left = MAX_STEP_DRAFTS
 
 
 def _only_running(running: Several[Sequence], only: Collection[RequestId]) -> Iterator[Sequence]:

@@ -20,6 +20,9 @@ Arrival = Request | Terms
 
 Policy = Callable[[Arrival, SeqId], SortKey]
 
+Allows = Callable[[Sequence], bool]
+"""Says whether one that waits may run now, but for rows and blocks; asked in the order of the queue."""
+
 _sort_key = attrgetter("sort_key")
 
 
@@ -60,6 +63,12 @@ class SequenceQueue(list[Sequence]):
     def last(self) -> Sequence:
         """The newest, or otherwise the least deserving."""
         return self[-1]
+
+    def first_of(self, allows: Allows | None) -> Sequence | None:
+        """The first of those that may run; None for any."""
+        if allows is None:
+            return self[0] if self else None
+        return next(filter(allows, self), None)
 
     def holds(self, sequence: Sequence) -> bool:
         """Whether it is in."""
@@ -139,8 +148,8 @@ class Waiting(Protocol):
         """Prompt tokens that this one and those like it may compute in this step; None for any number."""
         ...
 
-    def next_up(self, num_free_rows: int) -> Sequence | None:
-        """Who is to be admitted next, if anybody is."""
+    def next_up(self, num_free_rows: int, allows: Allows | None = None) -> Sequence | None:
+        """Who is to be admitted next, if anybody is, of those that may run; None lets all."""
         ...
 
     def settle(self) -> None:
@@ -183,9 +192,9 @@ class WaitingQueue(SequenceQueue):
         super().remove(sequence)
         self._backlog.count(sequence, -1)
 
-    def next_up(self, num_free_rows: int) -> Sequence | None:
+    def next_up(self, num_free_rows: int, allows: Allows | None = None) -> Sequence | None:
         """The first, if there is a row for it."""
-        return self[0] if num_free_rows and self else None
+        return self.first_of(allows) if num_free_rows else None
 
     def next_step(self, now: float) -> None:
         """Changes nothing."""

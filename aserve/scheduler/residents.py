@@ -17,6 +17,7 @@ from collections.abc import Sequence as Several
 from aserve.core.ids import BlockId, RequestId, Row, SeqId
 from aserve.core.plan import BlockOps, SeqSlice, StepPlan
 from aserve.kv_cache.paged_cache import Copy, PagedCache
+from aserve.scheduler.adapter_places import AdapterPlaces
 from aserve.scheduler.admission import Admission
 from aserve.scheduler.preemption import PreemptionRule, choose_victims
 from aserve.scheduler.queue import SequenceQueue, Waiting
@@ -30,7 +31,7 @@ NewWaiting = Callable[[SequenceQueue], Waiting]
 class Residents:
     """The queues, the rows, and the block operations of the plan to come.
 
-    fair_chunk: where tenants share, how much of a tenant's prompts a step begins; 0 where they do not.
+    max_loras: adapters that run at once; 0 where there are none.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Residents:
         rule: PreemptionRule | None,
         num_rows: int,
         new_waiting: NewWaiting,
+        max_loras: int = 0,
     ) -> None:
         self.num_preemptions = 0
         self.num_swap_outs = 0
@@ -51,6 +53,7 @@ class Residents:
         self._rule = rule or PreemptionRule()
         self._num_rows = num_rows
         self._new_waiting = new_waiting
+        self._max_loras = max_loras
         self.has_host_memory = cache.has_host_memory
         self._clear()
 
@@ -58,6 +61,7 @@ class Residents:
         self.running = SequenceQueue()
         self.waiting: Waiting = self._new_waiting(self.running)
         self.swapped = SequenceQueue()
+        self._places = AdapterPlaces(self._max_loras, self.running, self.swapped) if self._max_loras else None
         self._free_rows = [Row(row) for row in reversed(range(self._num_rows))]
         self.copies: list[Copy] = []
         """To be made before the next step."""
@@ -70,6 +74,8 @@ class Residents:
         """Before a step's first `next_up`: who is next may depend on what those who run have got."""
         if self._free_rows and self.waiting:
             self.waiting.settle()
+            if self._places is not None:
+                self._places.settle()
 
     @property
     def num_next_up(self) -> int:
@@ -78,9 +84,11 @@ class Residents:
 
     def next_up(self, only: Collection[RequestId] | None) -> Sequence | None:
         """Who of those who wait is to be admitted next, if there is a row; of these requests, where not all may."""
+        allows = None if self._places is None else self._places.allows
         if only is None:
-            return self.waiting.next_up(len(self._free_rows))
-        return next((sequence for sequence in self.waiting if sequence.request_id in only), None)
+            return self.waiting.next_up(len(self._free_rows), allows)
+        theirs = (sequence for sequence in self.waiting if sequence.request_id in only)
+        return next(filter(allows, theirs) if allows else theirs, None)
 
     def admit(self, sequence: Sequence, settling: Container[SeqId]) -> bool:
         """Let a waiting sequence run, if there is a row, and blocks for all of its tokens. See `Admission.admit`."""
@@ -94,6 +102,8 @@ class Residents:
         self.copies.extend(copies)
         self.waiting.remove(sequence)
         self._settle_in(sequence)
+        if self._places is not None:
+            self._places.admitted(sequence)
         return True
 
     def bring_back(self, oldest_flying: int | None) -> list[Sequence]:
@@ -295,7 +305,9 @@ class Residents:
         return BlockOps(scrubs, swap_outs, copies, swap_ins)
 
     def check(self) -> None:
-        """Assert I12, I14 and what the cache promises."""
+        """Assert I12, I14, I26 and what the cache promises."""
+        if self._places is not None:
+            self._places.check()
         self._cache.check([s.table for s in self.running], [s.table for s in self.swapped])
         for queue in (self.waiting, self.running, self.swapped):
             queue.check()

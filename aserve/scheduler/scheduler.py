@@ -21,7 +21,8 @@ Invariants, besides those of the block pool and the paged cache:
   I17 what can never fit is refused by `add`;  I23 choices share blocks and nothing else;
   I18 a running sequence has a token at its next position, landed or in flight; a beam that waits for others has none;
   I19 a sequence ends once, and nothing of it comes out afterwards;
-  I25 behind where a step has landed nothing is sealed, hashed or counted: a rejected draft leaves nothing behind.
+  I25 behind where a step has landed nothing is sealed, hashed or counted: a rejected draft leaves nothing behind;
+  I26 no more adapters run or are swapped out than max_loras.
 """
 
 from collections import deque
@@ -73,7 +74,7 @@ class Scheduler:
     is_fair: tenants share by weight, see fairness.py; the policy orders the requests of each. target_itl_s: what a step
     may take in which somebody decodes, itl_factor: how much longer than without prompts, where that is None; see
     `StreamPace`. plans_behind_prompts: whether a step with prompts may be in flight while the next is planned.
-    proposer: guesses tokens for steps to verify; None for none.
+    proposer: guesses tokens for steps to verify; None for none. max_loras: adapters that run at once; 0 for none.
     """
 
     def __init__(  # noqa: PLR0913  the numbers of one engine, each used here or by one part
@@ -100,6 +101,7 @@ class Scheduler:
         itl_factor: float = AUTO_FACTOR,
         plans_behind_prompts: bool = True,
         proposer: Proposer | None = None,
+        max_loras: int = 0,
     ) -> None:
         assert max_in_flight <= 2 or not any(windows), "I24: windows hold two steps of positions"
         self.max_in_flight = self._most_in_flight = max_in_flight
@@ -123,7 +125,7 @@ class Scheduler:
         self._aftermath, self.step_cost = Aftermath(max_num_batched_tokens), StepCost()
         fair = partial(FairQueue, num_rows=max_num_seqs, max_chunk=max_chunk, cost=self.step_cost)
         new_waiting: NewWaiting = fair if is_fair else lambda _: WaitingQueue()
-        self._residents = Residents(self._cache, self._admission, preemption, max_num_seqs, new_waiting)
+        self._residents = Residents(self._cache, self._admission, preemption, max_num_seqs, new_waiting, max_loras)
         self._plans_behind_prompts = plans_behind_prompts
         self._drafter, pace = Drafter(proposer, self.step_cost), Pace(scheduler_delay_factor)
         streams = StreamPace(self.step_cost, target_itl_s, max_num_batched_tokens, itl_factor)

@@ -2,6 +2,7 @@
 
     socket -> data_received -> inbox -> _feed -> Http1 (parses, calls the application)
     socket <- transport     <- _send (waits while the write buffer is full)  <-'
+                            <- Door, for what is refused before it is parsed
 
 What it promises:
 - a client that leaves is noticed at once, also while its next request waits behind a running one (pipelining), and the
@@ -16,6 +17,7 @@ It knows nothing of routes, bodies or the engine.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, cast
@@ -30,6 +32,8 @@ from starlette.types import ASGIApp
 from aserve.core.faults import describe
 from aserve.edges import is_fault
 from aserve.http.access import log_access
+from aserve.http.doorman import Doorman
+from aserve.server.door import HOLD_S, Door
 from aserve.server.http1 import Http1, hypercorn_config
 
 _log = logging.getLogger(__name__)
@@ -66,13 +70,14 @@ class Limits:
 class Connections:
     """The open connections of a server: which of them are idle, and how all of them end.
 
-    app: called for each request. tasks: owns what the connections run.
+    app: called for each request. tasks: owns what the connections run. doorman: may refuse requests before that.
     """
 
-    def __init__(self, app: ASGIApp, limits: Limits, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, app: ASGIApp, limits: Limits, tasks: asyncio.TaskGroup, doorman: Doorman | None = None) -> None:
         self.app = ASGIWrapper(app)
         self.limits = limits
         self.tasks = tasks
+        self.doorman = doorman
         self.config = hypercorn_config()
         self.context = WorkerContext(max_requests=None)
         self._open: set[Connection] = set()
@@ -152,6 +157,7 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         self._http: Http1
+        self._door = Door(connections.doorman, connections.config)
         self._group = TaskGroup(self._loop)
         self._task: asyncio.Task[None] | None = None
         self._deadline: asyncio.TimerHandle | None = None
@@ -185,10 +191,12 @@ class Connection(asyncio.Protocol):
         """Keep bytes for the parser; bound how many."""
         if self._task is None or self._left or self._ending:
             return
-        if self._idle:
-            self._idle = False
-            self._end_in(self._limits.head_timeout_s)
+        begins, self._idle = self._idle, False
         self._inbox += data
+        if self._refuses():
+            return
+        if begins:
+            self._end_in(self._limits.head_timeout_s)
         self._arrived.set()
         if len(self._inbox) > MAX_INBOX_BYTES:
             if self._http.answering:  # this much is pipelined; to pause would hide the client's departure
@@ -239,14 +247,15 @@ class Connection(asyncio.Protocol):
         if self._left:
             return
         self._left = True
+        self._door.leave()
         if self._presence is not None:
             self._presence.reschedule(self._loop.time())
 
-    def _end_in(self, delay_s: float | None) -> None:
-        """Set the one deadline of the connection, or with None clear it."""
+    def _end_in(self, delay_s: float | None, end: Callable[[], None] | None = None) -> None:
+        """Set the one deadline of the connection, or with None clear it. end: what then happens, if not `abort`."""
         if self._deadline is not None:
             self._deadline.cancel()
-        self._deadline = None if delay_s is None else self._loop.call_later(delay_s, self.abort)
+        self._deadline = None if delay_s is None else self._loop.call_later(delay_s, end or self.abort)
 
     # The task
 
@@ -307,8 +316,38 @@ class Connection(asyncio.Protocol):
             write_now=self._write_now,
         )
 
-    # What the protocol calls
+    # What is refused before it is parsed
 
+    def _refuses(self) -> bool:
+        """Whether what is in the inbox is a request that has been refused, or will be when all of it is there."""
+        door = self._door
+        was_holding = door.is_holding
+        answer = door.answer(self._inbox) if self._may_refuse() else None
+        if answer is None:
+            door.forget()
+            return False
+        if answer:
+            self._inbox.clear()
+            self._transport.write(answer)
+            self._idle = True
+            self._connections.mark(self, idle=True)
+            self._end_in(self._connections.idle_timeout_s)
+        elif not was_holding:
+            self._connections.mark(self, idle=False)
+            self._end_in(HOLD_S, self._hand_over)
+        return True
+
+    def _may_refuse(self) -> bool:
+        """Whether the inbox has the beginning of a request, and an answer would be written at once and in its turn."""
+        is_draining = self._connections.context.terminated.is_set()
+        return not self._arrived.is_set() and self._is_clear() and self._http.is_fresh and not is_draining
+
+    def _hand_over(self) -> None:
+        """What was held takes too long to come: it is the application's to wait for it."""
+        self._door.forget()
+        self._arrived.set()
+
+    # What the protocol calls
     async def _send(self, event: Event) -> None:
         if isinstance(event, RawData):
             await self._write(event.data)

@@ -62,6 +62,13 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is not typed for my
         """Whether a request has been received to its end, so that what comes now waits for its answer's end."""
         return self.connection.their_state not in (h11.IDLE, h11.SEND_BODY)
 
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the next byte to be received begins a request, and none before it waits for its answer."""
+        connection = self.connection
+        is_idle = connection.their_state is h11.IDLE and connection.our_state is h11.IDLE
+        return is_idle and not connection.trailing_data[0]
+
     async def _check_protocol(self, event: h11.Request) -> None:
         """Never leave HTTP/1.1, whatever the request asks for."""
 

@@ -30,6 +30,7 @@ from starlette.types import ASGIApp
 from aserve.core.errors import CheckpointError, ConfigError
 from aserve.core.faults import describe, report
 from aserve.engine import AsyncEngine, EngineState
+from aserve.http.doorman import Doorman
 from aserve.http.tasks import task_group
 from aserve.server.connection import Connection, Connections, Limits
 from aserve.server.sockets import connection_limit, listen, listen_unix, url_of
@@ -78,6 +79,7 @@ class Server:
     app: an ASGI application behind `aserve.http.middleware.guard`, as create_app makes it.
     on_ready: called with the server's URL once the engine is loaded. say: shows a line to people.
     on_hangup: what SIGHUP asks for, where that does not mean the end; it must not raise.
+    doorman: refuses what there is no room for before it is parsed; the application's, if nothing stands around it.
     """
 
     def __init__(
@@ -89,8 +91,10 @@ class Server:
         on_ready: Callable[[str], None] | None = None,
         say: Callable[[str], None] = print_line,
         on_hangup: Callable[[], None] | None = None,
+        doorman: Doorman | None = None,
     ) -> None:
         self._engine = engine
+        self._doorman = doorman
         self._app = app
         self._config = config
         self._on_ready = on_ready
@@ -117,7 +121,7 @@ class Server:
         """Serve until stopped. Returns the exit code; raises only what a bug of ours raised."""
         try:
             async with task_group() as tasks:
-                connections = Connections(self._app, self._config.limits, tasks)
+                connections = Connections(self._app, self._config.limits, tasks, self._doorman)
                 async with self._listening(connections) as listener:
                     return await self._live(listener, connections)
         except (ConfigError, CheckpointError) as error:
@@ -287,6 +291,7 @@ def run(
     on_ready: Callable[[str], None] | None = None,
     on_hangup: Callable[[], None] | None = None,
     say: Callable[[str], None] = print_line,
+    doorman: Doorman | None = None,
 ) -> int:
     """Load the engine and serve the application until SIGTERM or SIGINT; see `Server`.
 
@@ -298,7 +303,7 @@ def run(
     """
     config = config or ServerConfig()
     config = replace(config, limits=replace(config.limits, max_connections=connection_limit()))
-    server = Server(engine, app, config, on_ready=on_ready, say=say, on_hangup=on_hangup)
+    server = Server(engine, app, config, on_ready=on_ready, say=say, on_hangup=on_hangup, doorman=doorman)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         code = runner.run(serve(server))
         if server.left_behind:

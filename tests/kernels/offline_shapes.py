@@ -12,7 +12,7 @@ import torch
 from triton.compiler import CompiledKernel
 
 from aserve.kernels.fixed_ops import FixedOps
-from aserve.kernels.ops import AttentionBatch, BadWords, LogitControls, TokenMasks
+from aserve.kernels.ops import AttentionBatch, BadWords, LogitControls, LoraBatch, LoraWeights, TokenMasks
 from aserve.kernels.triton_ops import TritonOps
 from tests.kernels.cases import sampling
 from tests.kernels.machine_code import describe
@@ -100,6 +100,19 @@ def mask(ops: TritonOps, vocab_size: int) -> None:
     ops.mask_logits(torch.empty(2, vocab_size), TokenMasks(torch.zeros(2, dtype=torch.int64), words_QW))
 
 
+def adapt(ops: TritonOps, dtype: torch.dtype, rank: int) -> None:
+    """Eight adapters of Qwen2.5-0.5B's first projections, which have outputs of three sizes."""
+    sizes, num_inputs, num_adapters = (896, 128, 100), 896, 8
+    weights = LoraWeights(
+        torch.empty(num_adapters, len(sizes), num_inputs, rank, dtype=dtype),
+        torch.empty(num_adapters, rank, sum(sizes), dtype=dtype),
+        torch.zeros(num_adapters, dtype=torch.int32),
+        sizes,
+    )
+    batch = LoraBatch(torch.zeros(40, dtype=torch.int64), torch.zeros(num_adapters + 1, dtype=torch.int32))
+    ops.add_lora(torch.empty(40, sum(sizes), dtype=dtype), torch.empty(40, num_inputs, dtype=dtype), weights, batch)
+
+
 def move_blocks(ops: TritonOps, dtype: torch.dtype, numbers: int) -> None:
     planes_YBX, packed_NYX = torch.empty(4, 3, numbers, dtype=dtype), torch.empty(2, 4, numbers, dtype=dtype)
     ids_N = torch.zeros(2, dtype=torch.int64)
@@ -133,6 +146,9 @@ def run_others(job: "Job") -> None:
         for width in (80, 5120):
             elementwise(job.ops, dtype, width)
             job.report(dtype=str(dtype), width=width)
+        for rank in (16, 256):
+            adapt(job.ops, dtype, rank)
+            job.report(dtype=str(dtype), rank=rank)
     for vocab_size in (50257, 151936) if job.thorough else (151936,):
         sample(job.ops, vocab_size)
         control(job.ops, vocab_size)

@@ -16,6 +16,7 @@ from aserve.core.layout import KVLayout
 from aserve.kernels.ops import AttentionBatch, KVLayer, SamplingBatch, TokenMasks
 from aserve.kernels.reference import ReferenceOps
 from aserve.models.interface import CausalLM, ForwardBatch
+from aserve.models.lora import LoraLayers
 from aserve.models.spec import ModelSpec
 from aserve.runner.device import StepDevice
 from aserve.runner.graph_device import GraphDevice
@@ -151,6 +152,7 @@ def recordable_runner(
     max_num_seqs: int = 12,
     device: StepDevice | None = None,
     model: CausalLM | None = None,
+    lora: LoraLayers | None = None,
 ) -> ModelRunner:
     kv = allocate_kv(
         RecordableLM.spec,
@@ -168,4 +170,5 @@ def recordable_runner(
         max_model_len=CONTEXT_LEN,
         graph_device=graph_device,
         device=device,
+        lora=lora,
     )

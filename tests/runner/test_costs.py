@@ -2,7 +2,7 @@
 
 import pytest
 
-from aserve.runner.costs import measure_costs
+from aserve.runner.costs import measure_costs, measure_drafting
 from tests.runner.toy import toy_runner
 
 pytestmark = pytest.mark.torch
@@ -28,3 +28,17 @@ def test_costs_are_shares_of_a_step():
     costs = measure_costs(run, max_model_len=1000, block_size=16, num_host_blocks=5, clock=lambda: now_s)
     assert costs.recompute_s == pytest.approx(0.002)
     assert costs.swap_s == pytest.approx(0.004)
+
+
+@pytest.mark.parametrize(("num_rows", "token_s"), [(1, 0.0), (4, 0.003), (256, 0.003)])
+def test_what_a_draft_models_step_takes_is_told_from_the_step_that_it_rides_in(num_rows, token_s):
+    now_s = 0.0
+
+    def run(plan):
+        nonlocal now_s
+        assert len(plan.drafting) in (0, 5)
+        now_s += 0.5 + sum(0.002 + 0.003 * step.num_tokens for step in plan.drafting)
+
+    seconds = measure_drafting(run, num_rows=num_rows, num_drafts=5, clock=lambda: now_s)
+    assert seconds.token == pytest.approx(token_s)
+    assert seconds.base + seconds.token == pytest.approx(0.005)

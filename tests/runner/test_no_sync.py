@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aserve.core.ids import Row
-from aserve.core.plan import RowControls, RowSampling, StepPlan
+from aserve.core.plan import TO_COME, RowControls, RowSampling, StepPlan
 from aserve.kernels.ops import AttentionBatch, LogitControls, SamplingBatch, Scores, TokenMasks
 from aserve.models.interface import CausalLM
 from aserve.models.layers import DenseMethod
@@ -30,6 +30,7 @@ from aserve.runner import mixed_graphs
 from aserve.runner.batch import BatchBuilder
 from aserve.runner.controls import ControlTable
 from aserve.runner.device import TORCH_DTYPES, Array
+from aserve.runner.draft_model import DraftModel
 from aserve.runner.flight import Landed
 from aserve.runner.graphs import DecodeGraphs
 from aserve.runner.kv_store import allocate_kv
@@ -61,6 +62,15 @@ CONTROLLED = StepPlan(
     4,
     (chunk(2, 0, [1, 2], 7), fed(0, 5)),
     (init(2, sampling=msgspec.structs.replace(FILTERED, controls=CONTROLS, num_logprobs=3)),),
+)
+DRAFTING = (
+    StepPlan(6, (chunk(1, 0, [1, 2, 3], 0), chunk(0, 0, [4] * 9, 0, 0)), (init(1), init(0))),
+    StepPlan(6, (fed(1, 3), fed(0, 9))),
+)
+DRAFTED = StepPlan(
+    6,
+    (chunk(2, 2, [3, 4, 5], num_samples=3), chunk(0, 6, [3, TO_COME, TO_COME], num_samples=3), fed(1, 13)),
+    drafting=DRAFTING,
 )
 SCORED = StepPlan(5, (msgspec.structs.replace(chunk(3, 11, [8, 8], num_samples=0), target_ids=(8, 9)), fed(2, 2)))
 
@@ -242,9 +252,10 @@ def check_steps(model: CausalLM) -> None:
     over.set_result(RuntimeError())
     mask = AnyToken(model.spec.vocab_size)
     masked = StepPlan(9, DECODE.slices, (msgspec.structs.replace(PREFILL.inits[0], row=Row(1), mask=mask),))
-    for plan in (PREFILL, MIXED, DECODE, CHUNK_ALONE, CONTROLLED, SCORED, masked):
+    draft_model = DraftModel(model, MetaOps(), kv, MetaDevice(), num_rows=2, max_model_len=64, most=2)
+    for plan in (PREFILL, MIXED, DECODE, CHUNK_ALONE, CONTROLLED, DRAFTED, SCORED, masked):
         with torch.inference_mode(), no_waiting():
-            batch = builder.build(plan)
+            batch = builder.build(plan, draft_model.make(plan.drafting))
             assert batch is not None
             if (pending := masks.start(plan, over)) is not None:
                 batch = replace(batch, masks=pending.made)

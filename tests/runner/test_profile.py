@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from aserve.core.config import GiB
+from aserve.core.speculation import MAX_STEP_DRAFTS
 from aserve.kernels.cpu import CpuOps
 from aserve.runner.graph_keys import MAX_GRAPHS
 from aserve.runner.kv_store import allocate_kv
@@ -60,3 +61,12 @@ def test_the_largest_step_fills_the_budget_and_runs_on_the_null_block_alone(max_
     runner = ModelRunner(ToyLM(), CpuOps(), kv, max_num_seqs=max_num_seqs, max_model_len=longest)
     assert len(runner.run(plan).token_ids) == len(plan.slices)
     runner.close()
+
+
+def test_the_largest_step_samples_at_as_many_drafts_as_a_step_may_have():
+    """Catches drafts whose logits nobody left memory for."""
+    plan = largest_step(100, 1000, 64, block_size=4, num_drafts=5)
+    num_drafts = sum(piece.num_samples - 1 for piece in plan.slices)
+    assert MAX_STEP_DRAFTS <= num_drafts < MAX_STEP_DRAFTS + 5
+    few = largest_step(2, 8, 64, block_size=4, num_drafts=5)
+    assert [len(piece.draft_ids) for piece in few.slices] == [3, 3], "a draft is one of the step's tokens"

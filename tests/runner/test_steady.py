@@ -13,6 +13,7 @@ from aserve.runner.controls import ControlTable
 from aserve.runner.device import CpuDevice
 from aserve.runner.rows import RowTable
 from aserve.runner.steady import SteadyBuilder
+from aserve.runner.verification import MadeDrafts
 from tests.runner.toy import GREEDY, chunk, fed, init
 
 pytestmark = pytest.mark.torch
@@ -33,9 +34,9 @@ class CountingBuilder(BatchBuilder):
 
     num_built = 0
 
-    def build(self, plan: StepPlan) -> StepBatch | None:
+    def build(self, plan: StepPlan, made: MadeDrafts | None = None) -> StepBatch | None:
         self.num_built += 1
-        return super().build(plan)
+        return super().build(plan, made)
 
 
 def make_builder(num_groups: int) -> tuple[CountingBuilder, RowTable]:

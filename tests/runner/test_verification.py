@@ -6,12 +6,16 @@ import msgspec
 import pytest
 import torch
 
-from aserve.core.plan import SeqSlice, StepPlan, num_agreeing
+from aserve.core.ids import Row, SeqId
+from aserve.core.plan import TO_COME, RowInit, SeqSlice, StepPlan, num_agreeing
+from aserve.kernels.cpu import CpuOps
 from aserve.kernels.ops import NO_TOKEN
 from aserve.runner.device import CpuDevice
+from aserve.runner.draft_model import DraftModel
+from aserve.runner.kv_store import allocate_kv
 from aserve.runner.verification import count_accepted, counting_places, newest, upload_drafts
 from tests.runner.test_scoring import assert_close, expected
-from tests.runner.toy import GREEDY, POISON, VOCAB_SIZE, chunk, continuation, fed, init, toy_runner
+from tests.runner.toy import GREEDY, POISON, VOCAB_SIZE, ToyLM, chunk, continuation, fed, init, toy_runner
 
 pytestmark = pytest.mark.torch
 
@@ -113,3 +117,66 @@ def test_a_row_whose_logits_are_not_finite_fails_and_its_neighbours_do_not(runne
     assert result.failed == (plan.slices[0].seq_id,)
     assert result.num_accepted == (0, 1)
     assert result.token_ids[1:] == tuple(continuation([1], 3)[1:])
+
+
+def drafting_runner():
+    """A toy runner whose draft model is the toy too, in a cache of its own."""
+    runner = toy_runner()
+    kv = allocate_kv(ToyLM.spec, num_blocks=16, block_size=2, dtype=torch.float32, device=torch.device("cpu"))
+    runner.draft_with(lambda device: DraftModel(ToyLM(), CpuOps(), kv, device, num_rows=4, max_model_len=64, most=4))
+    return runner
+
+
+def test_a_draft_model_goes_on_from_what_it_has_caught_up_with():
+    """Rows, blocks and lengths of the two models differ. Catches drafts that are another row's, or another step's."""
+    runner = drafting_runner()
+    right, other = continuation(PROMPT, 9), continuation([1], 9)
+    inits = (init(2), init(5), init(6))
+    chunks = (chunk(2, 0, PROMPT, 1, 2, 3, 4), chunk(5, 0, [1], 5, 6, 7), chunk(6, 0, [2], 8, 9))
+    assert runner.run(StepPlan(0, chunks, inits)).token_ids[:2] == (right[0], other[0])
+    # Row 2 is row 0 of the draft model, and has three drafts; row 5 is row 3, and has one.
+    first = (own(105, 3, 0, [1, other[0]], 1), own(102, 0, 0, [*PROMPT, right[0]], 3, 4, 5, 6, 7))
+    drafting = (
+        StepPlan(1, first, (RowInit(Row(3), SeqId(105), GREEDY), RowInit(Row(0), SeqId(102), GREEDY))),
+        StepPlan(1, (own_fed(102, 0, 7),)),
+        StepPlan(1, (own_fed(102, 0, 8),)),
+    )
+    slices = (
+        chunk(2, 6, [right[0], *[TO_COME] * 3], num_samples=4),
+        chunk(6, 1, [continuation([2], 1)[0], 3], num_samples=2),
+        chunk(5, 1, [other[0], TO_COME], num_samples=2),
+    )
+    result = runner.run(StepPlan(1, slices, drafting=drafting))
+    assert result.num_accepted == (3, 0, 1)
+    assert result.token_ids == (*right[1:5], continuation([2], 2)[1], *other[1:3])
+    # Both go on: what the draft model computed with tokens that were known is there still.
+    again = (own(102, 0, 7, right[1:5]), own(105, 3, 2, other[1:3], 8, 9))
+    drafting = (StepPlan(2, again), StepPlan(2, (own_fed(102, 0, 11), own_fed(105, 3, 4))))
+    slices = tuple(
+        chunk(row, start, [known, *[TO_COME] * 2], num_samples=3)
+        for row, start, known in ((2, 10, right[4]), (5, 3, other[2]))
+    )
+    result = runner.run(StepPlan(2, slices, drafting=drafting))
+    runner.close()
+    assert result.num_accepted == (2, 2)
+    assert result.token_ids == (*right[5:8], *other[3:6])
+
+
+def own(seq_id: int, row: int, start: int, tokens: list[int], *blocks: int) -> SeqSlice:
+    """Of the draft model, in rows and blocks of its own."""
+    return msgspec.structs.replace(chunk(row, start, tokens, *blocks), seq_id=SeqId(seq_id))
+
+
+def own_fed(seq_id: int, row: int, start: int) -> SeqSlice:
+    return msgspec.structs.replace(fed(row, start), seq_id=SeqId(seq_id))
+
+
+def test_a_step_of_one_row_whose_draft_model_is_not_finite_is_as_without_drafts():
+    runner = drafting_runner()
+    right = continuation(PROMPT, 3)
+    runner.run(StepPlan(0, (chunk(2, 0, PROMPT, 1, 2, 3, 4),), (init(2),)))
+    drafting = (StepPlan(1, (own(102, 0, 0, [POISON], 1),), (RowInit(Row(0), SeqId(102), GREEDY),)),)
+    result = runner.run(StepPlan(1, (chunk(2, 6, [right[0], TO_COME], num_samples=2),), drafting=drafting))
+    runner.close()
+    assert result.failed == ()
+    assert result.token_ids == (right[1],)

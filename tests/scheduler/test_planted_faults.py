@@ -12,6 +12,7 @@ from aserve.kv_cache.host_memory import HostMemory
 from aserve.kv_cache.paged_cache import PagedCache
 from aserve.kv_cache.swap import HostPool
 from aserve.scheduler import residents, sequence
+from aserve.scheduler.adapter_places import AdapterPlaces
 from aserve.scheduler.admission import Admission
 from aserve.scheduler.landing import Landing
 from aserve.scheduler.planner import Planner
@@ -70,6 +71,12 @@ def ignored_salt(monkeypatch):
 def ignored_adapter(monkeypatch):
     """A block's hash covers tokens alone."""
     monkeypatch.setattr(Request, "extra_keys", ())
+
+
+@pytest.fixture
+def too_many_adapters(monkeypatch):
+    """Admission asks who may run, and lets everybody."""
+    monkeypatch.setattr(AdapterPlaces, "allows", lambda _places, _sequence: True)
 
 
 @pytest.fixture
@@ -337,6 +344,7 @@ def test_the_oracle_alone_catches_a_copy_that_was_never_made(failed_copies_trust
         ("leaked_host_block", "I2"),
         ("rejected_drafts_sealed", "I6"),
         ("rejected_drafts_counted", "I18"),
+        ("too_many_adapters", "I26"),
     ],
 )
 def test_check_names_the_invariant_that_a_fault_breaks(fault, invariant, request):

@@ -46,6 +46,7 @@ def run_trace(
         "target_itl_s": random.Random(-1 - seed).choice((0.0, 0.0, None, 0.001, 0.014)),  # its own draw: others stay
         "proposer": Guesser() if random.Random(-1001 - seed).random() < 0.4 else None,
         "plans_behind_prompts": seed % 5 > 0,
+        "max_loras": seed % 3,
     }
     loop = kind(depth=depth, checked=checked, **limits | dict(options or {}))
     for _ in range(NUM_MOVES):

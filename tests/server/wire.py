@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from aserve.http.doorman import Doorman
 from aserve.http.middleware import guard
 from aserve.server.connection import Connection, Connections, Limits
 from aserve.server.sockets import listen
@@ -160,11 +161,15 @@ class Site:
 
 @asynccontextmanager
 async def serving(
-    app: ASGIApp, protocol: Callable[[Connections], Connection] = Connection, **limits: Any
+    app: ASGIApp,
+    protocol: Callable[[Connections], Connection] = Connection,
+    *,
+    doorman: Doorman | None = None,
+    **limits: Any,
 ) -> AsyncGenerator[Site]:
     loop = asyncio.get_running_loop()
     async with asyncio.TaskGroup() as tasks:
-        connections = Connections(app, Limits(**limits), tasks)
+        connections = Connections(app, Limits(**limits), tasks, doorman)
         sock = listen("127.0.0.1", 0, 512)
         listener = await loop.create_server(lambda: protocol(connections), sock=sock)
         try:

@@ -14,7 +14,7 @@ from aserve.http.endpoint import Exchange, Handler
 from aserve.http.openai.generation import Generation, Usage, answer
 from aserve.http.openai.logprobs import Speller, chat_logprobs, prompt_logprobs
 from aserve.http.openai.prompts import chat_prompt, check_room, truncated
-from aserve.http.openai.schema import ChatFields, check_model, parse, sampling_params
+from aserve.http.openai.schema import ChatFields, adapter_of, check_model, parse, sampling_params
 from aserve.http.openai.structured import told_as_asked
 from aserve.http.openai.tally import TokenIds, usage_suffix
 from aserve.http.sse import StreamLimits
@@ -34,7 +34,7 @@ def chat_completions(engine: AsyncEngine, limits: StreamLimits) -> Handler:
 
 
 async def _answer(engine: AsyncEngine, limits: StreamLimits, exchange: Exchange, fields: ChatFields) -> None:
-    model = check_model(engine.info, fields.model)
+    model = check_model(engine, fields.model)
     check_room(engine, fields, exchange)
     params = sampling_params(
         engine,
@@ -54,6 +54,7 @@ async def _answer(engine: AsyncEngine, limits: StreamLimits, exchange: Exchange,
         cache_salt=fields.cache_salt or "",
         priority=fields.priority or 0,
         tenant=exchange.tenant,
+        lora=adapter_of(engine, model),
         timeout_s=fields.timeout_s,
     )
     wire = ChatWire(engine, f"chatcmpl-{exchange.request_id}", model, fields)

@@ -16,6 +16,7 @@ from aserve.http.openai.prompts import check_lengths, check_room, text_prompt, t
 from aserve.http.openai.schema import (
     DEFAULT_COMPLETION_TOKENS,
     CompletionFields,
+    adapter_of,
     check_model,
     check_num_sequences,
     parse,
@@ -41,7 +42,7 @@ def completions(engine: AsyncEngine, limits: StreamLimits) -> Handler:
 
 
 async def _answer(engine: AsyncEngine, limits: StreamLimits, exchange: Exchange, fields: CompletionFields) -> None:
-    model = check_model(engine.info, fields.model)
+    model = check_model(engine, fields.model)
     check_room(engine, fields, exchange)
     caps = (fields.max_completion_tokens, 1 if fields.scores_only else fields.max_tokens, DEFAULT_COMPLETION_TOKENS)
     params = sampling_params(
@@ -71,6 +72,7 @@ async def _answer(engine: AsyncEngine, limits: StreamLimits, exchange: Exchange,
         cache_salt=fields.cache_salt or "",
         priority=fields.priority or 0,
         tenant=exchange.tenant,
+        lora=adapter_of(engine, model),
         timeout_s=fields.timeout_s,
         scores_only=fields.scores_only,
     )

@@ -68,7 +68,7 @@ class Generation:
     """Prompts to run with the same parameters, and how to answer.
 
     include_usage, continuous_usage: token counts at the end of a stream, and in every chunk.
-    starts_text, cache_salt, priority, tenant, timeout_s: see `AsyncEngine.open`.
+    starts_text, cache_salt, priority, tenant, lora, timeout_s: see `AsyncEngine.open`.
     scores_only: nothing is generated. (The engine generates one token, which is left out.)
     """
 
@@ -81,6 +81,7 @@ class Generation:
     cache_salt: str = ""
     priority: int = 0
     tenant: str = ""
+    lora: str | None = None
     timeout_s: float | None = None
     scores_only: bool = False
 
@@ -224,6 +225,7 @@ async def _open_all(engine: AsyncEngine, generation: Generation) -> AsyncGenerat
         "cache_salt": generation.cache_salt,
         "priority": generation.priority,
         "tenant": generation.tenant,
+        "lora": generation.lora,
         "timeout_s": generation.timeout_s,
     }
     if len(prompts) == 1:

@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}."""
+"""GET /v1/models and /v1/models/{id}: the names of the model, and its adapters."""
 
 from typing import Any
 
@@ -6,23 +6,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from aserve.core.config import ModelInfo
 from aserve.engine import AsyncEngine
 from aserve.http.json_response import JsonResponse
 from aserve.http.openai.schema import check_model
 
 
 def model_routes(engine: AsyncEngine) -> list[Route]:
-    """Both routes. Every name of the model has a card of its own."""
+    """Both routes. Every name has a card of its own."""
 
     async def list_models(_request: Request) -> Response:
-        info = engine.info
-        return JsonResponse({"object": "list", "data": [_card(info, name) for name in info.names]})
+        names = (*engine.info.names, *engine.adapters.folders())
+        return JsonResponse({"object": "list", "data": [_card(engine, name) for name in names]})
 
     async def get_model(request: Request) -> Response:
-        info = engine.info
         name = request.path_params["model"].replace("%2F", "/")  # kept so by the guard; see HeadCheck
-        return JsonResponse(_card(info, check_model(info, name)))
+        return JsonResponse(_card(engine, check_model(engine, name)))
 
     return [
         Route("/v1/models", list_models),
@@ -30,14 +28,17 @@ def model_routes(engine: AsyncEngine) -> list[Route]:
     ]
 
 
-def _card(info: ModelInfo, name: str) -> dict[str, Any]:
+def _card(engine: AsyncEngine, name: str) -> dict[str, Any]:
+    """An adapter's names the model that it changes."""
+    info = engine.info
+    is_adapter = name not in info.names
     return {
         "id": name,
         "object": "model",
         "created": info.created_s,
         "owned_by": "aserve",
-        "root": info.root,
-        "parent": None,
+        "root": engine.adapters.folders()[name] if is_adapter else info.root,
+        "parent": info.names[0] if is_adapter else None,
         "max_model_len": info.max_model_len,
         "permission": [],
     }

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from aserve.core.config import ModelInfo
 from aserve.core.errors import InvalidRequestError, ModelNotFoundError
 from aserve.core.params import MAX_CHOICES, MAX_LOGPROBS, BeamParams, SamplingParams
 from aserve.core.request import CACHE_SALT, REQUEST_ID
@@ -180,6 +179,21 @@ class DetokenizeFields(msgspec.Struct, frozen=True, kw_only=True):
     tokens: list[int]
 
 
+class LoadAdapterFields(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /v1/load_lora_adapter."""
+
+    lora_name: str
+    lora_path: str
+    load_inplace: Literal[False] | None = None
+
+
+class UnloadAdapterFields(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /v1/unload_lora_adapter. lora_int_id: vLLM's, which changes nothing here."""
+
+    lora_name: str
+    lora_int_id: int | None = None
+
+
 Fields = TypeVar("Fields", bound=msgspec.Struct)
 
 
@@ -200,13 +214,19 @@ def parse(raw: Mapping[str, Any], kind: type[Fields]) -> Fields:
     return fields
 
 
-def check_model(info: ModelInfo, model: str | None) -> str:
-    """The name to answer with. Raises `ModelNotFoundError` for one that is not served."""
+def check_model(engine: AsyncEngine, model: str | None) -> str:
+    """The name to answer with, which may be an adapter's. Raises `ModelNotFoundError` for one that is not served."""
+    names = engine.info.names
     if model is None:
-        return info.names[0]
-    if model not in info.names:
-        raise ModelNotFoundError(f"the model {echo(model)} is not served here; {echo(info.names[0])} is")
+        return names[0]
+    if model not in names and model not in engine.adapters:
+        raise ModelNotFoundError(f"the model {echo(model)} is not served here; {echo(names[0])} is")
     return model
+
+
+def adapter_of(engine: AsyncEngine, model: str) -> str | None:
+    """Which adapter a name that was checked stands for; None for the model itself."""
+    return None if model in engine.info.names else model
 
 
 def sampling_params(

@@ -17,7 +17,7 @@ def tokenize(engine: AsyncEngine) -> Handler:
 
     async def handle(exchange: Exchange) -> None:
         fields = await exchange.work(parse, exchange.fields, TokenizeFields)
-        check_model(engine.info, fields.model)
+        check_model(engine, fields.model)
         if (fields.prompt is None) == (fields.messages is None):
             raise InvalidRequestError("give either prompt or messages", "prompt")
         if fields.prompt is not None:
@@ -54,7 +54,7 @@ def detokenize(engine: AsyncEngine) -> Handler:
 
     async def handle(exchange: Exchange) -> None:
         fields = await exchange.work(parse, exchange.fields, DetokenizeFields)
-        check_model(engine.info, fields.model)
+        check_model(engine, fields.model)
         text = await engine.decode(fields.tokens)
         await exchange.reply(JsonResponse({"prompt": text}))
 

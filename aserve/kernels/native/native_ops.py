@@ -14,7 +14,8 @@ from torch import Tensor
 from aserve.kernels.cpu import CpuOps
 from aserve.kernels.native.attention import NativeAttention
 from aserve.kernels.native.library import Library
-from aserve.kernels.ops import AttentionBatch, SamplingBatch, Scores, TokenMasks
+from aserve.kernels.native.lora import NativeLora
+from aserve.kernels.ops import AttentionBatch, LoraBatch, LoraWeights, SamplingBatch, Scores, TokenMasks
 
 _NAMES: Final = {torch.float32: "f32", torch.bfloat16: "bf16"}
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -66,6 +67,7 @@ class NativeOps(CpuOps):
             for dtype, suffix in _NAMES.items()
         }
         self._attention = NativeAttention(library)
+        self._lora = NativeLora(library)
         self._score = library.function("score_f32", [_POINTER, _INT, _INT, _POINTER, _INT, *[_POINTER] * 4])
         self._mask = library.function("mask_f32", [_POINTER, _INT, _INT, _POINTER, _POINTER, _INT, _INT])
         self._scratch = torch.empty(0)
@@ -223,6 +225,13 @@ class NativeOps(CpuOps):
             out_THD.data_ptr(),
         )
         return out_THD
+
+    def add_lora(self, out_TO: Tensor, x_TI: Tensor, weights: LoraWeights, batch: LoraBatch) -> None:
+        """All adapters in one call."""
+        if self._lora.takes(out_TO, x_TI, weights):
+            self._lora.add(out_TO, x_TI, weights, batch)
+        else:
+            super().add_lora(out_TO, x_TI, weights, batch)
 
     def sample(self, logits_SV: Tensor, batch: SamplingBatch) -> Tensor:
         """A row at a time, from logits as they are."""
