@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, Unpack
 
 import msgspec
 
-from aserve import engine
 from aserve.adapters import Adapters
 from aserve.core.config import (
     EngineConfig,
@@ -32,7 +31,7 @@ from aserve.core.errors import CheckpointError, ConfigError, InsufficientMemoryE
 from aserve.core.layout import KVLayout, lay_out
 from aserve.core.params import SamplingParams
 from aserve.drafters import draft_options, make_draft_model, make_proposer
-from aserve.engine import EngineParts, Loader, Progress
+from aserve.engine import Engine, EngineParts, Loader, Progress
 from aserve.kv_cache.host_memory import has_host_tier
 from aserve.measuring import measure, with_draft_model
 from aserve.model_folder import DEMO_MODEL, check_draft_vocabulary, find_model, load_text
@@ -60,7 +59,7 @@ PRIORITY_AGEING_S: Final = 10.0
 Report = Callable[[Progress], None]
 
 
-class AsyncEngine(engine.AsyncEngine):
+class AsyncEngine(Engine):
     """A model inside your event loop: `async with AsyncEngine("folder or id") as engine: ...`.
 
     model: a folder, a Hugging Face id, or "demo", the bundled one. options: the fields of `Options`, which are the

@@ -1,4 +1,4 @@
-"""AsyncEngine: a model being served inside somebody's asyncio application.
+"""Engine: a model being served inside somebody's asyncio application.
 
 Owns the lifetime (load, run, drain, close) and turns what a caller has (text, token ids, messages, SamplingParams) into
 what the loop takes (a Request). Starts no process, installs no signal handler, reads no environment, keeps no global;
@@ -39,7 +39,7 @@ from aserve.texts import Texts
 from aserve.workers import Workers
 
 
-class AsyncEngine(Answers):
+class Engine(Answers):
     """`async with` loads the model and serves until the block is left, which ends open requests and frees the memory.
 
     load: makes the parts; see build.py for aserve's own.
@@ -397,4 +397,4 @@ def _close_unwanted(loading: asyncio.Future[EngineParts]) -> None:
         loading.result().close()
 
 
-__all__ = ["AserveError", "AsyncEngine", "EngineParts", "EngineState", "Loader", "Progress"]
+__all__ = ["AserveError", "Engine", "EngineParts", "EngineState", "Loader", "Progress"]

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from aserve import build
 from aserve.core.config import Options
 from aserve.core.errors import InvalidRequestError
-from aserve.engine import AsyncEngine, Progress
+from aserve.engine import Engine, Progress
 
 CHAT_HELP = "Type a message; Ctrl-C stops an answer, Ctrl-D or /exit ends, /clear starts over."
 
@@ -80,7 +80,7 @@ def run_chat(options: Options) -> int:
     return 0
 
 
-def converse(runner: asyncio.Runner, engine: AsyncEngine) -> None:
+def converse(runner: asyncio.Runner, engine: Engine) -> None:
     """Read messages and answer them until there are no more. A message that cannot be answered is one line."""
     messages: list[dict[str, str]] = []
     while (line := _read_line()) is not None:
@@ -110,7 +110,7 @@ def _read_line() -> str | None:
     return None if line == "/exit" else line
 
 
-async def _answer(engine: AsyncEngine, messages: list[dict[str, str]], pieces: list[str]) -> None:
+async def _answer(engine: Engine, messages: list[dict[str, str]], pieces: list[str]) -> None:
     """Print an answer as it grows, and add it to `pieces`, which keeps what there is when it is stopped."""
     async for delta in engine.chat(messages):
         print(delta.text, end="", flush=True)

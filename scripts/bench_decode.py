@@ -29,7 +29,7 @@ from aserve.core.ports import Runner
 from aserve.engine import EngineParts
 from aserve.models.spec import ModelSpec, read_spec
 
-GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
+GREEDY = RowSampling()
 
 
 class Rows:

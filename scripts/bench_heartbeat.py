@@ -22,7 +22,7 @@ from report import emit, percentile
 from sse_starlette import EventSourceResponse
 from step_stages import scripted_loader
 
-from aserve.engine import AsyncEngine
+from aserve.engine import Engine
 from aserve.http import create_app
 from aserve.server import Server, ServerConfig
 
@@ -64,7 +64,7 @@ async def serve(arguments: argparse.Namespace) -> dict[str, float]:
     load_engine = scripted_loader(
         arguments.streams + 4, max_model_len, num_kv_tokens=6 * max_model_len, max_num_batched_tokens=8192
     )
-    engine = AsyncEngine(load_engine)
+    engine = Engine(load_engine)
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     server = Server(
         engine,

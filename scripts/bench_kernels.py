@@ -18,6 +18,7 @@ import torch
 from report import emit
 from torch import Tensor
 
+from aserve.core.columns import SamplingColumns
 from aserve.kernels.dispatch import select_ops
 from aserve.kernels.ops import AttentionBatch, HeadNormOps, Ops, SamplingBatch
 
@@ -217,11 +218,13 @@ class Bench:
         def make() -> Call:
             logits = 4 * torch.randn(num_rows, self._sizes.vocab, device=self._device)
             batch = SamplingBatch(
-                temperature_S=rows(temperature, torch.float32),
-                top_k_S=rows(top_k, torch.int32),
-                top_p_S=rows(top_p, torch.float32),
-                min_p_S=rows(0.0, torch.float32),
-                seeds_S=torch.arange(num_rows, device=self._device),
+                columns_S=SamplingColumns(
+                    temperature=rows(temperature, torch.float32),
+                    top_k=rows(top_k, torch.int32),
+                    top_p=rows(top_p, torch.float32),
+                    min_p=rows(0.0, torch.float32),
+                    seed=torch.arange(num_rows, device=self._device),
+                ),
                 positions_S=torch.arange(num_rows, device=self._device),
                 banned_SC=None,
                 all_greedy=temperature == 0,

@@ -15,6 +15,7 @@ import torch
 from no_device import use_no_device
 from report import emit
 
+from aserve.core.columns import SamplingColumns
 from aserve.kernels.launch import Launch
 from aserve.kernels.ops import AttentionBatch, SamplingBatch
 from aserve.kernels.triton_ops import TritonOps
@@ -47,11 +48,13 @@ def sampling(ops: TritonOps, num_rows: int, temperature: float, top_p: float) ->
         return torch.full((num_rows,), value, dtype=dtype)
 
     batch = SamplingBatch(
-        temperature_S=rows(temperature, torch.float32),
-        top_k_S=rows(0, torch.int32),
-        top_p_S=rows(top_p, torch.float32),
-        min_p_S=rows(0.0, torch.float32),
-        seeds_S=torch.arange(num_rows),
+        columns_S=SamplingColumns(
+            temperature=rows(temperature, torch.float32),
+            top_k=rows(0, torch.int32),
+            top_p=rows(top_p, torch.float32),
+            min_p=rows(0.0, torch.float32),
+            seed=torch.arange(num_rows),
+        ),
         positions_S=torch.arange(num_rows),
         banned_SC=None,
         all_greedy=temperature == 0,

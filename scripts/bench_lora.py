@@ -25,7 +25,7 @@ from aserve.models.spec import read_spec
 
 def write_adapter(folder: Path, model: str, rank: int, seed: int) -> None:
     """Factors of all linear layers, so small that answers stay what they are."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     draw = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, dims in native_tensors(read_spec(resolve_checkpoint(model).config)):
@@ -54,8 +54,10 @@ async def tokens_per_s(engine: AsyncEngine, options: argparse.Namespace, adapter
 async def measure(options: argparse.Namespace, root: Path) -> None:
     modules = {}
     for number in range(options.adapters):
-        write_adapter(root / str(number), options.model, options.rank, number)
-        modules[f"a{number}"] = str(root / str(number))
+        folder = root / f"{Path(options.model).name}-{options.rank}-{number}"
+        if not folder.exists():
+            write_adapter(folder, options.model, options.rank, number)
+        modules[f"a{number}"] = str(folder)
     async with AsyncEngine(
         options.model,
         enable_lora=True,
@@ -87,9 +89,10 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--folder", type=Path, help="where adapters are kept for the next time")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(measure(options, Path(folder)))
+        asyncio.run(measure(options, options.folder or Path(folder)))
 
 
 if __name__ == "__main__":

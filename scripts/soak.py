@@ -61,10 +61,10 @@ def serve(fault_every: int, keys_file: str) -> int:
     from aserve.cli import bound_product_caches
     from aserve.core.plan import StepPlan
     from aserve.core.ports import Flight, Runner
-    from aserve.engine import AsyncEngine, EngineParts, Progress
+    from aserve.engine import Engine, EngineParts, Progress
     from aserve.http import Keyring, create_app
     from aserve.server import Server, ServerConfig
-    from aserve.server.lifecycle import serve as run_until_signal
+    from aserve.server.lifecycle import run_until_signal
 
     bound_product_caches(os.environ)
 
@@ -93,7 +93,7 @@ def serve(fault_every: int, keys_file: str) -> int:
         runners.append(FaultyRunner(parts.runner))
         return dataclasses.replace(parts, runner=runners[0])
 
-    engine = AsyncEngine(load_faulty)
+    engine = Engine(load_faulty)
 
     async def tell() -> None:
         while True:

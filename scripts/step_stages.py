@@ -19,7 +19,7 @@ from typing import Any
 from aserve.core.config import EngineConfig, ModelInfo
 from aserve.core.plan import StepPlan, StepResult
 from aserve.core.ports import Flight, Runner
-from aserve.engine import AsyncEngine, EngineParts, Loader, Progress
+from aserve.engine import Engine, EngineParts, Loader, Progress
 from aserve.http import create_app
 from aserve.model_folder import DEMO_FOLDER
 from aserve.scheduler.scheduler import Scheduler
@@ -297,7 +297,7 @@ def streamed_request(index: int, num_tokens: int) -> bytes:
 
 async def measure(load: Loader, watch: Stopwatch, num_seqs: int, num_steps: int, num_warmup: int) -> Stages:
     """Microseconds by stage of at least `num_steps` steps in which `num_seqs` streams are written to."""
-    async with AsyncEngine(load) as engine, asyncio.TaskGroup() as tasks:
+    async with Engine(load) as engine, asyncio.TaskGroup() as tasks:
         connections = Connections(create_app(engine), Limits(max_connections=num_seqs), tasks)
         sock = socket.socket()  # of all: only its family is looked at
         wires = [Wire(connections, watch, sock) for _ in range(num_seqs)]
@@ -313,7 +313,7 @@ async def measure(load: Loader, watch: Stopwatch, num_seqs: int, num_steps: int,
             sock.close()
 
 
-async def _begin(engine: AsyncEngine, watch: Stopwatch, wires: Sequence[Wire], num_tokens: int) -> None:
+async def _begin(engine: Engine, watch: Stopwatch, wires: Sequence[Wire], num_tokens: int) -> None:
     """Send a request on each wire. Steps are held until all are there, so that none is far ahead of another."""
     for index, wire in enumerate(wires):
         wire.connection.data_received(streamed_request(index, num_tokens))

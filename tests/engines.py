@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from aserve.core.config import EngineConfig, ModelInfo
-from aserve.engine import AsyncEngine, EngineParts, Loader, Progress
+from aserve.engine import Engine, EngineParts, Loader, Progress
 from aserve.scheduler.scheduler import Scheduler
 from aserve.text.chat_template import ChatTemplate
 from aserve.text.tokenizer import Tokenizer
@@ -99,6 +99,6 @@ def scripted_loader(
     return load
 
 
-def scripted_engine(answer: Sequence[int] = says("Hello, world!"), **loader_options: object) -> AsyncEngine:
+def scripted_engine(answer: Sequence[int] = says("Hello, world!"), **loader_options: object) -> Engine:
     """An engine that is not entered yet. loader_options: of `scripted_loader`."""
-    return AsyncEngine(scripted_loader(answer, **loader_options))
+    return Engine(scripted_loader(answer, **loader_options))

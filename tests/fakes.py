@@ -337,7 +337,7 @@ class FakeKV:
     def _sample(self, piece: SeqSlice) -> list[int]:
         """The tokens that a slice yields: drafts as long as they are what is sampled, and the one after them."""
         row = self._rows[piece.row]
-        seed = row.sampling.seed if self._seeded and row.sampling.temperature > 0 else 0
+        seed = row.sampling.columns.seed if self._seeded and row.sampling.columns.temperature > 0 else 0
         masks = None if row.mask is None else masks_of(row.mask, piece.draft_ids)
         run: list[int] = []
         for position, draft_id in enumerate((*piece.draft_ids, None), start=_first_sampled(piece)):

@@ -22,6 +22,9 @@ from aserve.kernels.dispatch import select_ops
 from aserve.models.checkpoint import resolve_checkpoint
 from aserve.models.interface import CausalLM
 from aserve.models.loader import load_model
+from aserve.models.lora import LoraLayers
+from aserve.models.peft import inspect_adapter
+from tests.adapters import write_adapter
 from tests.checkpoints import checkpoints, write_checkpoint
 from tests.kernels.cases import Fast, paged
 from tests.models.paged import PagedSequences
@@ -90,14 +93,25 @@ def test_attention_gives_a_query_the_same_bits_in_any_step(
 
 
 class Solo:
-    """What each sequence yields alone: hidden states of all positions, from chunks of `MAX_CHUNK`, on one thread."""
+    """What each sequence yields alone: hidden states of all positions, from chunks of `MAX_CHUNK`, on one thread.
 
-    def __init__(self, model: CausalLM, dtype: torch.dtype, prompts: Sequence[Sequence[int]]) -> None:
+    slots: of their adapters.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        dtype: torch.dtype,
+        prompts: Sequence[Sequence[int]],
+        slots: Sequence[int] | None,
+        num_slots: int,
+    ) -> None:
         torch.set_num_threads(1)
         self._model = model
         self.hidden = []
-        for prompt in prompts:
-            cache = PagedSequences(model, max_len=len(prompt), dtype=dtype)
+        for s, prompt in enumerate(prompts):
+            own = None if slots is None else [slots[s]]
+            cache = PagedSequences(model, max_len=len(prompt), dtype=dtype, slots=own, num_slots=num_slots)
             chunks = [prompt[i : i + MAX_CHUNK] for i in range(0, len(prompt), MAX_CHUNK)]
             self.hidden.append(torch.cat([cache.hidden([(0, chunk)])[0] for chunk in chunks]))
 
@@ -114,10 +128,12 @@ def check_crowd(
     prompts: Sequence[Sequence[int]],
     chunks: Sequence[int],
     threads: Sequence[int] = (1,),
+    slots: Sequence[int] | None = None,
+    num_slots: int = 0,
 ) -> int:
     """Compute all prompts together, in slices whose sizes go through `chunks`; returns how many positions agree."""
-    solo = Solo(model, dtype, prompts)
-    cache = PagedSequences(model, len(prompts), max(map(len, prompts)), dtype)
+    solo = Solo(model, dtype, prompts, slots, num_slots)
+    cache = PagedSequences(model, len(prompts), max(map(len, prompts)), dtype, slots, num_slots)
     done = [0] * len(prompts)
     step = 0
     while any(num_done < len(prompt) for num_done, prompt in zip(done, prompts, strict=True)):
@@ -176,6 +192,24 @@ def model(request, tmp_path_factory) -> tuple[CausalLM, torch.dtype]:
 def test_a_row_of_logits_has_the_same_bits_in_any_crowd(model, lens, chunks, threads):
     lens = [min(length, model[0].spec.context_len) for length in lens]
     assert check_crowd(*model, random_prompts(model[0], lens), chunks, threads) == sum(lens)
+
+
+@pytest.mark.parametrize("ops", [CpuOps(), select_ops(torch.device("cpu"))], ids=lambda ops: type(ops).__name__)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_so_it_has_with_adapters_side_by_side(tmp_path, ops, dtype):
+    """Rows of three adapters and of none, that come and go: who shares an adapter, or a tile, changes no bit."""
+    folder = write_checkpoint(tmp_path / "qwen2", "qwen2", **SHAPES["qwen2"])
+    torch_dtype = getattr(torch, dtype)
+    lora = LoraLayers(3, 16, ops, torch_dtype, torch.device("cpu"))
+    model = load_model(resolve_checkpoint(str(folder)), device="cpu", ops=ops, dtype=dtype, lora=lora)
+    for slot, rank in enumerate((16, 3, 8)):
+        path = write_adapter(tmp_path / str(slot), folder, seed=slot, rank=rank)
+        lora.put(slot, lora.read(inspect_adapter(path, lora.modules, 16)))
+    lens, slots = [137, 20, 60, 1, 90, 33, 40], [0, 1, -1, 2, 0, 1, 0]
+    prompts = random_prompts(model, lens)
+    assert check_crowd(model, torch_dtype, prompts, [64, 1, 7, 1, 1], [1, 2], slots, 3) == sum(lens)
+    plain, adapted = (Solo(model, torch_dtype, prompts[:1], own, 3).hidden[0] for own in ([-1], [0]))
+    assert not torch.equal(plain, adapted)
 
 
 GRID_CHUNKS = ([1], [512], [16], [1, 7, 128, 33], [300, 1, 1, 1, 64])

@@ -11,7 +11,7 @@ import pytest
 from aserve.core.errors import InvalidRequestError, OverloadedError, QueueTimeoutError
 from aserve.core.outputs import DEADLINE, FinishReason
 from aserve.core.params import SamplingParams
-from aserve.engine import AsyncEngine
+from aserve.engine import Engine
 from aserve.http import create_app
 from aserve.scheduler.scheduler import Scheduler
 from tests.engines import says, scripted_loader
@@ -37,7 +37,7 @@ class Bench:
             config = msgspec.structs.replace(loaded.config, request_timeout=request_timeout)
             return replace(loaded, scheduler=self.scheduler, config=config)
 
-        self.engine = AsyncEngine(parts, clock=self.clock)
+        self.engine = Engine(parts, clock=self.clock)
 
     async def steps(self, count: int) -> None:
         """Let the loop go round."""

@@ -23,8 +23,7 @@ from aserve.core.errors import (
 from aserve.core.outputs import FinishReason
 from aserve.core.params import SamplingParams
 from aserve.core.plan import StepResult
-from aserve.engine import AsyncEngine as BareEngine
-from aserve.engine import EngineState, Progress
+from aserve.engine import Engine, EngineState, Progress
 from aserve.mailbox import Mailbox
 from tests.engines import says, scripted_engine, scripted_loader
 from tests.fakes import FakeScript, ScriptedRunner
@@ -307,7 +306,7 @@ async def test_cancelling_while_it_loads_closes_what_was_loaded(reports_again):
         finally:
             finished.set()
 
-    engine = BareEngine(slow_load)
+    engine = Engine(slow_load)
     entering = asyncio.create_task(engine.__aenter__())
     await until(lambda: engine.progress.stage == "weights")
     entering.cancel()

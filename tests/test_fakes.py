@@ -8,7 +8,7 @@ from aserve.core.plan import RowInit, RowSampling, SeqSlice, StepPlan
 from aserve.core.ports import Runner
 from tests.fakes import FakeClock, FakeScript, ScriptedRunner, continuation
 
-GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
+GREEDY = RowSampling()
 VOCABULARY = range(10)
 
 

@@ -92,7 +92,7 @@ async def serve(
         return dataclasses.replace(parts, runner=recorder[0])
 
     params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
-    async with engine.AsyncEngine(load_recorded) as served:
+    async with engine.Engine(load_recorded) as served:
         completions = await asyncio.gather(*(served.complete(prompt, params) for prompt in prompts))
         return list(completions), served.statistics(), recorder[0].plans
 

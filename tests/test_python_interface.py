@@ -19,7 +19,7 @@ from aserve.core import config, errors, params, request
 from aserve.core.config import OptionFields
 from aserve.core.errors import AserveError, ConfigError, InvalidRequestError, UnavailableError
 from aserve.core.outputs import Completion, FinishReason
-from aserve.engine import AsyncEngine
+from aserve.engine import Engine
 from aserve.engine_parts import EngineParts
 from aserve.http import create_app
 from tests.engines import TEMPLATE, scripted_engine, scripted_loader
@@ -202,7 +202,7 @@ def sentencepiece_engine():
         info = msgspec.structs.replace(parts.info, vocab_size=tokenizer.vocab_size)
         return EngineParts(info, parts.config, parts.scheduler, parts.runner, tokenizer, parts.chat_template)
 
-    return AsyncEngine(load)
+    return Engine(load)
 
 
 async def test_p3_chat_and_complete_chat_drop_the_space_before_the_first_word():
@@ -304,9 +304,9 @@ def test_p6_options_as_keywords_are_the_options():
         "tokenizer",
         "chat_template",
         "download_dir",
-        "speculative_config",
         "lora_modules",
         "lora_root",
+        "speculative_config",
     }  # as which more is taken than is kept
     kept = get_type_hints(Options)
     assert {name for name, hint in hints.items() if hint != kept[name]} == taken
@@ -328,13 +328,13 @@ async def test_p6_reprs_say_what_matters():
     assert len(repr(long)) < 200
     assert "1000 tokens" in repr(long)
     engine = scripted_engine()
-    assert repr(engine) == "<AsyncEngine new>"
+    assert repr(engine) == "<Engine new>"
     async with engine:
-        assert repr(engine) == "<AsyncEngine 'scripted' ready>"
+        assert repr(engine) == "<Engine 'scripted' ready>"
         async with engine.open("hi", request_id="mine") as mailbox:
             assert repr(mailbox) == "<Mailbox 'mine' choices open: 1>"
             assert isinstance(mailbox, Mailbox)
-    assert repr(engine) == "<AsyncEngine closed>"
+    assert repr(engine) == "<Engine closed>"
 
 
 # P7: what was missing
@@ -357,7 +357,7 @@ async def test_p7_terms_reach_the_request_by_every_way_to_ask():
         )
 
     seen = []
-    async with AsyncEngine(scripted_loader(runner=runner), clock=clock) as engine:
+    async with Engine(scripted_loader(runner=runner), clock=clock) as engine:
         add = engine._parts.scheduler.add
 
         def spy(asked):
@@ -431,7 +431,7 @@ async def test_p7_an_answer_says_how_long_it_took():
     clock = FakeClock(50.0)
     runner = ScriptedRunner(model=FakeKV(8, range(97, 123)))
     short = SamplingParams(max_tokens=3)
-    async with AsyncEngine(scripted_loader(runner=runner, max_num_seqs=2), clock=clock) as engine:
+    async with Engine(scripted_loader(runner=runner, max_num_seqs=2), clock=clock) as engine:
         runner.hold()
         first = asyncio.create_task(engine.complete_n("hi", SamplingParams(max_tokens=3, n=2)))
         await until(lambda: engine.statistics().num_running == 2)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from aserve.core.config import Options
-from aserve.engine import AsyncEngine, Progress
+from aserve.engine import Engine, Progress
 from aserve.terminal import StartupPrinter, converse, run_chat
 from tests.engines import says, scripted_loader
 
@@ -49,7 +49,7 @@ def test_a_stage_with_parts_is_a_bar():
 # A conversation, over a scripted engine
 
 
-class Listener(AsyncEngine):
+class Listener(Engine):
     """A scripted engine that keeps what it was told: each conversation as its messages' contents."""
 
     def __init__(self) -> None:

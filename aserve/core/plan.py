@@ -24,6 +24,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from aserve.core.columns import NEUTRAL, NO_PENALTY, PenaltyColumns, SamplingColumns
 from aserve.core.ids import AdapterId, BlockId, HostBlockId, Row, SeqId
 
 TO_COME: Final = -1
@@ -33,16 +34,13 @@ TO_COME: Final = -1
 class RowControls(msgspec.Struct, frozen=True, gc=False):
     """What changes a row's logits before they are sampled, beyond the parameters that nearly every row has.
 
-    presence_penalty, frequency_penalty: subtracted from tokens generated so far, once and per occurrence (OpenAI).
-    repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output (CTRL, 2019).
-    logit_bias: (token id, added to its logit). allowed_ids: all others are banned; () allows all.
+    penalties: on tokens that came before. logit_bias: (token id, added to its logit).
+    allowed_ids: all others are banned; () allows all.
     bad_words: token sequences; the last token of one may not follow the rest of it.
     prompt_ids, output_ids: the history when the row is set up; what the row samples from then on is added to it.
     """
 
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    penalties: PenaltyColumns[float] = NO_PENALTY
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
@@ -51,7 +49,7 @@ class RowControls(msgspec.Struct, frozen=True, gc=False):
 
 
 class RowSampling(msgspec.Struct, frozen=True, gc=False):
-    """How the runner samples a row. temperature 0.0 is greedy; top_k 0, top_p 1.0 and min_p 0.0 are off.
+    """How the runner samples a row. columns: the parameters that are one number.
 
     The random number for a token is a pure function of (seed, position of the token): see kernels/reference.py.
     banned_ids may not be sampled for any position below banned_before (min_tokens).
@@ -59,11 +57,7 @@ class RowSampling(msgspec.Struct, frozen=True, gc=False):
     num_prompt_logprobs: the same for the prompt's tokens, where slices have `target_ids`.
     """
 
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    seed: int
+    columns: SamplingColumns[float] = NEUTRAL
     banned_ids: tuple[int, ...] = ()
     banned_before: int = 0
     num_logprobs: int | None = None

@@ -20,11 +20,12 @@ drafted for the longest time ago, which then has to be computed again if ever.
 from collections.abc import Sequence
 from typing import Final
 
+from aserve.core.columns import NEUTRAL
 from aserve.core.ids import BlockId, Row, SeqId
 from aserve.core.plan import TO_COME, RowInit, RowSampling, SeqSlice, StepPlan
 from aserve.core.speculation import StepSeconds
 
-GREEDY: Final = RowSampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
+GREEDY: Final = RowSampling(NEUTRAL._replace(temperature=0.0))
 NULL_BLOCK: Final = BlockId(0)
 
 

@@ -9,7 +9,7 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 
 from aserve.core.errors import AserveError, UnavailableError
-from aserve.engine import AsyncEngine
+from aserve.engine import Engine
 from aserve.http.access import AccessLog
 from aserve.http.body import Glance, at_nothing
 from aserve.http.endpoint import Edge, Handler, JsonEndpoint
@@ -34,7 +34,7 @@ BODY_BYTES_PER_TOKEN: Final = 8
 
 
 def create_app(
-    engine: AsyncEngine,
+    engine: Engine,
     *,
     api_keys: Sequence[str] = (),
     keyring: Keyring | None = None,
@@ -88,7 +88,7 @@ def create_app(
     return app
 
 
-def body_limit(engine: AsyncEngine) -> Callable[[], int]:
+def body_limit(engine: Engine) -> Callable[[], int]:
     """Tells how many bytes a body may have: 3 MiB and 8 bytes for each token of the model's context, up to 8 MiB.
 
     Before the model is loaded, which is when no body is parsed, 8 MiB.

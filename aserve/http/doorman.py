@@ -19,7 +19,7 @@ from typing import Final
 from starlette.types import Scope
 
 from aserve.core.errors import OverloadedError, RateLimitError, RetryableError, UnavailableError
-from aserve.engine import AsyncEngine
+from aserve.engine import Engine
 from aserve.http.access import CLIENT_LEFT, log_access
 from aserve.http.app import body_limit
 from aserve.http.endpoint import limit_headers
@@ -57,7 +57,7 @@ class Doorman:
     max_body_bytes: as the application was told.
     """
 
-    def __init__(self, engine: AsyncEngine, keyring: Keyring, max_body_bytes: int | None = None) -> None:
+    def __init__(self, engine: Engine, keyring: Keyring, max_body_bytes: int | None = None) -> None:
         self._engine = engine
         self._keyring = keyring
         self._max_body_bytes = body_limit(engine) if max_body_bytes is None else lambda: max_body_bytes

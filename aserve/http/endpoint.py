@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aserve.edges import is_fault
-from aserve.engine import AsyncEngine
+from aserve.engine import Engine
 from aserve.http.access import Record, record_of
 from aserve.http.body import Glance, at_nothing, read_object
 from aserve.http.connection import ClientGone, while_connected
@@ -109,7 +109,7 @@ class JsonEndpoint:
     """
 
     def __init__(
-        self, engine: AsyncEngine, handler: Handler, glance: Glance = at_nothing, *, generates: bool = False
+        self, engine: Engine, handler: Handler, glance: Glance = at_nothing, *, generates: bool = False
     ) -> None:
         self._engine = engine
         self._handler = handler

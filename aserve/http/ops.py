@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from aserve import __version__
 from aserve.core.errors import UnavailableError
-from aserve.engine import AsyncEngine, EngineState
+from aserve.engine import Engine, EngineState
 from aserve.http.json_response import JsonResponse
 from aserve.http.keys import tenant_of
 
@@ -18,7 +18,7 @@ LEAVING_KEY: Final = "aserve.leaving"
 """Where, in the scope's "state", a server puts what says whether it is about to end."""
 
 
-def ops_routes(engine: AsyncEngine) -> list[Route]:
+def ops_routes(engine: Engine) -> list[Route]:
     """/health, /ping, /ready, /version, /metrics, /v1/usage and /reset_prefix_cache."""
 
     async def health(_request: Request) -> Response:
@@ -67,7 +67,7 @@ def _never() -> bool:
     return False
 
 
-def _stage(engine: AsyncEngine) -> str:
+def _stage(engine: Engine) -> str:
     """Such as "loading: weights 3/8"."""
     if engine.state is not EngineState.LOADING:
         return str(engine.state.value)

@@ -37,15 +37,15 @@ def sample(logits_SV: Tensor, batch: SamplingBatch) -> Tensor:
     tokens_S = torch.from_numpy(np.where(is_finite, tokens, NO_TOKEN))
     if batch.all_greedy:
         return tokens_S
-    rows_R = torch.from_numpy(np.flatnonzero(is_finite & (batch.temperature_S.numpy() > 0)))
+    rows_R = torch.from_numpy(np.flatnonzero(is_finite & (batch.columns_S.temperature.numpy() > 0)))
     if not len(rows_R):
         return tokens_S
     weights_RV = logits_SV.index_select(0, rows_R)
     weights_RV.sub_(weights_RV.gather(1, tokens_S[rows_R, None]))
-    weights_RV.div_(batch.temperature_S[rows_R, None]).exp_()
+    weights_RV.div_(batch.columns_S.temperature[rows_R, None]).exp_()
     if batch.any_filter:
         _filter(weights_RV, batch, rows_R)
-    words_R = random_words(batch.seeds_S[rows_R], batch.positions_S[rows_R])
+    words_R = random_words(batch.columns_S.seed[rows_R], batch.positions_S[rows_R])
     return tokens_S.index_copy(0, rows_R, _draw(weights_RV.mul_(MASS_UNIT).floor_(), words_R))
 
 
@@ -74,13 +74,14 @@ def control_logits(logits_SV: Tensor, controls: LogitControls) -> None:
 def _penalize(logits_QV: Tensor, counts_QV: Tensor, controls: LogitControls) -> None:
     """Penalties where they are due, in place: N tokens of rows that have had them, few of Q vocabularies."""
     rows_N, ids_N = counts_QV.nonzero(as_tuple=True)
-    logits_N, repetition_N = logits_QV[rows_N, ids_N], controls.repetition_Q[rows_N]
+    logits_N, penalties_Q = logits_QV[rows_N, ids_N], controls.penalties_Q
+    repetition_N = penalties_Q.repetition_penalty[rows_N]
     bounded_N = logits_N.clamp(-LARGEST_PENALIZED, LARGEST_PENALIZED)
     repeated_N = torch.where(bounded_N > 0, bounded_N / repetition_N, bounded_N * repetition_N)
     logits_N = torch.where(logits_N.isfinite(), repeated_N, logits_N)
     num_generated_N = counts_QV[rows_N, ids_N].bitwise_right_shift_(1)
-    logits_N -= controls.frequency_Q[rows_N] * num_generated_N
-    logits_N -= controls.presence_Q[rows_N] * (num_generated_N > 0)
+    logits_N -= penalties_Q.frequency_penalty[rows_N] * num_generated_N
+    logits_N -= penalties_Q.presence_penalty[rows_N] * (num_generated_N > 0)
     logits_QV.index_put_((rows_N, ids_N), logits_N)
 
 
@@ -126,7 +127,8 @@ def _ids_of(tile_S1: Tensor, vocab_size: int) -> Tensor:
 
 def _filter(weights_RV: Tensor, batch: SamplingBatch, rows_R: Tensor) -> None:
     """Zero the weights that the filters do not keep, in place; rows without a filter are not read."""
-    top_ks, top_ps, min_ps = (x[rows_R].tolist() for x in (batch.top_k_S, batch.top_p_S, batch.min_p_S))
+    columns_S = batch.columns_S
+    top_ks, top_ps, min_ps = (x[rows_R].tolist() for x in (columns_S.top_k, columns_S.top_p, columns_S.min_p))
     for weights_V, top_k, top_p, min_p in zip(weights_RV, top_ks, top_ps, min_ps, strict=True):
         floor = max(_weight_floor(weights_V.numpy(), top_k, top_p), np.float32(min_p))
         if floor > 0:

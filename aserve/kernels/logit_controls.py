@@ -125,9 +125,9 @@ def control_logits(logits_SV: Tensor, controls: LogitControls) -> None:
         controls.bias_RV,
         controls.counts_RV,
         banned_QC,
-        controls.repetition_Q,
-        controls.presence_Q,
-        controls.frequency_Q,
+        controls.penalties_Q.repetition_penalty,
+        controls.penalties_Q.presence_penalty,
+        controls.penalties_Q.frequency_penalty,
     )
     if (words := controls.bad_words) is not None:
         ban = _shaped_words(vocab_size, words.words_WM.shape, words.recent_RH.shape[1])

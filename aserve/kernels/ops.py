@@ -15,8 +15,12 @@ from typing import Final, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from aserve.core.columns import PenaltyColumns, SamplingColumns
+
 NO_TOKEN: Final = -1
 """Stands, on the device and on its way to the host, for the token of a row that cannot be sampled."""
+PADDING_ID: Final = -1
+"""Fills lists of token ids up to the longest of them: banned ids, bad words, recent tokens. No token equals it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +52,15 @@ class AttentionBatch:
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """How each of S rows of logits is sampled. temperature 0 is greedy; top_k 0, top_p 1, min_p 0 are off.
+    """How each of S rows of logits is sampled. columns_S: the parameters that are one number a row.
 
-    seeds_S: int64. positions_S: int64, the position that the sampled token will take; the random number is a pure
+    positions_S: int64, the position that the sampled token will take; the random number is a pure
     function of (seed, position), so batch, chunking and preemption cannot change it.
-    banned_SC: int64 token ids that may not be sampled, rows padded with -1; None when no row bans any.
-    all_greedy, any_filter (some row has top_k, top_p or min_p): host booleans, so that no kernel is launched in vain.
+    banned_SC: int64 token ids that may not be sampled, rows padded with PADDING_ID; None when no row bans any.
+    all_greedy, any_filter (some row leaves out unlikely tokens): host booleans, so that no kernel is launched in vain.
     """
 
-    temperature_S: Tensor
-    top_k_S: Tensor
-    top_p_S: Tensor
-    min_p_S: Tensor
-    seeds_S: Tensor
+    columns_S: SamplingColumns[Tensor]
     positions_S: Tensor
     banned_SC: Tensor | None
     all_greedy: bool
@@ -71,9 +71,9 @@ class SamplingBatch:
 class BadWords:
     """W words of tokens that Q rows may not say.
 
-    words_WM: int64, a word in the last columns of its row, padded with -1 before it; its last token is the one to ban.
+    words_WM: int64, a word in the last columns of its row, PADDING_ID before it; its last token is the one to ban.
     word_rows_W: int64, which of the Q rows a word belongs to.
-    recent_RH: int64, the newest generated tokens of each row of the tables, the last one last; -1 where there are none.
+    recent_RH: int64, the newest generated tokens of each row of the tables, the last one last, PADDING_ID before them.
         H is at least M - 1.
     """
 
@@ -89,17 +89,15 @@ class LogitControls:
     rows_Q, table_rows_Q: int64, which of the S rows, and which row of the tables.
     bias_RV: float32, added to the logits; -inf where a token is not allowed.
     counts_RV: int32, twice the number of times that a token was generated, plus one if it is in the prompt.
-    repetition_Q, presence_Q, frequency_Q: float32 penalties, read with counts_RV.
-    banned_QC: int64 token ids, padded with -1.
+    penalties_Q: read with counts_RV.
+    banned_QC: int64 token ids, padded with PADDING_ID.
     """
 
     rows_Q: Tensor
     table_rows_Q: Tensor
     bias_RV: Tensor | None
     counts_RV: Tensor | None
-    repetition_Q: Tensor
-    presence_Q: Tensor
-    frequency_Q: Tensor
+    penalties_Q: PenaltyColumns[Tensor]
     banned_QC: Tensor | None
     bad_words: BadWords | None
 

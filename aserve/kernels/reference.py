@@ -34,6 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aserve.core.columns import PenaltyColumns
 from aserve.kernels.ops import (
     NO_TOKEN,
     AttentionBatch,
@@ -158,7 +159,8 @@ class ReferenceOps:
     def sample(self, logits_SV: Tensor, batch: SamplingBatch) -> Tensor:
         """One token id a row."""
         logits_SV = logits_SV.float().clone()
-        words = random_words(batch.seeds_S, batch.positions_S).tolist()
+        columns_S = batch.columns_S
+        words = random_words(columns_S.seed, batch.positions_S).tolist()
         tokens = []
         for s, logits_V in enumerate(logits_SV):
             if batch.banned_SC is not None:
@@ -167,13 +169,13 @@ class ReferenceOps:
             if not logits_V.max().isfinite():
                 tokens.append(NO_TOKEN)
                 continue
-            temperature = batch.temperature_S[s].item()
+            temperature = columns_S.temperature[s].item()
             if temperature == 0:
                 tokens.append(int(logits_V.argmax()))
                 continue
             weights_V = torch.exp((logits_V - logits_V.max()) / temperature)
-            floor = _weight_floor(weights_V, int(batch.top_k_S[s]), batch.top_p_S[s].item(), batch.min_p_S[s].item())
-            tokens.append(_draw(weights_V, floor, words[s]))
+            filters = columns_S.top_k[s].item(), columns_S.top_p[s].item(), columns_S.min_p[s].item()
+            tokens.append(_draw(weights_V, _weight_floor(weights_V, *filters), words[s]))
         return torch.tensor(tokens, dtype=torch.int64, device=logits_SV.device)
 
     def control_logits(self, logits_SV: Tensor, controls: LogitControls) -> None:
@@ -186,8 +188,8 @@ class ReferenceOps:
             if controls.bias_RV is not None:
                 logits_V += controls.bias_RV[table_row]
             if controls.counts_RV is not None:
-                penalties = (controls.repetition_Q[q], controls.presence_Q[q], controls.frequency_Q[q])
-                logits_V = _penalized(logits_V, controls.counts_RV[table_row], *penalties)
+                penalties = PenaltyColumns(*(penalty_Q[q] for penalty_Q in controls.penalties_Q))
+                logits_V = _penalized(logits_V, controls.counts_RV[table_row], penalties)
             if logits_V.max() != -math.inf:
                 logits_SV[row] = logits_V
 
@@ -265,13 +267,15 @@ def _banned_ids(controls: LogitControls, q: int) -> list[int]:
     return ids
 
 
-def _penalized(logits_V: Tensor, counts_V: Tensor, repetition: Tensor, presence: Tensor, frequency: Tensor) -> Tensor:
+def _penalized(logits_V: Tensor, counts_V: Tensor, penalties: PenaltyColumns[Tensor]) -> Tensor:
     """Step 3; counts as in LogitControls."""
     bounded_V = logits_V.clamp(-LARGEST_PENALIZED, LARGEST_PENALIZED)
+    repetition = penalties.repetition_penalty
     repeated_V = torch.where(bounded_V > 0, bounded_V / repetition, bounded_V * repetition)
     logits_V = torch.where((counts_V > 0) & logits_V.isfinite(), repeated_V, logits_V)
     num_generated_V = counts_V >> 1
-    return logits_V - frequency * num_generated_V - torch.where(num_generated_V > 0, presence, 0.0)
+    presence_V = torch.where(num_generated_V > 0, penalties.presence_penalty, 0.0)
+    return logits_V - penalties.frequency_penalty * num_generated_V - presence_V
 
 
 def _mass(weights_V: Tensor) -> Tensor:

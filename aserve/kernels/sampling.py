@@ -184,13 +184,13 @@ def sample(logits_SV: Tensor, batch: SamplingBatch) -> Tensor:
     launches.row_max(tile_max_SJ, tile_id_SJ, largest_S, tokens_S)
     if batch.all_greedy:
         return tokens_S
-    source = (logits_SV, banned_SC, largest_S, batch.temperature_S, None, None)
+    source = (logits_SV, banned_SC, largest_S, batch.columns_S.temperature, None, None)
     if batch.any_filter:
         source = (None, None, *source[2:4], *filter_weights(logits_SV, largest_S, batch, tile))
     tile_mass_SJ = new((num_rows, num_tiles), dtype=torch.int64)
     row_inputs = (*source, tile_mass_SJ)
     launches.tile_mass(*row_inputs)
-    launches.draw(*row_inputs, batch.seeds_S, batch.positions_S, tokens_S)
+    launches.draw(*row_inputs, batch.columns_S.seed, batch.positions_S, tokens_S)
     return tokens_S
 
 

@@ -256,11 +256,12 @@ def filter_weights(logits_SV: Tensor, largest_S: Tensor, batch: SamplingBatch, t
     tile_mass_SJ = new((num_rows, num_tiles), dtype=torch.int64)
     num_by_power_SJ = new((num_rows, num_tiles, _POWERS.value), dtype=torch.int32)
     floor_S = new((num_rows,), dtype=torch.float32)
-    row_inputs = (largest_S, batch.temperature_S, batch.top_k_S, batch.top_p_S)
+    columns_S = batch.columns_S
+    row_inputs = (largest_S, columns_S.temperature, columns_S.top_k, columns_S.top_p)
     launches = _shaped(num_rows, vocab_size, logits_SV.stride(0), num_banned, tile)
     launches.weigh(logits_SV, banned_SC, *row_inputs, weights_SV, tile_mass_SJ, num_by_power_SJ)
     launches.set_aside(weights_SV, num_by_power_SJ, *row_inputs, likeliest_SL, num_likeliest_S)
-    launches.find_floor(weights_SV, likeliest_SL, num_likeliest_S, tile_mass_SJ, *row_inputs, batch.min_p_S, floor_S)
+    launches.find_floor(weights_SV, likeliest_SL, num_likeliest_S, tile_mass_SJ, *row_inputs, columns_S.min_p, floor_S)
     return weights_SV, floor_S
 
 

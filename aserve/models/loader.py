@@ -19,7 +19,7 @@ from aserve.models.layers import AdaptableMethod, DenseMethod, LinearMethod, Nat
 from aserve.models.lora import LoraLayers
 from aserve.models.rope import rope_table
 from aserve.models.spec import FAMILIES, ModelSpec, read_architecture, read_spec
-from aserve.models.weights import Progress, RandomWeights, SafetensorsWeights, Weights
+from aserve.models.weights import RandomWeights, ReadProgress, SafetensorsWeights, Weights
 
 NativeModel = Callable[[ModelSpec, Ops, Weights, LinearMethod, Tensor], CausalLM]
 """Makes a model from its weights and a rope table."""
@@ -41,7 +41,7 @@ def load_model(  # noqa: PLR0913  (each a wish of the user, most with a default)
     max_model_len: int | None = None,
     batch_invariant: bool = False,
     lora: LoraLayers | None = None,
-    progress: Progress = no_progress,
+    progress: ReadProgress = no_progress,
 ) -> CausalLM:
     """The model on its device, ready for `forward` under torch.inference_mode.
 

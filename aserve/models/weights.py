@@ -19,7 +19,7 @@ from torch import Tensor
 
 from aserve.core.errors import CheckpointError
 
-Progress = Callable[[str, int, int], None]
+ReadProgress = Callable[[str, int, int], None]
 """Called as progress(stage, done, total); loading weights is the stage "weights", counted in shards."""
 
 FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -49,7 +49,7 @@ class SafetensorsWeights:
     Construction raises `CheckpointError` for a file that is no safetensors, or a tensor that two shards have.
     """
 
-    def __init__(self, files: Sequence[Path], dtype: torch.dtype, device: torch.device, progress: Progress) -> None:
+    def __init__(self, files: Sequence[Path], dtype: torch.dtype, device: torch.device, progress: ReadProgress) -> None:
         self._dtype = dtype
         self._device = device
         self._progress = progress

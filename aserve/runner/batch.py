@@ -17,6 +17,7 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 from torch import Tensor, add
 
+from aserve.core.columns import SamplingColumns
 from aserve.core.plan import SeqSlice, StepPlan
 from aserve.kernels.ops import AttentionBatch, LogitControls, LoraBatch, SamplingBatch, TokenMasks
 from aserve.runner.adapters import AdapterSlots
@@ -62,15 +63,21 @@ class Uploads(NamedTuple, Generic[A]):
     sampled_tokens_N: A
     sampled_rows_N: A
     sampled_positions_N: A
-    temperature_N: A
-    top_k_N: A
-    top_p_N: A
-    min_p_N: A
-    seeds_N: A
     banned_NC: A
     cleared_I: A
     entries_U: A
     blocks_U: A
+    columns_N: SamplingColumns[A]
+
+    def arrays(self) -> list[A]:
+        """All of them in a row, the columns last."""
+        return [*self[:-1], *self.columns_N]
+
+    @classmethod
+    def of(cls, arrays: Sequence[A]) -> "Uploads[A]":
+        """What `arrays` made a row of."""
+        num_columns = len(SamplingColumns._fields)
+        return cls._make((*arrays[:-num_columns], SamplingColumns(*arrays[-num_columns:])))
 
 
 class Places(NamedTuple):
@@ -134,7 +141,7 @@ class BatchBuilder:
         order, num_fed, num_decodes = _order(plan.slices)
         host = self.lay_out(plan.slices, order, num_fed, changes)
         controls = self._controls.batch(host.sampled_rows_N, host.banned_NC)
-        on_device = Uploads[Tensor](*self._device.upload(host))
+        on_device = Uploads[Tensor].of(self._device.upload(host.arrays()))
         self._rows.apply(on_device.cleared_I, on_device.entries_U, on_device.blocks_U)
         drafts = upload_drafts(plan.slices, self._device)
         if drafts is not None and made is not None:
@@ -172,11 +179,7 @@ class BatchBuilder:
             sampled_tokens_N=on_device.sampled_tokens_N,
             sampled_rows_N=on_device.sampled_rows_N,
             sampling=SamplingBatch(
-                temperature_S=on_device.temperature_N,
-                top_k_S=on_device.top_k_N,
-                top_p_S=on_device.top_p_N,
-                min_p_S=on_device.min_p_N,
-                seeds_S=on_device.seeds_N,
+                columns_S=on_device.columns_N,
                 positions_S=on_device.sampled_positions_N,
                 banned_SC=on_device.banned_NC if on_device.banned_NC.numel() else None,
                 all_greedy=shape.all_greedy,
@@ -255,8 +258,9 @@ class BatchBuilder:
             query_starts_S1[1:][sampled_N] - 1 - back_N,
             sampled_rows_N,
             sampled_positions_N,
-            *samplings,
+            samplings.banned_NC,
             *changes,
+            samplings.columns_N,
         )
 
     def attention(self, places: Places, *, num_decodes: int, max_query_len: int, max_seq_len: int) -> AttentionBatch:
@@ -304,12 +308,12 @@ def _order(slices: Sequence[SeqSlice]) -> tuple[list[int], int, int]:
 
 
 def _shape(host: Uploads[Array], num_fed: int, num_decodes: int) -> StepShape:
-    filtered = (host.top_k_N > 0) | (host.top_p_N < 1) | (host.min_p_N > 0)
+    sampling = RowSamplings(host.columns_N, host.banned_NC)
     return StepShape(
         num_fed=num_fed,
         num_decodes=num_decodes,
         max_query_len=int(np.diff(host.query_starts_S1).max()),
         max_seq_len=int(host.seq_lens_S.max()),
-        all_greedy=not host.temperature_N.any(),
-        any_filter=bool(filtered.any()),
+        all_greedy=sampling.all_greedy,
+        any_filter=sampling.any_filter,
     )

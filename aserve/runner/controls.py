@@ -6,20 +6,18 @@ sees one has none of the tables. Letters: kernels/ops.py and rows.py; Q controll
 """
 
 import math
-from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from aserve.core.columns import NO_PENALTY, PENALTIES, PenaltyColumns
 from aserve.core.ids import Row
 from aserve.core.plan import RowControls, RowInit
-from aserve.kernels.ops import BadWords, LogitControls
+from aserve.kernels.ops import PADDING_ID, BadWords, LogitControls
 from aserve.runner.device import StepDevice
 from aserve.runner.kv_store import zeros
 from aserve.runner.rows import Ints
-
-NO_TOKEN: Final = -1
 
 
 class ControlTable:
@@ -54,19 +52,16 @@ class ControlTable:
             return None
         controls = [self._controls[Row(row)] for row in rows_N[places].tolist()]
         banned_QC = banned_NC[places]
-        banned_NC[places] = NO_TOKEN
-        rows_Q, table_rows_Q, banned, repetition_Q, presence_Q, frequency_Q, words_WM, word_rows_W = (
-            self._device.upload(
-                [
-                    np.array(places, np.int64),
-                    rows_N[places],
-                    banned_QC,
-                    np.array([c.repetition_penalty for c in controls], np.float32),
-                    np.array([c.presence_penalty for c in controls], np.float32),
-                    np.array([c.frequency_penalty for c in controls], np.float32),
-                    *_words(controls),
-                ]
-            )
+        banned_NC[places] = PADDING_ID
+        penalties_Q = zip(*(c.penalties for c in controls), strict=True)
+        rows_Q, table_rows_Q, banned, words_WM, word_rows_W, *penalties = self._device.upload(
+            [
+                np.array(places, np.int64),
+                rows_N[places],
+                banned_QC,
+                *_words(controls),
+                *(np.array(values_Q, column.dtype) for values_Q, column in zip(penalties_Q, PENALTIES, strict=True)),
+            ]
         )
         bad_words = None
         if len(words_WM) and self._recent_RH is not None:
@@ -76,15 +71,13 @@ class ControlTable:
             table_rows_Q=table_rows_Q,
             bias_RV=self._bias_RV,
             counts_RV=self._counts_RV,
-            repetition_Q=repetition_Q,
-            presence_Q=presence_Q,
-            frequency_Q=frequency_Q,
+            penalties_Q=PenaltyColumns(*penalties),
             banned_QC=banned if banned_QC.size else None,
             bad_words=bad_words,
         )
 
     def _set_counts(self, row: Row, controls: RowControls) -> None:
-        if not has_penalty(controls) and self._counts_RV is None:
+        if controls.penalties == NO_PENALTY and self._counts_RV is None:
             return
         if self._counts_RV is None:
             self._counts_RV = zeros((self._num_rows, self._vocab_size), torch.int32, self._torch_device)
@@ -120,7 +113,7 @@ class ControlTable:
         recent_RH = self._widen_recent(max(num_needed, 1))
         width = recent_RH.shape[1]
         newest = list(controls.output_ids[-width:])
-        [recent_H] = self._device.upload([np.array([NO_TOKEN] * (width - len(newest)) + newest, np.int64)])
+        [recent_H] = self._device.upload([np.array([PADDING_ID] * (width - len(newest)) + newest, np.int64)])
         recent_RH[row].copy_(recent_H)
 
     def _widen_recent(self, width: int) -> Tensor:
@@ -130,7 +123,7 @@ class ControlTable:
             kept_RH = torch.empty((self._num_rows, 0), dtype=torch.int64, device=self._torch_device)
         if kept_RH.shape[1] < width:
             pad = (self._num_rows, width - kept_RH.shape[1])
-            kept_RH = torch.cat((kept_RH.new_full(pad, NO_TOKEN), kept_RH), dim=1)
+            kept_RH = torch.cat((kept_RH.new_full(pad, PADDING_ID), kept_RH), dim=1)
         self._recent_RH = kept_RH
         return kept_RH
 
@@ -147,17 +140,11 @@ def record_sampled(controls: LogitControls, ids_N: Tensor) -> None:
         words.recent_RH.index_copy_(0, controls.table_rows_Q, newest_QH)
 
 
-def has_penalty(controls: RowControls) -> bool:
-    """Whether counts of tokens matter."""
-    neutral = (0.0, 0.0, 1.0)
-    return (controls.presence_penalty, controls.frequency_penalty, controls.repetition_penalty) != neutral
-
-
 def _words(controls: list[RowControls]) -> tuple[Ints, Ints]:
     """All bad words, [W, M], padded in front, and whose they are, [W]."""
     owned = [(q, word) for q, c in enumerate(controls) for word in c.bad_words]
     longest = max((len(word) for _, word in owned), default=0)
-    words_WM = np.full((len(owned), longest), NO_TOKEN, np.int64)
+    words_WM = np.full((len(owned), longest), PADDING_ID, np.int64)
     for w, (_, word) in enumerate(owned):
         words_WM[w, longest - len(word) :] = word
     return words_WM, np.array([q for q, _ in owned], np.int64)

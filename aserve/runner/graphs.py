@@ -34,12 +34,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from aserve.core.columns import SAMPLING, SamplingColumns
 from aserve.core.ids import Row
 from aserve.core.plan import RowInit, StepPlan
 from aserve.kernels.ops import LoraBatch, SamplingBatch, TokenMasks
 from aserve.runner.adapters import AdapterSlots
 from aserve.runner.batch import BatchBuilder, Places, StepBatch
-from aserve.runner.device import StepDevice
+from aserve.runner.device import TORCH_DTYPES, StepDevice
 from aserve.runner.graph_device import Captures, GraphDevice
 from aserve.runner.graph_keys import (
     DRAWN,
@@ -78,11 +79,12 @@ class DecodeInputs(NamedTuple):
     rows_B: Tensor
     positions_B: Tensor
     alive_B: Tensor
-    seeds_B: Tensor
-    top_k_B: Tensor
-    temperature_B: Tensor
-    top_p_B: Tensor
-    min_p_B: Tensor
+    columns_B: SamplingColumns[Tensor]
+
+    def up_to(self, bucket: int) -> "DecodeInputs":
+        """Those of the first rows."""
+        columns_B = SamplingColumns[Tensor](*(column_B[:bucket] for column_B in self.columns_B))
+        return DecodeInputs(self.rows_B[:bucket], self.positions_B[:bucket], self.alive_B[:bucket], columns_B)
 
 
 class DecodeGraphs:
@@ -123,11 +125,7 @@ class DecodeGraphs:
             rows_B=zeros(torch.int64),
             positions_B=zeros(torch.int64),
             alive_B=zeros(torch.int64),
-            seeds_B=zeros(torch.int64),
-            top_k_B=zeros(torch.int32),
-            temperature_B=zeros(torch.float32),
-            top_p_B=zeros(torch.float32),
-            min_p_B=zeros(torch.float32),
+            columns_B=SamplingColumns(*(zeros(TORCH_DTYPES[np.dtype(column.dtype)]) for column in SAMPLING)),
         )
         self._ids_B = zeros(torch.int64)
         self._lora = None if slots is None else LoraBatch(zeros(torch.int64), slots.no_starts())
@@ -199,10 +197,9 @@ class DecodeGraphs:
 
     def _how_sampled(self, rows: list[Row]) -> Kind:
         sampling = self._rows.samplings(np.array(rows, np.int64), np.zeros(len(rows), np.int64))
-        if not sampling.temperature_N.any():
+        if sampling.all_greedy:
             return GREEDY
-        filtered_N = (sampling.top_k_N > 0) | (sampling.top_p_N < 1) | (sampling.min_p_N > 0)
-        return FILTERED if filtered_N.any() else DRAWN
+        return FILTERED if sampling.any_filter else DRAWN
 
     def _load(self, rows: list[Row], positions: list[int], bucket: int) -> None:
         """Write the inputs of these rows, and of padding up to the bucket."""
@@ -212,16 +209,13 @@ class DecodeGraphs:
             (rows_N, self._padding_row),
             (positions_N, 0),
             (np.ones_like(rows_N), 0),
-            (sampling.seeds_N, 0),
-            (sampling.top_k_N, 0),
-            (sampling.temperature_N, 0),
-            (sampling.top_p_N, 1),
-            (sampling.min_p_N, 0),
+            *((column_N, column.neutral) for column_N, column in zip(sampling.columns_N, SAMPLING, strict=True)),
         )
         width = 0, bucket - len(rows)
         padded = [np.pad(column, width, constant_values=padding) for column, padding in columns]
-        for buffer_B, uploaded_B in zip(self._inputs, self._device.upload(padded), strict=True):
-            buffer_B[:bucket].copy_(uploaded_B)
+        *places, columns_B = self._inputs.up_to(bucket)
+        for buffer_B, uploaded_B in zip((*places, *columns_B), self._device.upload(padded), strict=True):
+            buffer_B.copy_(uploaded_B)
         if self._slots is not None and self._lora is not None:
             self._slots.load(self._lora, padded[0], np.ones_like(padded[0]))
 
@@ -313,7 +307,7 @@ class DecodeGraphs:
     def _batch(self, key: GraphKey) -> StepBatch:
         """Of a bucket's inputs."""
         bucket, lora = key.bucket, self._lora
-        inputs = DecodeInputs(*(buffer_B[:bucket] for buffer_B in self._inputs))
+        inputs = self._inputs.up_to(bucket)
         return StepBatch(
             token_ids_T=self._rows.last_token_R.index_select(0, inputs.rows_B),
             positions_T=inputs.positions_B,
@@ -323,11 +317,7 @@ class DecodeGraphs:
             sampled_tokens_N=self._count_B[:bucket],
             sampled_rows_N=inputs.rows_B,
             sampling=SamplingBatch(
-                temperature_S=inputs.temperature_B,
-                top_k_S=inputs.top_k_B,
-                top_p_S=inputs.top_p_B,
-                min_p_S=inputs.min_p_B,
-                seeds_S=inputs.seeds_B,
+                columns_S=inputs.columns_B,
                 positions_S=inputs.positions_B + 1,
                 banned_SC=None,
                 all_greedy=key.kind.all_greedy,

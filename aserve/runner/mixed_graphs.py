@@ -140,10 +140,10 @@ class MixedGraphs:
 
     def _kind(self, plan: StepPlan) -> Kind:
         """One of two: what filters takes the likeliest token too, where a row wants it."""
-        new = {init.row: init.sampling.temperature for init in plan.inits}
+        new = {init.row: init.sampling.columns.temperature for init in plan.inits}
         known = np.array([piece.row for piece in plan.slices if piece.row not in new], np.int64)
-        temperature_N = self._rows.samplings(known, np.zeros_like(known)).temperature_N
-        return FILTERED if temperature_N.any() or any(new.values()) else GREEDY
+        all_greedy = self._rows.samplings(known, np.zeros_like(known)).all_greedy
+        return GREEDY if all_greedy and not any(new.values()) else FILTERED
 
     def _has(self, key: MixedKey) -> bool:
         """Whether there is a graph, which is captured now if it is time to."""
@@ -172,18 +172,19 @@ class MixedGraphs:
         return self._builder.lay_out(sampling, fed + prompts, len(fed), NO_CHANGES)
 
     def _load(self, captured: _Captured, slices: Sequence[SeqSlice]) -> None:
-        arrays = self._arrays(slices)
-        for kept, uploaded in zip(captured.inputs, self._device.upload(arrays), strict=True):
+        host = self._arrays(slices)
+        for kept, uploaded in zip(captured.inputs.arrays(), self._device.upload(host.arrays()), strict=True):
             kept.copy_(uploaded)
         if self._slots is not None and captured.lora is not None:
-            self._slots.load(captured.lora, arrays.rows_S, np.diff(arrays.query_starts_S1))
+            self._slots.load(captured.lora, host.rows_S, np.diff(host.query_starts_S1))
 
     def _capture(self, key: MixedKey) -> bool:
         """Capture a graph, if it can be; whether there is one."""
         if key in self._graphs or len(self._graphs) == MAX_MIXED_GRAPHS:
             return key in self._graphs
         padding = self._pad(key, ())
-        inputs = Uploads[Tensor](*(uploaded.clone() for uploaded in self._device.upload(self._arrays(padding))))
+        uploads = self._device.upload(self._arrays(padding).arrays())
+        inputs = Uploads[Tensor].of([uploaded.clone() for uploaded in uploads])
         ids_N = inputs.sampled_rows_N.clone()
         lora = None
         if self._slots is not None:

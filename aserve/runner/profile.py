@@ -9,10 +9,11 @@ from typing import Final
 
 import torch
 
+from aserve.core.columns import NEUTRAL
 from aserve.core.config import GiB
 from aserve.core.ids import BlockId, Row, SeqId
 from aserve.core.params import MAX_LOGPROBS
-from aserve.core.plan import RowControls, RowInit, RowSampling, SeqSlice, StepPlan
+from aserve.core.plan import RowInit, RowSampling, SeqSlice, StepPlan
 from aserve.core.speculation import MAX_STEP_DRAFTS
 from aserve.kernels.ops import Ops
 from aserve.models.interface import CausalLM
@@ -21,6 +22,7 @@ from aserve.runner.graph_keys import num_decode_graphs
 from aserve.runner.kv_store import allocate_kv
 from aserve.runner.mixed_graphs import MAX_MIXED_GRAPHS
 from aserve.runner.runner import ModelRunner
+from aserve.runner.warm_up import CONTROLS
 
 CPU_BUDGET_BYTES: Final = 4 * GiB
 MARGIN_BYTES: Final = GiB // 4
@@ -119,14 +121,10 @@ def largest_step(
     num_drafting = -(-MAX_STEP_DRAFTS // num_drafts) if num_drafts else 0
     blocks = (BlockId(0),) * -(-num_tokens // block_size)
     sampling = RowSampling(
-        temperature=1.0,
-        top_k=50,
-        top_p=0.9,
-        min_p=0.0,
-        seed=0,
+        NEUTRAL._replace(temperature=1.0, top_k=50, top_p=0.9),
         num_logprobs=MAX_LOGPROBS,
         num_prompt_logprobs=MAX_LOGPROBS,
-        controls=RowControls(presence_penalty=1.0, logit_bias=((0, 1.0),), bad_words=((0, 0),)),
+        controls=CONTROLS,
     )
     return StepPlan(
         step_id=0,

@@ -15,12 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aserve.core.columns import SAMPLING, SamplingColumns
 from aserve.core.ids import AdapterId, BlockId, Row
 from aserve.core.plan import RowInit, StepPlan
+from aserve.kernels.ops import PADDING_ID
+from aserve.runner.device import Array
 
 Ints = NDArray[np.int64]
 Ints32 = NDArray[np.int32]
-Floats = NDArray[np.float32]
 
 
 class RowChanges(NamedTuple):
@@ -32,14 +34,21 @@ class RowChanges(NamedTuple):
 
 
 class RowSamplings(NamedTuple):
-    """The sampling state of N rows. banned_NC is padded with -1 and has no column when nothing is banned."""
+    """The sampling state of N rows. banned_NC is padded with PADDING_ID and has no column when nothing is banned."""
 
-    temperature_N: Floats
-    top_k_N: Ints32
-    top_p_N: Floats
-    min_p_N: Floats
-    seeds_N: Ints
+    columns_N: SamplingColumns[Array]
     banned_NC: Ints
+
+    @property
+    def all_greedy(self) -> bool:
+        """Whether every row takes its likeliest token."""
+        return not self.columns_N.temperature.any()
+
+    @property
+    def any_filter(self) -> bool:
+        """Whether any row leaves out unlikely tokens."""
+        pairs = zip(SAMPLING, self.columns_N, strict=True)
+        return any(column.is_filter and (values_N != column.neutral).any() for column, values_N in pairs)
 
 
 class RowTable:
@@ -51,11 +60,9 @@ class RowTable:
         self.block_table_RM = torch.zeros((num_rows, max_blocks_per_seq), dtype=torch.int32, device=device)
         self.last_token_R = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self._num_blocks_R = [0] * num_rows
-        self._temperature_R = np.zeros(num_rows, np.float32)
-        self._top_k_R = np.zeros(num_rows, np.int32)
-        self._top_p_R = np.ones(num_rows, np.float32)
-        self._min_p_R = np.zeros(num_rows, np.float32)
-        self._seed_R = np.zeros(num_rows, np.int64)
+        self._columns_R = SamplingColumns[Array](
+            *(np.full(num_rows, column.neutral, column.dtype) for column in SAMPLING)
+        )
         self.adapters: dict[Row, AdapterId] = {}
         """Of the rows that have one."""
         self._banned: dict[Row, tuple[tuple[int, ...], int]] = {}
@@ -90,14 +97,8 @@ class RowTable:
 
     def samplings(self, rows_N: Ints, positions_N: Ints) -> RowSamplings:
         """How these rows are sampled, for tokens that will take these positions."""
-        return RowSamplings(
-            self._temperature_R[rows_N],
-            self._top_k_R[rows_N],
-            self._top_p_R[rows_N],
-            self._min_p_R[rows_N],
-            self._seed_R[rows_N],
-            self._banned_ids(rows_N, positions_N),
-        )
+        columns_N = SamplingColumns[Array](*(column_R[rows_N] for column_R in self._columns_R))
+        return RowSamplings(columns_N, self._banned_ids(rows_N, positions_N))
 
     @property
     def scores_any(self) -> bool:
@@ -118,11 +119,8 @@ class RowTable:
         self.adapters.pop(row, None)
         if init.adapter is not None:
             self.adapters[row] = init.adapter
-        self._temperature_R[row] = sampling.temperature
-        self._top_k_R[row] = sampling.top_k
-        self._top_p_R[row] = sampling.top_p
-        self._min_p_R[row] = sampling.min_p
-        self._seed_R[row] = sampling.seed
+        for column_R, value in zip(self._columns_R, sampling.columns, strict=True):
+            column_R[row] = value
         self._banned.pop(row, None)
         if sampling.banned_ids:
             self._banned[row] = (sampling.banned_ids, sampling.banned_before)
@@ -153,7 +151,7 @@ class RowTable:
                 (self._banned.get(row, nothing) for row in rows_N.tolist()), positions_N.tolist(), strict=True
             )
         ]
-        banned_NC = np.full((len(banned), max(map(len, banned), default=0)), -1, np.int64)
+        banned_NC = np.full((len(banned), max(map(len, banned), default=0)), PADDING_ID, np.int64)
         for n, ids in enumerate(banned):
             banned_NC[n, : len(ids)] = ids
         return banned_NC

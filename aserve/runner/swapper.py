@@ -32,7 +32,7 @@ Pairs = Sequence[tuple[int, int]]
 """(from, to)."""
 
 
-class HostPool(Protocol):
+class HostStore(Protocol):
     """Blocks in host memory. Both methods take (from, to) pairs, and are for the runner's thread, inside `stepping`."""
 
     def swap_out(self, pairs: Pairs) -> None:
@@ -56,9 +56,9 @@ class BlockMover:
         self._kv = kv
         self._planes_YBX = kv.planes_YBX
         self._device = device
-        self._host: HostPool | None = None
+        self._host: HostStore | None = None
         if num_host_blocks:
-            self._host = host_pool(ops, kv, device, num_host_blocks)
+            self._host = host_store(ops, kv, device, num_host_blocks)
 
     def move(self, block_ops: BlockOps) -> None:
         """Start all moves, in order of their kinds; what the step computes afterwards finds them done.
@@ -83,7 +83,7 @@ class BlockMover:
             self._host.close()
 
 
-class CpuHostPool:
+class CpuHostStore:
     """Host memory beside a cache that is in host memory itself: plain copies."""
 
     def __init__(self, ops: Ops, kv: KVStore, device: StepDevice, num_host_blocks: int) -> None:
@@ -108,7 +108,7 @@ class CpuHostPool:
         """Nothing is on its way, and all that there is are tensors."""
 
 
-class CudaHostPool:
+class CudaHostStore:
     """Page-locked host memory beside a cache on a GPU. Nothing here waits on the host but `close`.
 
     The memory is ordinary, and its pages are locked (cudaHostRegister). torch's allocator of pinned memory would round
@@ -181,11 +181,11 @@ class _Staging(NamedTuple):
     is_free: Event
 
 
-def host_pool(ops: Ops, kv: KVStore, device: StepDevice, num_host_blocks: int) -> HostPool:
+def host_store(ops: Ops, kv: KVStore, device: StepDevice, num_host_blocks: int) -> HostStore:
     """Room for so many blocks beside a cache, on its own kind of device."""
     if kv.planes_YBX.is_cuda:
-        return CudaHostPool(ops, kv, device, num_host_blocks, TorchCuda(kv.planes_YBX.device))
-    return CpuHostPool(ops, kv, device, num_host_blocks)
+        return CudaHostStore(ops, kv, device, num_host_blocks, TorchCuda(kv.planes_YBX.device))
+    return CpuHostStore(ops, kv, device, num_host_blocks)
 
 
 def _upload(device: StepDevice, pairs: Pairs) -> list[Tensor]:

@@ -8,24 +8,20 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from aserve.core import columns
 from aserve.core.ids import AdapterId, BlockId, HostBlockId, Row, SeqId
 from aserve.core.plan import BlockOps, RowControls, RowInit, RowSampling, SeqSlice, StepPlan
 from aserve.runner.masks import num_mask_bytes
 
 BLANK: Final = AdapterId(-1)
 """Of an adapter that changes nothing."""
-GREEDY: Final = RowSampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
-DRAWN: Final = RowSampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
-FILTERED: Final = RowSampling(temperature=1.0, top_k=2, top_p=0.9, min_p=0.1, seed=0)
-CONTROLLED: Final = RowSampling(
-    temperature=1.0,
-    top_k=0,
-    top_p=1.0,
-    min_p=0.0,
-    seed=0,
-    num_logprobs=1,
-    controls=RowControls(presence_penalty=1.0, logit_bias=((0, 1.0),), bad_words=((0, 0),)),
+GREEDY: Final = RowSampling()
+DRAWN: Final = RowSampling(columns.NEUTRAL._replace(temperature=1.0))
+FILTERED: Final = RowSampling(columns.NEUTRAL._replace(temperature=1.0, top_k=2, top_p=0.9, min_p=0.1))
+CONTROLS: Final = RowControls(
+    columns.NO_PENALTY._replace(presence_penalty=1.0), logit_bias=((0, 1.0),), bad_words=((0, 0),)
 )
+CONTROLLED: Final = RowSampling(DRAWN.columns, num_logprobs=1, controls=CONTROLS)
 
 
 class AnyToken(NamedTuple):
@@ -59,7 +55,7 @@ def warm_up_plans(
         prompt_lens = _powers_of_two(min(MAX_PROMPT_TOKENS, max_model_len))
         context_lens = _powers_of_two(max_model_len)
         # What is controlled or scored is float32, other logits are read in the model's type.
-        narrowed = msgspec.structs.replace(CONTROLLED, top_p=FILTERED.top_p, top_k=FILTERED.top_k)
+        narrowed = msgspec.structs.replace(CONTROLLED, columns=FILTERED.columns)
         samplings = [GREEDY, DRAWN, FILTERED, CONTROLLED, narrowed]
         samplings += map(_banning, samplings.copy())
     steps = [

@@ -279,7 +279,8 @@ class Scheduler:
         """The oldest step in flight raised. Take it and those planned on top of it back, as if they had not been.
 
         Returns the request that is to blame, which gets no more output, once that is known: until then some of those
-        with a slice in the step run without the others. out_of_memory: see `Aftermath.failed`.
+        with a slice in the step run without the others. Its client may have left while it was on trial.
+        out_of_memory: see `Aftermath.failed`.
         """
         fallen = tuple(self._in_flight)
         assert fallen[0].step_id == step_id, f"step {step_id} failed before step {fallen[0].step_id} landed"
@@ -322,10 +323,10 @@ class Scheduler:
             self._expel(request_id)
         return reasons
 
-    def _expel(self, request_id: RequestId) -> RequestId:
-        self._residents.quarantine(self._roster.requests[request_id])
+    def _expel(self, request_id: RequestId) -> None:
+        if members := self._roster.requests.get(request_id):
+            self._residents.quarantine(members)
         self.cancel(request_id)
-        return request_id
 
     # What is going on.
 

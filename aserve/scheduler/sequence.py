@@ -28,6 +28,7 @@ from typing import Final
 
 import msgspec
 
+from aserve.core.columns import NEUTRAL, PenaltyColumns, SamplingColumns
 from aserve.core.ids import ChoiceId, RequestId, Row, SeqId
 from aserve.core.outputs import FinishReason, SeqDelta
 from aserve.core.plan import RowControls, RowInit, RowSampling, TokenScores
@@ -288,7 +289,7 @@ def row_sampling(request: Request, index: int = 0) -> RowSampling:
     params = request.params
     if params.beam is not None:
         num_scores = params.beam.width + len(request.stop_ids)
-        return RowSampling(0.0, 0, 1.0, 0.0, request.seed, num_logprobs=num_scores)
+        return RowSampling(NEUTRAL._replace(seed=request.seed), num_logprobs=num_scores)
     is_ranked = params.num_sequences > params.n
     banned_ids = tuple(sorted(request.stop_ids)) if params.min_tokens else ()
     is_masked = request.structure is not None
@@ -296,19 +297,18 @@ def row_sampling(request: Request, index: int = 0) -> RowSampling:
     if is_masked and params.ignore_eos:
         biases += tuple((eos_id, -inf) for eos_id in sorted(request.eos_ids))
     controls = RowControls(
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repetition_penalty=params.repetition_penalty,
+        penalties=PenaltyColumns(*(getattr(params, name) for name in PenaltyColumns._fields)),
         logit_bias=biases,
         allowed_ids=params.allowed_token_ids or (),
         bad_words=request.bad_word_ids,
     )
+    columns = SamplingColumns[float](*(getattr(params, name) for name in SamplingColumns._fields))
     return RowSampling(
-        temperature=0.0 if params.is_greedy else params.temperature,
-        top_k=max(params.top_k, 0),
-        top_p=params.top_p,
-        min_p=params.min_p,
-        seed=(request.seed + index + 2**63) % 2**64 - 2**63,  # int64, which wraps
+        columns._replace(
+            temperature=0.0 if params.is_greedy else params.temperature,
+            top_k=max(params.top_k, 0),
+            seed=(request.seed + index + 2**63) % 2**64 - 2**63,  # int64, which wraps
+        ),
         banned_ids=banned_ids,
         banned_before=len(request.prompt_token_ids) + params.min_tokens if banned_ids else 0,
         num_logprobs=0 if is_ranked and params.logprobs is None else params.logprobs,

@@ -29,7 +29,7 @@ from starlette.types import ASGIApp
 
 from aserve.core.errors import CheckpointError, ConfigError
 from aserve.core.faults import describe, report
-from aserve.engine import AsyncEngine, EngineState
+from aserve.engine import Engine, EngineState
 from aserve.http.doorman import Doorman
 from aserve.http.tasks import task_group
 from aserve.server.connection import Connection, Connections, Limits
@@ -84,7 +84,7 @@ class Server:
 
     def __init__(
         self,
-        engine: AsyncEngine,
+        engine: Engine,
         app: ASGIApp,
         config: ServerConfig,
         *,
@@ -254,7 +254,7 @@ async def _beside(work: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
             report(_log, "telling how the server does", outcome)
 
 
-async def serve(server: Server) -> int:
+async def run_until_signal(server: Server) -> int:
     """Run a server until SIGTERM or SIGINT, in the main thread of a process that is about this server alone."""
     loop = asyncio.get_running_loop()
 
@@ -284,7 +284,7 @@ async def serve(server: Server) -> int:
 
 
 def run(
-    engine: AsyncEngine,
+    engine: Engine,
     app: ASGIApp,
     config: ServerConfig | None = None,
     *,
@@ -305,7 +305,7 @@ def run(
     config = replace(config, limits=replace(config.limits, max_connections=connection_limit()))
     server = Server(engine, app, config, on_ready=on_ready, say=say, on_hangup=on_hangup, doorman=doorman)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        code = runner.run(serve(server))
+        code = runner.run(run_until_signal(server))
         if server.left_behind:
             logging.shutdown()
             sys.stdout.flush()

@@ -11,7 +11,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from aserve.core.errors import UnavailableError
-from aserve.engine import AsyncEngine
+from aserve.engine import Engine
 from aserve.scheduler.statistics import Statistics
 
 _log = logging.getLogger("aserve.throughput")
@@ -33,9 +33,7 @@ class Reading(msgspec.Struct, frozen=True):
         return self.statistics.num_running + self.statistics.num_waiting
 
 
-async def log_throughput(
-    engine: AsyncEngine, every_s: float = EVERY_S, clock: Callable[[], float] = time.monotonic
-) -> None:
+async def log_throughput(engine: Engine, every_s: float = EVERY_S, clock: Callable[[], float] = time.monotonic) -> None:
     """Write the lines, from when the engine is loaded until it is closed."""
     with suppress(UnavailableError):
         last = read(engine, clock())
@@ -47,7 +45,7 @@ async def log_throughput(
             last = now
 
 
-def read(engine: AsyncEngine, time_s: float) -> Reading:
+def read(engine: Engine, time_s: float) -> Reading:
     """The counts of this moment. Raises `UnavailableError` for an engine without a model."""
     totals = _totals(engine.registry)
     return Reading(

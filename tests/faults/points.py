@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from aserve import engine, preparation
-from aserve.engine import AsyncEngine
+from aserve.engine import Engine
 from aserve.http import access, endpoint, middleware, request_id, sse
 from aserve.http.json_response import JsonResponse
 from aserve.http.openai import chat, completions, generation, tokenize
@@ -206,9 +206,9 @@ POINTS = (
     Point("tenants account", at((Tenants, "account"))),
     Point("workers run", at((Workers, "run"))),
     Point("texts length", at((Texts, "check_length"))),
-    Point("engine encode", at((AsyncEngine, "encode"))),
-    Point("engine decode", at((AsyncEngine, "decode"))),
-    Point("engine open", at((AsyncEngine, "open"))),
+    Point("engine encode", at((Engine, "encode"))),
+    Point("engine decode", at((Engine, "decode"))),
+    Point("engine open", at((Engine, "open"))),
     Point("tokenizer encode", of("tokenizer", "encode")),
     Point("tokenizer decode", of("tokenizer", "decode")),
     Point("tokenizer token_texts", _table("token_texts"), is_early=True),

@@ -17,7 +17,7 @@ from typing import Any
 from aserve.core.config import EngineConfig, ModelInfo
 from aserve.core.errors import UnavailableError
 from aserve.core.params import SamplingParams
-from aserve.engine import AsyncEngine, EngineParts
+from aserve.engine import Engine, EngineParts
 from aserve.http import create_app
 from aserve.http.direct import STATE_KEY, DirectLine
 from aserve.scheduler.scheduler import Scheduler
@@ -177,7 +177,7 @@ class World:
             model=FakeKV(BLOCK_SIZE, LETTERS, seeded=True), land_errors=dict.fromkeys(failing_steps, ValueError())
         )
         self.transport = Transport()
-        self.engine = AsyncEngine(lambda _report: self._parts(), clock=lambda: self.clock.read())
+        self.engine = Engine(lambda _report: self._parts(), clock=lambda: self.clock.read())
         self.engine.workers._executor = InlineExecutor(1)
         self.app = create_app(self.engine)
 

@@ -9,8 +9,9 @@ from collections import Counter
 import pytest
 
 from aserve.http import create_app
+from aserve.http.openai.completions import CompletionFields
 from aserve.http.openai.fields import NEUTRAL, UNSUPPORTED, WITHOUT_EFFECT
-from aserve.http.openai.schema import ChatFields, CompletionFields, GenerationFields
+from aserve.http.openai.schema import ChatFields, GenerationFields
 from aserve.text.chat_template import ChatTemplate
 from tests.engines import TEMPLATE, scripted_engine, scripted_loader
 from tests.fakes import FakeKV, ScriptedRunner

@@ -19,7 +19,9 @@ import pytest
 
 from aserve.http.app import body_limit
 from aserve.http.middleware import MAX_BODY_BYTES
-from aserve.http.openai.schema import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
+from aserve.http.openai.completions import CompletionFields
+from aserve.http.openai.schema import ChatFields
+from aserve.http.openai.tokenize import DetokenizeFields, TokenizeFields
 
 ROUTES = {
     "/v1/chat/completions": (ChatFields, {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}),

@@ -2,6 +2,7 @@
 
 import pytest
 
+from aserve.core.columns import PenaltyColumns
 from aserve.http import create_app
 from tests.engines import EOS, says, scripted_engine
 from tests.fakes import FakeScript, ScriptedRunner
@@ -143,8 +144,8 @@ async def test_what_shapes_the_logits_reaches_the_runner():
         assert (await client.post(TEXT, json=body)).status_code == 200
     sampling = runner.plans[0].inits[0].sampling
     controls = sampling.controls
-    assert sampling.seed == 11
-    assert (controls.presence_penalty, controls.frequency_penalty, controls.repetition_penalty) == (0.5, -0.5, 1.5)
+    assert sampling.columns.seed == 11
+    assert controls.penalties == PenaltyColumns(0.5, -0.5, 1.5)
     assert controls.logit_bias == ((5, 100.0), (7, -1.5))
     assert controls.allowed_ids == (5, 6, 7)
     assert controls.bad_words == ((*b"no",), (*b" no",))

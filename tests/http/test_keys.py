@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from aserve.core.errors import ConfigError
-from aserve.engine import AsyncEngine
+from aserve.engine import Engine
 from aserve.http import Keyring, create_app
 from aserve.http.endpoint import duration
 from aserve.http.keys import MAX_FILE_BYTES, MAX_KEYS, digest_of, parse_keys
@@ -123,7 +123,7 @@ def test_a_bad_file_is_refused_at_first_and_later_changes_nothing(path, caplog, 
 
 
 def test_a_file_is_read_again(path, caplog):
-    engine = AsyncEngine(scripted_loader())
+    engine = Engine(scripted_loader())
     keyring = Keyring(path=path, tenants=engine.tenants)
     assert engine.tenants.account("research").tenant.weight == 2.0
     path.write_text(f"- {{name: lab, key: {CANARY}}}")
@@ -136,7 +136,7 @@ def test_a_file_is_read_again(path, caplog):
 
 async def test_limits_answer_429_with_the_headers_that_clients_know(path):
     clock = FakeClock()
-    engine = AsyncEngine(scripted_loader(says("Hello")), clock=clock)
+    engine = Engine(scripted_loader(says("Hello")), clock=clock)
     keyring = Keyring(path=path, tenants=engine.tenants)
     async with engine, client_of(create_app(engine, keyring=keyring)) as client:
         answers = [await client.post("/v1/completions", json=PROMPT, headers=bearer(CANARY)) for _ in range(4)]
@@ -160,7 +160,7 @@ async def test_limits_answer_429_with_the_headers_that_clients_know(path):
 
 async def test_a_stream_is_open_until_its_end(path):
     runner = ScriptedRunner(model=FakeScript(says("Hello")))
-    engine = AsyncEngine(scripted_loader(runner=runner))
+    engine = Engine(scripted_loader(runner=runner))
     keyring = Keyring(path=path, tenants=engine.tenants)
     async with engine, client_of(create_app(engine, keyring=keyring)) as client, asyncio.TaskGroup() as group:
         runner.hold()

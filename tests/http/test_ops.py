@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import replace
 
-from aserve.engine import AsyncEngine
+from aserve.engine import Engine
 from aserve.http import create_app
 from aserve.scheduler.scheduler import Scheduler
 from tests.engines import says, scripted_engine, scripted_loader
@@ -38,7 +38,7 @@ async def test_a_full_queue_is_a_429_with_retry_after():
     load = scripted_loader(runner=runner)
     limits = {"block_size": 8, "num_blocks": 64, "max_num_batched_tokens": 64, "max_model_len": 128}
     scheduler = Scheduler(**limits, max_num_seqs=1, max_num_queued_reqs=1)
-    engine = AsyncEngine(lambda report: replace(load(report), scheduler=scheduler))
+    engine = Engine(lambda report: replace(load(report), scheduler=scheduler))
     async with engine, client_of(create_app(engine)) as client, asyncio.TaskGroup() as group:
         taken = []
         for num_running, num_waiting in ((1, 0), (1, 1)):

@@ -10,7 +10,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from aserve import __version__
-from aserve.engine import AsyncEngine, EngineState
+from aserve.engine import Engine, EngineState
 from aserve.http import create_app
 from aserve.http.app import BASE_BODY_BYTES, BODY_BYTES_PER_TOKEN, body_limit
 from aserve.http.middleware import MAX_BODY_BYTES
@@ -139,7 +139,7 @@ async def test_while_the_model_loads():
         return parts
 
     reported = asyncio.Event()
-    engine = AsyncEngine(wait_and_load, on_progress=lambda _: reported.set())
+    engine = Engine(wait_and_load, on_progress=lambda _: reported.set())
     async with client_of(create_app(engine)) as client:
         entering = asyncio.create_task(engine.__aenter__())
         await reported.wait()

@@ -7,9 +7,8 @@ from aserve.core.outputs import FinishReason, TextDelta
 from aserve.core.params import SamplingParams
 from aserve.core.plan import TokenScores
 from aserve.http.access import Record
-from aserve.http.openai.completions import TextWire
+from aserve.http.openai.completions import CompletionFields, TextWire
 from aserve.http.openai.generation import Generation, answer
-from aserve.http.openai.schema import CompletionFields
 from aserve.http.openai.tally import Tally, usage_of
 from aserve.http.sse import StreamLimits
 from aserve.mailbox import Mailbox

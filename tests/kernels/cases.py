@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from aserve.core.columns import PenaltyColumns, SamplingColumns
 from aserve.kernels.native.library import NativeUnavailableError, library
 from aserve.kernels.native.native_ops import NativeOps
 from aserve.kernels.ops import AttentionBatch, BadWords, LogitControls, Ops, SamplingBatch
@@ -120,18 +121,19 @@ def sampling(
         values = value if isinstance(value, Sequence) else [value] * num_rows
         return torch.tensor(values, dtype=dtype, device=device)
 
-    temperature_S, top_k_S = rows(temperature, torch.float32), rows(top_k, torch.int32)
-    top_p_S, min_p_S = rows(top_p, torch.float32), rows(min_p, torch.float32)
+    columns_S = SamplingColumns(
+        temperature=rows(temperature, torch.float32),
+        top_k=rows(top_k, torch.int32),
+        top_p=rows(top_p, torch.float32),
+        min_p=rows(min_p, torch.float32),
+        seed=rows(seeds if seeds is not None else list(range(num_rows)), torch.int64),
+    )
     return SamplingBatch(
-        temperature_S=temperature_S,
-        top_k_S=top_k_S,
-        top_p_S=top_p_S,
-        min_p_S=min_p_S,
-        seeds_S=rows(seeds if seeds is not None else list(range(num_rows)), torch.int64),
+        columns_S=columns_S,
         positions_S=rows(positions if positions is not None else [7] * num_rows, torch.int64),
         banned_SC=None if banned is None else torch.tensor(banned, dtype=torch.int64, device=device),
-        all_greedy=not bool(temperature_S.any()),
-        any_filter=bool(((top_k_S > 0) | (top_p_S < 1) | (min_p_S > 0)).any()),
+        all_greedy=not bool(columns_S.temperature.any()),
+        any_filter=bool(((columns_S.top_k > 0) | (columns_S.top_p < 1) | (columns_S.min_p > 0)).any()),
     )
 
 
@@ -182,9 +184,11 @@ def controls(
         table_rows_Q=torch.arange(1, len(rows) + 1, device=device),
         bias_RV=table(bias, torch.float32),
         counts_RV=table(counts, torch.int32),
-        repetition_Q=numbers(repetition, 1.0),
-        presence_Q=numbers(presence, 0.0),
-        frequency_Q=numbers(frequency, 0.0),
+        penalties_Q=PenaltyColumns(
+            presence_penalty=numbers(presence, 0.0),
+            frequency_penalty=numbers(frequency, 0.0),
+            repetition_penalty=numbers(repetition, 1.0),
+        ),
         banned_QC=None if banned is None else torch.tensor(banned, device=device),
         bad_words=bad_words,
     )

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from aserve.core import columns
 from aserve.core.plan import RowSampling, StepPlan
 from aserve.models.layers import DenseMethod
 from aserve.models.qwen3 import qwen3
@@ -21,7 +22,7 @@ from tests.runner.toy import chunk, fed, init
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
-FILTERED = RowSampling(temperature=0.8, top_k=20, top_p=0.9, min_p=0.0, seed=3)
+FILTERED = RowSampling(columns.NEUTRAL._replace(temperature=0.8, top_k=20, top_p=0.9, seed=3))
 NUM_STEPS = 6
 
 

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from aserve.kernels.ops import AttentionBatch, KVLayer
+from aserve.kernels.ops import AttentionBatch, KVLayer, LoraBatch
 from aserve.models.interface import CausalLM, ForwardBatch
 from aserve.models.spec import ModelSpec
+from aserve.runner.adapters import by_slot
 
 BLOCK_SIZE = 8
 
@@ -16,8 +18,17 @@ class PagedSequences:
     """Several sequences' blocks in one cache of `num_blocks`; their tokens run in any mixture of slices."""
 
     def __init__(
-        self, model: CausalLM, num_sequences: int = 1, max_len: int = 320, dtype: torch.dtype = torch.float32
+        self,
+        model: CausalLM,
+        num_sequences: int = 1,
+        max_len: int = 320,
+        dtype: torch.dtype = torch.float32,
+        slots: Sequence[int] | None = None,
+        num_slots: int = 0,
     ) -> None:
+        """slots: of each sequence's adapter, -1 for none; None where nobody has one."""
+        self._slots_S = None if slots is None else np.array(slots)
+        self._num_slots = num_slots
         self._model = model
         blocks_each = -(-max_len // BLOCK_SIZE)
         num_blocks = 1 + num_sequences * blocks_each
@@ -56,8 +67,15 @@ class PagedSequences:
         )
         token_ids_T = torch.tensor([token for _, tokens in slices for token in tokens])
         with torch.inference_mode():
-            hidden_TE = self._model.forward(token_ids_T, self.kv, ForwardBatch(torch.cat(positions), batch))
+            seen = ForwardBatch(torch.cat(positions), batch, self._lora(rows, sizes))
+            hidden_TE = self._model.forward(token_ids_T, self.kv, seen)
         return dict(zip(rows, hidden_TE.split(sizes), strict=True))
+
+    def _lora(self, rows: list[int], sizes: list[int]) -> LoraBatch | None:
+        if self._slots_S is None:
+            return None
+        tokens_N, starts_G1 = by_slot(np.repeat(self._slots_S[rows], sizes), self._num_slots)
+        return LoraBatch(torch.from_numpy(tokens_N[: starts_G1[-1]]), torch.from_numpy(starts_G1))
 
     def _slots(self, sequence: int, positions: Tensor) -> Tensor:
         blocks = self._block_table_SM[sequence][positions // BLOCK_SIZE].long()

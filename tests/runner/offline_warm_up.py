@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from triton.compiler import CompiledKernel
 
+from aserve.core import columns
 from aserve.core.plan import RowSampling, SeqSlice, StepPlan
 from aserve.kernels.ops import KVLayer, SamplingBatch
 from aserve.kernels.triton_ops import TritonOps
@@ -49,7 +50,7 @@ SPEC = ModelSpec(
     qk_norm=True,
 )
 SCORED = msgspec.structs.replace(FILTERED, num_logprobs=1)
-BANNING = RowSampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1, banned_ids=(3, 4), banned_before=9999)
+BANNING = RowSampling(columns.NEUTRAL._replace(temperature=1.0, seed=1), banned_ids=(3, 4), banned_before=9999)
 
 
 class CompilingOps(TritonOps):

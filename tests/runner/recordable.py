@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aserve.core.layout import KVLayout
-from aserve.kernels.ops import AttentionBatch, KVLayer, SamplingBatch, TokenMasks
+from aserve.kernels.ops import AttentionBatch, KVLayer, Ops, SamplingBatch, TokenMasks
 from aserve.kernels.reference import ReferenceOps
 from aserve.models.interface import CausalLM, ForwardBatch
 from aserve.models.lora import LoraLayers
@@ -41,11 +41,12 @@ class RecordableOps(ReferenceOps):
     def sample(self, logits_SV: Tensor, batch: SamplingBatch) -> Tensor:
         if batch.all_greedy:
             return logits_SV.argmax(-1)
-        ids_V = torch.arange(logits_SV.shape[1])
-        noise_SV = torch.sin((batch.seeds_S * 31 + batch.positions_S * 17)[:, None] * 0.37 + ids_V * 1.7)
-        logits_SV = logits_SV + 4 * batch.temperature_S[:, None] * noise_SV
+        ids_V, columns_S = torch.arange(logits_SV.shape[1]), batch.columns_S
+        noise_SV = torch.sin((columns_S.seed * 31 + batch.positions_S * 17)[:, None] * 0.37 + ids_V * 1.7)
+        logits_SV = logits_SV + 4 * columns_S.temperature[:, None] * noise_SV
         if batch.any_filter:
-            filters_S = (batch.top_k_S * 5 + batch.top_p_S * 3 + batch.min_p_S * 11 - 3) * (batch.temperature_S > 0)
+            filters_S = columns_S.top_k * 5 + columns_S.top_p * 3 + columns_S.min_p * 11 - 3
+            filters_S = filters_S * (columns_S.temperature > 0)
             logits_SV = logits_SV + torch.cos(ids_V * 0.9 + 1) * filters_S[:, None]
         return logits_SV.argmax(-1)
 
@@ -152,6 +153,7 @@ def recordable_runner(
     max_num_seqs: int = 12,
     device: StepDevice | None = None,
     model: CausalLM | None = None,
+    ops: Ops | None = None,
     lora: LoraLayers | None = None,
 ) -> ModelRunner:
     kv = allocate_kv(
@@ -164,7 +166,7 @@ def recordable_runner(
     )
     return ModelRunner(
         model or RecordableLM(),
-        RecordableOps(),
+        ops or RecordableOps(),
         kv,
         max_num_seqs=max_num_seqs,
         max_model_len=CONTEXT_LEN,

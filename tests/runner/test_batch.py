@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from aserve.core import columns
 from aserve.core.plan import RowSampling, StepPlan
 from aserve.runner.batch import BatchBuilder
 from aserve.runner.controls import ControlTable
@@ -12,7 +13,7 @@ from tests.runner.toy import chunk, fed, init
 
 pytestmark = pytest.mark.torch
 
-DRAWN = RowSampling(temperature=1.0, top_k=0, top_p=0.5, min_p=0.0, seed=3)
+DRAWN = RowSampling(columns.NEUTRAL._replace(temperature=1.0, top_p=0.5, seed=3))
 
 
 @pytest.fixture
@@ -68,8 +69,8 @@ def test_a_mixed_plan(rows: RowTable, builder: BatchBuilder):
     assert batch.sampled_tokens_N.tolist() == [0, 2, 1, 9]
     sampling = batch.sampling
     assert sampling.positions_S.tolist() == [4, 1, 2, 2]
-    assert sampling.temperature_S.tolist() == [0, 0, 1, 0]
-    assert sampling.seeds_S.tolist() == [0, 0, 3, 0]
+    assert sampling.columns_S.temperature.tolist() == [0, 0, 1, 0]
+    assert sampling.columns_S.seed.tolist() == [0, 0, 3, 0]
     assert (sampling.all_greedy, sampling.any_filter, sampling.banned_SC) == (False, True, None)
 
 
@@ -81,7 +82,7 @@ def test_a_step_that_samples_nothing(builder: BatchBuilder):
 
 
 def test_banned_ids_reach_the_sampler(builder: BatchBuilder):
-    banning = RowSampling(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, banned_ids=(7,), banned_before=2)
+    banning = RowSampling(banned_ids=(7,), banned_before=2)
     inits = (init(0), init(1, sampling=banning))
     batch = builder.build(StepPlan(0, (chunk(0, 0, [1], 1), chunk(1, 0, [1], 2)), inits))
     assert batch.sampling.banned_SC is not None

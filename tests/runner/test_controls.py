@@ -4,6 +4,7 @@ import msgspec
 import pytest
 import torch
 
+from aserve.core.columns import PenaltyColumns
 from aserve.core.plan import RowControls, StepPlan
 from aserve.kernels.reference import ReferenceOps
 from tests.kernels.cases import controls as kernel_controls
@@ -40,9 +41,9 @@ def controlled(num_tokens: int, controls: RowControls) -> list[int]:
             vocab_size=VOCAB_SIZE,
             bias={0: bias},
             counts={0: counts},
-            repetition=[controls.repetition_penalty],
-            presence=[controls.presence_penalty],
-            frequency=[controls.frequency_penalty],
+            repetition=[controls.penalties.repetition_penalty],
+            presence=[controls.penalties.presence_penalty],
+            frequency=[controls.penalties.frequency_penalty],
             words=[(0, word) for word in controls.bad_words],
             recent=[output],
         )
@@ -53,11 +54,11 @@ def controlled(num_tokens: int, controls: RowControls) -> list[int]:
 
 PLAIN = continuation(PROMPT, 3)
 CONTROLS = {
-    "penalties": RowControls(presence_penalty=2.0, frequency_penalty=1.5, repetition_penalty=3.0),
-    "negative penalties": RowControls(presence_penalty=-2.0, frequency_penalty=-2.0),
+    "penalties": RowControls(PenaltyColumns(2.0, 1.5, 3.0)),
+    "negative penalties": RowControls(PenaltyColumns(-2.0, -2.0, 1.0)),
     "bias": RowControls(logit_bias=((40, 100.0), (PLAIN[0], -100.0))),
     "allowed": RowControls(allowed_ids=(3, 4, 5)),
-    "allowed and bias": RowControls(allowed_ids=(3, 4, 5), logit_bias=((4, 1.0), (9, 100.0)), frequency_penalty=0.5),
+    "allowed and bias": RowControls(PenaltyColumns(0.0, 0.5, 1.0), ((4, 1.0), (9, 100.0)), (3, 4, 5)),
     "bad words": RowControls(bad_words=((PLAIN[0],), tuple(PLAIN[1:]), (40, 41, 42))),
     "a word among drafts": RowControls(bad_words=(tuple(PLAIN), (40, 41, 42, 43))),
 }
@@ -82,7 +83,7 @@ def test_an_answer_is_the_references_however_its_row_is_set_up(runner, name):
 
 
 def test_rows_without_controls_are_as_if_alone(runner):
-    sampling = greedy(frequency_penalty=2.0, bad_words=((1, 2),), allowed_ids=(4, 5))
+    sampling = greedy(penalties=PenaltyColumns(0.0, 2.0, 1.0), bad_words=((1, 2),), allowed_ids=(4, 5))
     both = StepPlan(0, (chunk(0, 0, PROMPT, 1, 2), chunk(1, 0, PROMPT, 3, 4)), (init(0), init(1, sampling=sampling)))
     first = runner.run(both).token_ids
     second = runner.run(StepPlan(1, (fed(1, 6), fed(0, 6)))).token_ids

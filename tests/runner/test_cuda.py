@@ -45,12 +45,12 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 @needs_cuda
 def test_on_cuda_pages_are_locked_and_given_back() -> None:
     from aserve.kernels.triton_ops import TritonOps
-    from aserve.runner.swapper import CudaHostPool
+    from aserve.runner.swapper import CudaHostStore
 
     device = torch.device("cuda", torch.cuda.current_device())
     kv = allocate_kv(ToyLM.spec, num_blocks=3, block_size=4, dtype=torch.float32, device=device)
     steps = CudaDevice(device)
-    pool = CudaHostPool(TritonOps(num_sms=8), kv, steps, 3 * 2**15, TorchCuda(device))
+    pool = CudaHostStore(TritonOps(num_sms=8), kv, steps, 3 * 2**15, TorchCuda(device))
     assert pool._blocks_HYX.is_pinned()
     pool.close()
     assert not pool._blocks_HYX.is_pinned()

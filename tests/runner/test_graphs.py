@@ -7,6 +7,7 @@ import msgspec
 import pytest
 import torch
 
+from aserve.core import columns
 from aserve.core.ids import Row
 from aserve.core.plan import RowControls, RowSampling, StepPlan
 from aserve.core.request import Request
@@ -25,7 +26,7 @@ from tests.runner.toy import GREEDY, answer, chunk, fed, init, request, until
 
 pytestmark = pytest.mark.torch
 
-DRAWN = RowSampling(temperature=0.9, top_k=0, top_p=1.0, min_p=0.0, seed=5)
+DRAWN = RowSampling(columns.NEUTRAL._replace(temperature=0.9, seed=5))
 
 
 def random_requests(rng: random.Random, count: int) -> list[Request]:
@@ -120,7 +121,7 @@ def test_until_it_has_its_own_a_batch_borrows_the_graph_of_a_larger_one() -> Non
 
 def four_prompts() -> StepPlan:
     """Greedy, drawn, filtered and greedy; with room for 29 tokens more."""
-    samplings = (GREEDY, DRAWN, msgspec.structs.replace(DRAWN, top_k=7), GREEDY)
+    samplings = (GREEDY, DRAWN, RowSampling(DRAWN.columns._replace(top_k=7)), GREEDY)
     blocks = [range(1 + 8 * row, 9 + 8 * row) for row in range(4)]
     chunks = tuple(chunk(row, 0, [row + 1] * 3, *blocks[row]) for row in range(4))
     return StepPlan(0, chunks, tuple(init(row, sampling=sampling) for row, sampling in enumerate(samplings)))
@@ -189,7 +190,7 @@ def test_a_row_that_a_new_sequence_takes_is_sampled_its_way() -> None:
     def tokens(graphs: TapeGraphs | None) -> list[tuple[int, ...]]:
         runner = recordable_runner(graphs)
         results = []
-        for round_, sampling in enumerate((DRAWN, msgspec.structs.replace(DRAWN, seed=77))):
+        for round_, sampling in enumerate((DRAWN, RowSampling(DRAWN.columns._replace(seed=77)))):
             runner.run(StepPlan(0, (chunk(0, 0, [1, 2, 3], 1 + round_),), (init(0, sampling=sampling),)))
             results += [runner.run(StepPlan(1, (fed(0, 3 + k, *[10 + k][: k in (1, 5)]),))).token_ids for k in range(6)]
         runner.close()
@@ -240,7 +241,7 @@ def test_which_plans_can_be_graphs() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"controls": RowControls(presence_penalty=1.0)},
+        {"controls": RowControls(columns.NO_PENALTY._replace(presence_penalty=1.0))},
         {"num_logprobs": 0},
         {"banned_ids": (1,), "banned_before": 99},
     ],

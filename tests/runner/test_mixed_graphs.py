@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 
+from aserve.core import columns
 from aserve.core.plan import RowControls, RowSampling, StepPlan
 from aserve.runner import mixed_graphs
 from aserve.runner.device import CudaDevice
@@ -17,7 +18,7 @@ from tests.runner.toy import answer, chunk, fed, init, request
 
 pytestmark = pytest.mark.torch
 
-FILTERED = RowSampling(temperature=0.9, top_k=7, top_p=0.9, min_p=0.0, seed=5)
+FILTERED = RowSampling(columns.NEUTRAL._replace(temperature=0.9, top_k=7, top_p=0.9, seed=5))
 TWO_PROMPTS = StepPlan(0, (chunk(0, 0, [1, 2, 3], 1, 2, 3), chunk(1, 0, [4], 4, 5)), (init(0), init(1)))
 MIXED = StepPlan(
     1,
@@ -107,8 +108,8 @@ def test_a_row_that_a_graph_set_up_anew_is_not_taken_for_the_one_before() -> Non
     assert results_of(recordable_runner(TapeGraphs()), *plans) == results_of(recordable_runner(None), *plans)
 
 
-SCORED = RowSampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, num_logprobs=1)
-PENALIZED = RowSampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, controls=RowControls(1.0))
+SCORED = RowSampling(num_logprobs=1)
+PENALIZED = RowSampling(controls=RowControls(columns.NO_PENALTY._replace(presence_penalty=1.0)))
 EAGER = {
     "scores": StepPlan(0, (chunk(0, 0, [1, 2], 1),), (init(0, sampling=SCORED),)),
     "penalties": StepPlan(0, (chunk(0, 0, [1, 2], 1),), (init(0, sampling=PENALIZED),)),

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from aserve.core import columns
 from aserve.core.ids import Row
 from aserve.core.plan import TO_COME, RowControls, RowSampling, StepPlan
 from aserve.kernels.ops import AttentionBatch, LogitControls, SamplingBatch, Scores, TokenMasks
@@ -45,8 +46,19 @@ pytestmark = pytest.mark.torch
 
 META = torch.device("meta")
 BLOCK_SIZE = 8
-FILTERED = RowSampling(temperature=0.8, top_k=5, top_p=0.9, min_p=0.1, seed=3, banned_ids=(4, 5), banned_before=99)
-CONTROLS = RowControls(0.1, 0.1, 1.2, ((3, 1.0),), (3, 4, 5), ((4, 5), (3,)), prompt_ids=(1, 2), output_ids=(3, 3))
+FILTERED = RowSampling(
+    columns.NEUTRAL._replace(temperature=0.8, top_k=5, top_p=0.9, min_p=0.1, seed=3),
+    banned_ids=(4, 5),
+    banned_before=99,
+)
+CONTROLS = RowControls(
+    columns.PenaltyColumns(0.1, 0.1, 1.2),
+    ((3, 1.0),),
+    (3, 4, 5),
+    ((4, 5), (3,)),
+    prompt_ids=(1, 2),
+    output_ids=(3, 3),
+)
 ROUTED = ("mixtral", "phimoe")
 """Mixtures of experts: transformers finds out on the host which experts a step takes, or where phimoe's rope is."""
 
@@ -176,7 +188,7 @@ class MetaOps:
     def sample(self, logits_SV: Tensor, batch: SamplingBatch) -> Tensor:
         assert logits_SV.dtype in (torch.float32, torch.bfloat16)
         assert logits_SV.stride(-1) == 1
-        assert (batch.top_k_S.dtype, batch.seeds_S.dtype, batch.positions_S.dtype) == (
+        assert (batch.columns_S.top_k.dtype, batch.columns_S.seed.dtype, batch.positions_S.dtype) == (
             torch.int32,
             torch.int64,
             torch.int64,

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from aserve.core import columns
 from aserve.core.plan import RowSampling, StepPlan
 from aserve.runner.rows import RowTable
 from tests.runner.toy import chunk, fed, init
@@ -40,17 +41,23 @@ def test_more_blocks_than_a_sequence_can_have_is_an_assertion():
 
 def test_sampling_columns_are_those_of_the_asked_rows():
     rows = new_table()
-    drawn = RowSampling(temperature=0.5, top_k=7, top_p=0.25, min_p=0.125, seed=2**63 - 1)
+    drawn = RowSampling(columns.NEUTRAL._replace(temperature=0.5, top_k=7, top_p=0.25, min_p=0.125, seed=2**63 - 1))
     run(rows, StepPlan(0, (chunk(2, 0, [1], 1), chunk(0, 0, [1], 2)), (init(2, sampling=drawn), init(0))))
     samplings = rows.samplings(np.array([2, 0]), np.array([1, 1]))
-    assert [column.tolist() for column in samplings[:5]] == [[0.5, 0], [7, 0], [0.25, 1], [0.125, 0], [2**63 - 1, 0]]
+    assert [column.tolist() for column in samplings.columns_N] == [
+        [0.5, 0],
+        [7, 0],
+        [0.25, 1],
+        [0.125, 0],
+        [2**63 - 1, 0],
+    ]
     assert samplings.banned_NC.shape == (2, 0)
 
 
 def test_ids_are_banned_below_their_position_only_and_forgotten_with_the_row():
     rows = new_table()
-    banning = RowSampling(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, banned_ids=(11, 12), banned_before=6)
-    one = RowSampling(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, banned_ids=(13,), banned_before=9)
+    banning = RowSampling(banned_ids=(11, 12), banned_before=6)
+    one = RowSampling(banned_ids=(13,), banned_before=9)
     inits = (init(0, sampling=banning), init(1), init(2, sampling=one))
     run(rows, StepPlan(0, (chunk(0, 0, [1], 1),), inits))
     asked = np.array([0, 1, 2])

@@ -192,7 +192,7 @@ def test_blocks_are_scrubbed_before_a_step_that_asks_for_it():
 
 async def test_banned_ids_are_not_sampled_until_their_position(runner):
     first, second = continuation(PROMPT, 2)
-    banning = RowSampling(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, banned_ids=(first, second), banned_before=7)
+    banning = RowSampling(banned_ids=(first, second), banned_before=7)
     [token] = runner.run(StepPlan(0, (chunk(0, 0, PROMPT, 1, 2),), (init(0, sampling=banning),))).token_ids
     assert token not in (first, second)
     runner.run(StepPlan(1, (chunk(0, 6, [first]),)))

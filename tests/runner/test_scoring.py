@@ -4,6 +4,7 @@ import msgspec
 import pytest
 import torch
 
+from aserve.core.columns import NO_PENALTY
 from aserve.core.plan import RowControls, StepPlan, TokenScores
 from aserve.runner import scoring
 from tests.runner.toy import GREEDY, VOCAB_SIZE, chunk, continuation, fed, hash_of, init, scores, toy_runner
@@ -65,8 +66,9 @@ def test_a_step_without_scored_rows_has_no_scores(runner):
 
 
 def test_scores_are_those_of_the_model_not_of_what_was_done_to_its_logits(runner):
-    controls = RowControls(logit_bias=((40, 100.0),), frequency_penalty=1.0)
-    sampling = msgspec.structs.replace(SCORED, temperature=0.7, top_k=1, controls=controls)
+    controls = RowControls(NO_PENALTY._replace(frequency_penalty=1.0), logit_bias=((40, 100.0),))
+    columns = GREEDY.columns._replace(temperature=0.7, top_k=1)
+    sampling = msgspec.structs.replace(SCORED, columns=columns, controls=controls)
     result = runner.run(StepPlan(0, (chunk(0, 0, PROMPT, 1, 2),), (init(0, sampling=sampling),)))
     assert result.token_ids == (40,)
     assert_close(result.scores[0], expected(PROMPT, 40, 3))

@@ -5,10 +5,12 @@ import numpy as np
 import pytest
 import torch
 
+from aserve.core import columns
 from aserve.core.ids import Row
 from aserve.core.plan import RowControls, RowSampling, StepPlan
+from aserve.kernels.ops import PADDING_ID
 from aserve.runner import graphs as graphs_module
-from aserve.runner.controls import NO_TOKEN, ControlTable
+from aserve.runner.controls import ControlTable
 from aserve.runner.device import CpuDevice
 from aserve.runner.warm_up import sign_of_life
 from tests.runner.recordable import TapeGraphs, recordable_runner
@@ -16,10 +18,10 @@ from tests.runner.toy import GREEDY, chunk, fed, init
 
 pytestmark = pytest.mark.torch
 
-PENALTY = RowControls(presence_penalty=1.0, prompt_ids=(3,), output_ids=(4, 4, 5))
+PENALTY = RowControls(columns.NO_PENALTY._replace(presence_penalty=1.0), prompt_ids=(3,), output_ids=(4, 4, 5))
 BIAS = RowControls(logit_bias=((2, 1.5),))
 WORDS = RowControls(bad_words=((6, 7, 8),), output_ids=(1, 2, 3, 4))
-DRAWN = RowSampling(temperature=0.9, top_k=0, top_p=1.0, min_p=0.0, seed=5)
+DRAWN = RowSampling(columns.NEUTRAL._replace(temperature=0.9, seed=5))
 
 
 def table_of(*controls: RowControls) -> ControlTable:
@@ -37,12 +39,12 @@ def batch_of(table: ControlTable, banned: list[list[int]] | None = None):
 
 
 def test_bans_of_a_controlled_row_are_taken_over_and_those_of_others_stay():
-    """Caught: `banned_NC[places] = NO_TOKEN` removed, after which both would ban."""
-    found, banned_NC = batch_of(table_of(BIAS), [[5, NO_TOKEN], [6, 7]])
+    """Caught: `banned_NC[places] = PADDING_ID` removed, after which both would ban."""
+    found, banned_NC = batch_of(table_of(BIAS), [[5, PADDING_ID], [6, 7]])
     assert found is not None
     assert found.banned_QC is not None
     assert found.banned_QC.tolist() == [[6, 7]]
-    assert banned_NC.tolist() == [[5, NO_TOKEN], [NO_TOKEN, NO_TOKEN]]
+    assert banned_NC.tolist() == [[5, PADDING_ID], [PADDING_ID, PADDING_ID]]
 
 
 def test_a_table_is_made_when_a_row_first_needs_it():
@@ -78,7 +80,7 @@ def test_a_prompts_tokens_count_once_and_those_of_the_output_as_often_as_they_ca
     ("words", "output_ids", "recent"),
     [
         (((6, 7, 8), (1,)), (1, 2, 3, 4), [3, 4]),
-        (((6, 7, 8),), (4,), [NO_TOKEN, 4]),
+        (((6, 7, 8),), (4,), [PADDING_ID, 4]),
         (((6,),), (1, 2), [2]),
     ],
 )

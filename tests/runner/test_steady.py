@@ -6,6 +6,7 @@ from dataclasses import fields, is_dataclass
 import pytest
 import torch
 
+from aserve.core import columns
 from aserve.core.plan import RowControls, RowSampling, StepPlan
 from aserve.kernels.ops import SamplingBatch
 from aserve.runner.batch import BatchBuilder, StepBatch
@@ -22,10 +23,13 @@ NUM_ROWS = 5
 SAMPLINGS = (
     GREEDY,
     GREEDY,
-    RowSampling(temperature=1.0, top_k=0, top_p=0.5, min_p=0.0, seed=3),
-    RowSampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, banned_ids=(7,), banned_before=4),
-    RowSampling(temperature=0.5, top_k=0, top_p=1.0, min_p=0.0, seed=0, controls=RowControls(presence_penalty=1.0)),
-    RowSampling(temperature=0.5, top_k=0, top_p=1.0, min_p=0.0, seed=0, num_logprobs=2),
+    RowSampling(columns.NEUTRAL._replace(temperature=1.0, top_p=0.5, seed=3)),
+    RowSampling(banned_ids=(7,), banned_before=4),
+    RowSampling(
+        columns.NEUTRAL._replace(temperature=0.5),
+        controls=RowControls(columns.NO_PENALTY._replace(presence_penalty=1.0)),
+    ),
+    RowSampling(columns.NEUTRAL._replace(temperature=0.5), num_logprobs=2),
 )
 
 

@@ -9,7 +9,7 @@ from aserve.kernels.cpu import CpuOps
 from aserve.runner import swapper
 from aserve.runner.device import CudaDevice, step_device
 from aserve.runner.kv_store import allocate_kv
-from aserve.runner.swapper import BlockMover, CudaHostPool
+from aserve.runner.swapper import BlockMover, CudaHostStore
 from tests.runner.fake_cuda import FakeCuda
 from tests.runner.toy import ToyLM, chunk, continuation, fed, init, toy_runner
 
@@ -70,20 +70,20 @@ def test_without_host_memory_a_swap_is_our_bug():
     runner.close()
 
 
-def host_pool(gpu: FakeCuda, num_host_blocks: int) -> tuple[CudaHostPool, CudaDevice, torch.Tensor]:
+def host_store(gpu: FakeCuda, num_host_blocks: int) -> tuple[CudaHostStore, CudaDevice, torch.Tensor]:
     """What CUDA takes, on a model of it, beside 41 blocks of numbers."""
     cpu = torch.device("cpu")
     kv = allocate_kv(ToyLM.spec, num_blocks=41, block_size=4, dtype=torch.float32, device=cpu)
     kv.planes_YBX.copy_(torch.arange(kv.planes_YBX.numel()).view(kv.planes_YBX.shape))
     device = CudaDevice(cpu, gpu)
-    return CudaHostPool(CpuOps(), kv, device, num_host_blocks, gpu), device, kv.planes_YBX
+    return CudaHostStore(CpuOps(), kv, device, num_host_blocks, gpu), device, kv.planes_YBX
 
 
 def test_blocks_go_out_and_come_back_while_streams_run_in_any_order(monkeypatch):
     """Their places are overwritten by the next work of the step, and staging buffers are used again and again."""
     monkeypatch.setattr(swapper, "STAGING_BYTES", 3 * 2 * 4 * 4)  # three blocks of two planes
     gpu = FakeCuda()
-    pool, device, planes_YBX = host_pool(gpu, 20)
+    pool, device, planes_YBX = host_store(gpu, 20)
     before = planes_YBX.clone()
     with torch.inference_mode(), device.stepping():
         for round_ in range(5):
@@ -101,7 +101,7 @@ def test_blocks_go_out_and_come_back_while_streams_run_in_any_order(monkeypatch)
 def test_swap_space_takes_what_was_asked_for_and_gives_it_back():
     """torch's allocator of pinned memory would round it up to a power of two, and keep it."""
     gpu = FakeCuda()
-    pool, device, planes_YBX = host_pool(gpu, 40)
+    pool, device, planes_YBX = host_store(gpu, 40)
     num_bytes = 40 * planes_YBX[:, 0].nbytes
     assert list(gpu.locked.values()) == [num_bytes]
     pool.close()
@@ -121,7 +121,7 @@ def test_pages_that_the_system_does_not_lock_are_one_clear_error():
     with pytest.raises(
         ConfigError, match=r"^swap_space: 0.00 GiB of host memory cannot be page-locked .*out of memory"
     ):
-        host_pool(FakeCuda(lockable_bytes=1000), 40)
+        host_store(FakeCuda(lockable_bytes=1000), 40)
 
 
 @pytest.mark.gpu

@@ -6,8 +6,9 @@ import msgspec
 import pytest
 import torch
 
+from aserve.core import columns
 from aserve.core.ids import Row, SeqId
-from aserve.core.plan import TO_COME, RowInit, SeqSlice, StepPlan, num_agreeing
+from aserve.core.plan import TO_COME, RowInit, RowSampling, SeqSlice, StepPlan, num_agreeing
 from aserve.kernels.cpu import CpuOps
 from aserve.kernels.ops import NO_TOKEN
 from aserve.runner.device import CpuDevice
@@ -20,7 +21,7 @@ from tests.runner.toy import GREEDY, POISON, VOCAB_SIZE, ToyLM, chunk, continuat
 pytestmark = pytest.mark.torch
 
 PROMPT = [5, 6, 7, 8, 9, 10]
-SAMPLED = msgspec.structs.replace(GREEDY, temperature=1.0, top_p=0.9, seed=3)
+SAMPLED = RowSampling(columns.NEUTRAL._replace(temperature=1.0, top_p=0.9, seed=3))
 
 
 @pytest.fixture

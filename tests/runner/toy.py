@@ -34,7 +34,7 @@ POISON = VOCAB_SIZE - 1
 """A context that holds this token has NaN for logits."""
 BOMB = VOCAB_SIZE - 2
 """A step that holds this token raises."""
-GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
+GREEDY = RowSampling()
 
 
 class ToyError(Exception):

@@ -26,7 +26,7 @@ STEP_S, TOKEN_S = 0.01, 0.001
 
 def mark_of_row(init: RowInit) -> int:
     """The salt, which the seeds of a request tell, and the adapter: a block shared across either changes the token."""
-    return init.sampling.seed // SEEDS_OF_A_SALT + 10 * (init.adapter or 0)
+    return init.sampling.columns.seed // SEEDS_OF_A_SALT + 10 * (init.adapter or 0)
 
 
 def mark_of(wanted: Request) -> int:
@@ -291,8 +291,9 @@ class SyncLoop:
             self._unclean |= {
                 block_id for block_id in written[culprit] if not self.scheduler._cache._pool.refs(block_id)
             }
-            assert self.answers[culprit].is_open, f"I19: {culprit} failed after its end"
-            self.answers[culprit].drop()
+            answer = self.answers[culprit]
+            assert answer.is_open or answer.dropped or answer.is_cut, f"I19: {culprit} failed after its end"
+            answer.drop()
         while self.in_flight:
             fallen, _ = self.in_flight.pop()
             self._kv.spoil(fallen)

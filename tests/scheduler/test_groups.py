@@ -33,7 +33,7 @@ def test_choices_share_full_blocks_and_copy_the_one_that_they_write():
         SeqSlice(1, 1, start=3, num_tokens=1, token_ids=(0,), num_samples=1),
         SeqSlice(2, 2, start=3, num_tokens=1, token_ids=(0,), num_samples=1),
     )
-    assert [init.sampling.seed for init in (*first.inits, *second.inits)] == [5, 6, 7]
+    assert [init.sampling.columns.seed for init in (*first.inits, *second.inits)] == [5, 6, 7]
     assert loop.scheduler.statistics().num_used_blocks == 5
     answers = drained(loop).answers["a"]
     assert len({tuple(choice.token_ids) for choice in answers.choices}) > 1

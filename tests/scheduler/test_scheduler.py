@@ -10,7 +10,7 @@ from aserve.scheduler.scheduler import Scheduler
 from tests.fakes import deltas_of
 from tests.scheduler.sync_loop import EOS, SyncLoop, request
 
-GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
+GREEDY = RowSampling()
 
 
 def scheduler_of(num_blocks: int = 8, **limits: float) -> Scheduler:
@@ -249,6 +249,22 @@ def test_nothing_that_a_failed_step_wrote_is_ever_found_in_the_cache():
     loop.drain()
     loop.compare()
     assert loop.scheduler.statistics().num_cache_hits == 0
+
+
+def test_a_culprit_whose_client_left_while_it_was_on_trial_is_named_and_tears_nothing():
+    loop = SyncLoop()
+    for name in ("a", "b"):
+        loop.add(request(name, (0, 1, 2), max_tokens=5))
+    loop.plan()
+    assert loop.fail() is None
+    loop.plan()
+    assert loop.fail() is None
+    loop.plan()
+    loop.cancel("a")
+    assert loop.fail() == "a"
+    loop.drain()
+    loop.compare()
+    assert len(loop.answers["b"].token_ids) == 5
 
 
 def test_what_an_aborted_request_computed_stays_of_use():

@@ -39,12 +39,9 @@ def sequence_of(context_len: int = 100) -> Sequence:
 )
 def test_the_runner_is_told_how_to_sample_and_what_is_banned_until_when(params, expected):
     sampling = row_sampling(msgspec.structs.replace(REQUEST, params=params))
-    assert sampling.seed == 11
+    assert sampling.columns.seed == 11
     assert (
-        sampling.temperature,
-        sampling.top_k,
-        sampling.top_p,
-        sampling.min_p,
+        *sampling.columns[:4],
         sampling.banned_ids,
         sampling.banned_before,
     ) == expected

@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 from aserve.core.errors import CheckpointError
-from aserve.engine import AsyncEngine
+from aserve.engine import Engine
 from aserve.http import Keyring, create_app
 from aserve.server import ServerConfig, logging_to, run
 from tests.engines import EOS, scripted_loader
@@ -29,7 +29,7 @@ def main(what: str, drain_timeout_s: str, keys: str | None = None) -> int:
     answer = b"a" * 20_000 if what == "ends" else b"a" * 10_000_000
     loaders = {"loads": _never, "lacks": _lacking}
     load = loaders.get(what) or scripted_loader((*answer, EOS), max_model_len=10_000_000, num_blocks=200_000)
-    engine = AsyncEngine(load)
+    engine = Engine(load)
     keyring = None if keys is None else Keyring(path=Path(keys), tenants=engine.tenants)
     app = create_app(engine, keyring=keyring)
     config = ServerConfig(port=0, drain_timeout_s=float(drain_timeout_s))

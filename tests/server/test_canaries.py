@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from aserve.engine import AsyncEngine
+from aserve.engine import Engine
 from aserve.http import create_app
 from tests.engines import byte_tokenizer, says, scripted_engine, scripted_loader
 from tests.fakes import FakeScript, ScriptedRunner
@@ -155,7 +155,7 @@ async def test_no_canary_in_any_log_or_metric_or_file(heard, capfd, fails: str):
     engine = {
         "nothing": lambda: scripted_engine(says(f"{CANARY} answer")),
         "steps": lambda: scripted_engine(runner=Refusing(model=FakeScript(b"a"))),
-        "tokenizer": lambda: AsyncEngine(panicking_loader),
+        "tokenizer": lambda: Engine(panicking_loader),
     }[fails]()
     asyncio.get_running_loop().set_debug(True)
     async with engine:

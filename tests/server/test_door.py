@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from aserve.engine import AsyncEngine
+from aserve.engine import Engine
 from aserve.http import Doorman, Keyring, create_app
 from aserve.scheduler.scheduler import Scheduler
 from aserve.server.door import HOLD_S, MAX_HELD_BYTES
@@ -42,7 +42,7 @@ class Counting:
 class Full:
     """A server whose engine runs one request, has another waiting, and takes no third."""
 
-    engine: AsyncEngine
+    engine: Engine
     runner: ScriptedRunner
     app: Counting
     site: Site
@@ -74,7 +74,7 @@ async def full(keys=None, *, at_the_door: bool = True, **app_options) -> AsyncGe
     load = scripted_loader(runner=runner)
     sizes = {"block_size": 8, "num_blocks": 64, "max_num_batched_tokens": 64, "max_model_len": 128}
     scheduler = Scheduler(**sizes, max_num_seqs=1, max_num_queued_reqs=1)
-    engine = AsyncEngine(lambda report: replace(load(report), scheduler=scheduler), clock=FakeClock())
+    engine = Engine(lambda report: replace(load(report), scheduler=scheduler), clock=FakeClock())
     keyring = Keyring(path=keys, tenants=engine.tenants)
     doorman = Doorman(engine, keyring, app_options.get("max_body_bytes")) if at_the_door else None
     app = Counting(create_app(engine, keyring=keyring, body_timeout_s=BODY_TIMEOUT_S, **app_options))

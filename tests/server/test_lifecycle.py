@@ -12,7 +12,7 @@ import pytest
 
 from aserve.core.errors import CheckpointError
 from aserve.core.plan import StepResult
-from aserve.engine import AsyncEngine, EngineState
+from aserve.engine import Engine, EngineState
 from aserve.http import create_app
 from aserve.server import Server, ServerConfig
 from tests.engines import says, scripted_engine, scripted_loader
@@ -54,7 +54,7 @@ class Run:
 
 
 @asynccontextmanager
-async def running(engine: AsyncEngine, *, ready: bool = True, **config: object) -> AsyncGenerator[Run]:
+async def running(engine: Engine, *, ready: bool = True, **config: object) -> AsyncGenerator[Run]:
     tasks_before = asyncio.all_tasks()
     lines: list[str] = []
     loaded = asyncio.Event()
@@ -95,17 +95,17 @@ async def begin_stream(run: Run) -> Client:
     return client
 
 
-def paused_engine() -> tuple[AsyncEngine, ScriptedRunner]:
+def paused_engine() -> tuple[Engine, ScriptedRunner]:
     runner = PausingRunner(model=FakeScript(says("a long answer")))
     return scripted_engine(runner=runner), runner
 
 
-def loading_engine(go_on: threading.Event) -> AsyncEngine:
+def loading_engine(go_on: threading.Event) -> Engine:
     def load(report):
         go_on.wait(10)
         return scripted_loader()(report)
 
-    return AsyncEngine(load)
+    return Engine(load)
 
 
 async def test_the_socket_answers_while_the_model_loads():
@@ -129,7 +129,7 @@ async def test_a_model_that_cannot_be_loaded_is_one_line_and_exit_code_1():
     def load(report):
         raise CheckpointError("no-such-model: there is no such folder")
 
-    async with running(AsyncEngine(load), ready=False) as run:
+    async with running(Engine(load), ready=False) as run:
         assert await run.exit_code() == 1
         assert run.lines[1:] == ["aserve: no-such-model: there is no such folder"]
 

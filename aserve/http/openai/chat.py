@@ -9,7 +9,7 @@ import msgspec
 from aserve.core.errors import InvalidRequestError
 from aserve.core.outputs import Completion, TextDelta
 from aserve.core.plan import TokenScores
-from aserve.engine import AsyncEngine
+from aserve.engine import Engine
 from aserve.http.endpoint import Exchange, Handler
 from aserve.http.openai.generation import Generation, Usage, answer
 from aserve.http.openai.logprobs import Speller, chat_logprobs, prompt_logprobs
@@ -22,7 +22,7 @@ from aserve.http.sse import StreamLimits
 _encode: Final = msgspec.json.encode
 
 
-def chat_completions(engine: AsyncEngine, limits: StreamLimits) -> Handler:
+def chat_completions(engine: Engine, limits: StreamLimits) -> Handler:
     """The handler of this route."""
 
     async def handle(exchange: Exchange) -> None:
@@ -33,7 +33,7 @@ def chat_completions(engine: AsyncEngine, limits: StreamLimits) -> Handler:
     return handle
 
 
-async def _answer(engine: AsyncEngine, limits: StreamLimits, exchange: Exchange, fields: ChatFields) -> None:
+async def _answer(engine: Engine, limits: StreamLimits, exchange: Exchange, fields: ChatFields) -> None:
     model = check_model(engine, fields.model)
     check_room(engine, fields, exchange)
     params = sampling_params(
@@ -81,7 +81,7 @@ def _continued(fields: ChatFields) -> tuple[str, str]:
 class ChatWire:
     """Chat chunks and chat completions. What is the same in every chunk is encoded once."""
 
-    def __init__(self, engine: AsyncEngine, completion_id: str, model: str, fields: ChatFields) -> None:
+    def __init__(self, engine: Engine, completion_id: str, model: str, fields: ChatFields) -> None:
         self._with_token_ids = bool(fields.return_token_ids)
         self._with_logprobs = bool(fields.logprobs)
         self._with_prompt_logprobs = fields.prompt_logprobs is not None

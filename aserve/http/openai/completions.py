@@ -1,36 +1,53 @@
 """POST /v1/completions."""
 
 import time
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Meta
 
+from aserve.core.errors import InvalidRequestError
 from aserve.core.outputs import Completion, TextDelta
+from aserve.core.params import SamplingParams
 from aserve.core.plan import TokenScores
-from aserve.engine import AsyncEngine
+from aserve.engine import Engine
 from aserve.http.endpoint import Exchange, Handler
 from aserve.http.openai.generation import Generation, Usage, answer
 from aserve.http.openai.logprobs import CompletionLogprobs, Speller, prompt_logprobs
 from aserve.http.openai.prompts import check_lengths, check_room, text_prompt, truncated
-from aserve.http.openai.schema import (
-    DEFAULT_COMPLETION_TOKENS,
-    CompletionFields,
-    adapter_of,
-    check_model,
-    check_num_sequences,
-    parse,
-    prompts_of,
-    sampling_params,
-)
+from aserve.http.openai.schema import GenerationFields, adapter_of, check_model, parse, sampling_params
 from aserve.http.openai.structured import told_as_asked
 from aserve.http.openai.tally import TokenIds, usage_suffix
 from aserve.http.sse import StreamLimits
 
 _encode: Final = msgspec.json.encode
+MAX_PROMPTS: Final = 1024
+MAX_SEQUENCES: Final = 8192
+"""Of all prompts of a request together: they are queued at one stroke, and nobody else is served meanwhile."""
+_PROMPT_KINDS: Final[Mapping[type, Any]] = {str: list[str], list: list[TokenIds]}
+PROMPT_SHAPES: Final = "prompt must be a string, a list of token ids, or a list of either, and not empty"
+DEFAULT_COMPLETION_TOKENS: Final = 16
 
 
-def completions(engine: AsyncEngine, limits: StreamLimits) -> Handler:
+class CompletionFields(GenerationFields, frozen=True, kw_only=True):
+    """POST /v1/completions. prompt: see `prompts_of`. max_tokens may be 0 with echo: the prompt is scored."""
+
+    prompt: Any
+    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    logprobs: int | None = None
+
+    @property
+    def scores_only(self) -> bool:
+        """Whether nothing is to be generated. Raises `InvalidRequestError` where nothing is to be shown, either."""
+        if self.max_tokens != 0 or self.max_completion_tokens is not None:
+            return False
+        if not self.echo:
+            raise InvalidRequestError("max_tokens may be 0 only with echo", "max_tokens")
+        return True
+
+
+def completions(engine: Engine, limits: StreamLimits) -> Handler:
     """The handler of this route."""
 
     async def handle(exchange: Exchange) -> None:
@@ -41,7 +58,7 @@ def completions(engine: AsyncEngine, limits: StreamLimits) -> Handler:
     return handle
 
 
-async def _answer(engine: AsyncEngine, limits: StreamLimits, exchange: Exchange, fields: CompletionFields) -> None:
+async def _answer(engine: Engine, limits: StreamLimits, exchange: Exchange, fields: CompletionFields) -> None:
     model = check_model(engine, fields.model)
     check_room(engine, fields, exchange)
     caps = (fields.max_completion_tokens, 1 if fields.scores_only else fields.max_tokens, DEFAULT_COMPLETION_TOKENS)
@@ -80,8 +97,32 @@ async def _answer(engine: AsyncEngine, limits: StreamLimits, exchange: Exchange,
     await answer(engine, generation, wire, exchange, limits)
 
 
-async def _text(engine: AsyncEngine, fields: CompletionFields, prompt: TokenIds) -> str:
+async def _text(engine: Engine, fields: CompletionFields, prompt: TokenIds) -> str:
     return await engine.decode(prompt, skip_special_tokens=not fields.shows_special_tokens)
+
+
+def prompts_of(prompt: Any) -> Sequence[str | TokenIds]:
+    """The prompts of a completion request: a text, a list of texts, a list of token ids, or a list of such lists."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not isinstance(prompt, list) or not prompt:
+        raise InvalidRequestError(PROMPT_SHAPES, "prompt")
+    kind = _PROMPT_KINDS.get(type(prompt[0]))
+    if kind is not None and len(prompt) > MAX_PROMPTS:
+        raise InvalidRequestError(f"prompt takes at most {MAX_PROMPTS} prompts, got {len(prompt)}", "prompt")
+    try:
+        return msgspec.convert(prompt, kind) if kind else [msgspec.convert(prompt, TokenIds)]
+    except msgspec.ValidationError:
+        raise InvalidRequestError(PROMPT_SHAPES, "prompt") from None
+
+
+def check_num_sequences(num_prompts: int, params: SamplingParams) -> None:
+    """Raise `InvalidRequestError` where every prompt may be answered alone, but not so many with so many choices."""
+    num_each = params.num_sequences if params.beam is None else params.beam.width
+    if num_prompts * num_each > MAX_SEQUENCES:
+        raise InvalidRequestError(
+            f"prompts times choices must be at most {MAX_SEQUENCES}, got {num_prompts} times {num_each}", "n"
+        )
 
 
 class TextWire:
@@ -92,7 +133,7 @@ class TextWire:
 
     def __init__(
         self,
-        engine: AsyncEngine,
+        engine: Engine,
         completion_id: str,
         model: str,
         fields: CompletionFields,

@@ -1,4 +1,4 @@
-"""Fields that a request may have: those that work are in schema.py, the others are here, with what becomes of them.
+"""Fields that a request may have: those that work are in the shapes, the others are here, with what becomes of them.
 
 A field is never silently ignored when it would change the answer: a known one that does not work yet is refused, except
 with a value that asks for nothing (null, or what is in NEUTRAL); an unknown one is refused with the nearest known name.

@@ -18,7 +18,7 @@ from aserve.core.outputs import Completion, FinishReason, TextDelta
 from aserve.core.params import SamplingParams
 from aserve.core.plan import TokenScores
 from aserve.edges import is_fault
-from aserve.engine import AsyncEngine
+from aserve.engine import Engine
 from aserve.http.endpoint import Exchange
 from aserve.http.json_response import JsonResponse
 from aserve.http.openai.tally import Tally, TokenIds, usage_of
@@ -68,7 +68,7 @@ class Generation:
     """Prompts to run with the same parameters, and how to answer.
 
     include_usage, continuous_usage: token counts at the end of a stream, and in every chunk.
-    starts_text, cache_salt, priority, tenant, lora, timeout_s: see `AsyncEngine.open`.
+    starts_text, cache_salt, priority, tenant, lora, timeout_s: see `Engine.open`.
     scores_only: nothing is generated. (The engine generates one token, which is left out.)
     """
 
@@ -90,9 +90,7 @@ class Generation:
         return [Tally(prompt) for prompt in self.prompts for _ in range(self.params.n)]
 
 
-async def answer(
-    engine: AsyncEngine, generation: Generation, wire: Wire, exchange: Exchange, limits: StreamLimits
-) -> None:
+async def answer(engine: Engine, generation: Generation, wire: Wire, exchange: Exchange, limits: StreamLimits) -> None:
     """Run the prompts and reply. Raises `AserveError` for what goes wrong before the reply has begun."""
     async with _open_all(engine, generation) as mailbox:
         if generation.stream:
@@ -217,7 +215,7 @@ def _first(tallies: Sequence[Tally], index: int, n: int) -> Tally:
 
 
 @asynccontextmanager
-async def _open_all(engine: AsyncEngine, generation: Generation) -> AsyncGenerator[Mailbox]:
+async def _open_all(engine: Engine, generation: Generation) -> AsyncGenerator[Mailbox]:
     """A mailbox with the deltas of all prompts, by their index. Leaving the block ends what still runs."""
     prompts, n = generation.prompts, generation.params.n
     options: dict[str, Any] = {

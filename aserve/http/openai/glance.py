@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 
 from aserve.core.errors import InvalidRequestError
-from aserve.engine import AsyncEngine
+from aserve.engine import Engine
 from aserve.http.body import Glance, is_flat
-from aserve.http.openai.schema import PROMPT_SHAPES
+from aserve.http.openai.completions import PROMPT_SHAPES
 
 
-def generation_glance(engine: AsyncEngine) -> Glance:
+def generation_glance(engine: Engine) -> Glance:
     """For routes that answer: a prompt that cannot fit, unless it is to be truncated, and messages that are none."""
 
     def glance(members: Mapping[str, bytes]) -> None:
@@ -28,7 +28,7 @@ def generation_glance(engine: AsyncEngine) -> Glance:
     return glance
 
 
-def text_glance(engine: AsyncEngine) -> Glance:
+def text_glance(engine: Engine) -> Glance:
     """For routes that turn text into tokens or back: too many tokens, and what is no text and no message."""
 
     def glance(members: Mapping[str, bytes]) -> None:

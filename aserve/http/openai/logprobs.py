@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from aserve.core.plan import TokenScores
-from aserve.engine import AsyncEngine
+from aserve.engine import Engine
 
 MIN_LOGPROB: Final = -9999.0
 """Stands for minus infinity, which JSON has not."""
@@ -19,7 +19,7 @@ MIN_LOGPROB: Final = -9999.0
 class Speller:
     """What single tokens are called. as_ids: "token_id:123" instead of text."""
 
-    def __init__(self, engine: AsyncEngine, *, as_ids: bool, skip_special_tokens: bool) -> None:
+    def __init__(self, engine: Engine, *, as_ids: bool, skip_special_tokens: bool) -> None:
         self._engine = engine
         self._as_ids = as_ids
         self._skip_special_tokens = skip_special_tokens

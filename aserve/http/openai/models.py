@@ -6,12 +6,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from aserve.engine import AsyncEngine
+from aserve.engine import Engine
 from aserve.http.json_response import JsonResponse
 from aserve.http.openai.schema import check_model
 
 
-def model_routes(engine: AsyncEngine) -> list[Route]:
+def model_routes(engine: Engine) -> list[Route]:
     """Both routes. Every name has a card of its own."""
 
     async def list_models(_request: Request) -> Response:
@@ -28,7 +28,7 @@ def model_routes(engine: AsyncEngine) -> list[Route]:
     ]
 
 
-def _card(engine: AsyncEngine, name: str) -> dict[str, Any]:
+def _card(engine: Engine, name: str) -> dict[str, Any]:
     """An adapter's names the model that it changes."""
     info = engine.info
     is_adapter = name not in info.names

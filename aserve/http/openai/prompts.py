@@ -5,18 +5,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aserve.core.params import SamplingParams
-from aserve.engine import AsyncEngine
+from aserve.engine import Engine
 from aserve.http.endpoint import Exchange
 from aserve.http.openai.schema import ChatFields, GenerationFields
 from aserve.http.openai.tally import TokenIds
 
 
-def check_room(engine: AsyncEngine, fields: GenerationFields, exchange: Exchange) -> None:
+def check_room(engine: Engine, fields: GenerationFields, exchange: Exchange) -> None:
     """Refuse now what would be refused in the end: before a prompt is rendered and tokenized."""
     engine.check_room(tenant=exchange.tenant, priority=fields.priority or 0, timeout_s=fields.timeout_s)
 
 
-async def chat_prompt(engine: AsyncEngine, fields: ChatFields, messages: Sequence[Mapping[str, Any]]) -> TokenIds:
+async def chat_prompt(engine: Engine, fields: ChatFields, messages: Sequence[Mapping[str, Any]]) -> TokenIds:
     """The conversation in the model's template. messages: as they were sent."""
     return await engine.encode_chat(
         messages,
@@ -28,7 +28,7 @@ async def chat_prompt(engine: AsyncEngine, fields: ChatFields, messages: Sequenc
     )
 
 
-async def text_prompt(engine: AsyncEngine, fields: GenerationFields, prompt: str | TokenIds) -> TokenIds:
+async def text_prompt(engine: Engine, fields: GenerationFields, prompt: str | TokenIds) -> TokenIds:
     """One prompt of a completion."""
     if isinstance(prompt, str):
         await asyncio.sleep(0)  # a thousand short prompts, each encoded at once, must not hold the loop
@@ -40,14 +40,14 @@ async def text_prompt(engine: AsyncEngine, fields: GenerationFields, prompt: str
     return prompt
 
 
-def check_lengths(engine: AsyncEngine, fields: GenerationFields, prompts: Sequence[str | TokenIds]) -> None:
+def check_lengths(engine: Engine, fields: GenerationFields, prompts: Sequence[str | TokenIds]) -> None:
     """Raise `ContextLengthError` where one of them cannot fit, before any is worked on."""
     if fields.truncate_prompt_tokens is None:
         for prompt in prompts:
             engine.texts.check_length(prompt)
 
 
-def truncated(engine: AsyncEngine, fields: GenerationFields, params: SamplingParams, prompt: TokenIds) -> TokenIds:
+def truncated(engine: Engine, fields: GenerationFields, params: SamplingParams, prompt: TokenIds) -> TokenIds:
     """The last tokens of a prompt (or the first, if truncation_side says right), as many as truncate_prompt_tokens.
 
     -1 keeps as many as leave room for max_tokens, or for one token.

@@ -1,11 +1,13 @@
-"""The shapes of requests: which fields work, of which type, and the errors that say so.
+"""What the shapes of requests have in common, and chat's: which fields work, of which type, and the errors that say so.
+
+The others are beside their routes.
 
 Types are strict JSON types: true is no number, "1" is none either, and 1.0 is no integer. Values that are out of bounds
 are found by `SamplingParams` and the engine, which say so with the field's name.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
@@ -14,20 +16,13 @@ from msgspec import Meta
 from aserve.core.errors import InvalidRequestError, ModelNotFoundError
 from aserve.core.params import MAX_CHOICES, MAX_LOGPROBS, BeamParams, SamplingParams
 from aserve.core.request import CACHE_SALT, REQUEST_ID
-from aserve.engine import AsyncEngine
+from aserve.engine import Engine
 from aserve.http.errors import echo
 from aserve.http.openai.fields import check_names
 from aserve.http.openai.structured import ResponseFormat, StructuredFields, check_structure_names, structure_of
-from aserve.http.openai.tally import TokenIds
 
-MAX_PROMPTS: Final = 1024
 MAX_MESSAGES: Final = 2048
 """Of a conversation."""
-MAX_SEQUENCES: Final = 8192
-"""Of all prompts of a request together: they are queued at one stroke, and nobody else is served meanwhile."""
-_PROMPT_KINDS: Final[Mapping[type, Any]] = {str: list[str], list: list[TokenIds]}
-PROMPT_SHAPES: Final = "prompt must be a string, a list of token ids, or a list of either, and not empty"
-DEFAULT_COMPLETION_TOKENS: Final = 16
 
 ModelName = Annotated[str, Meta(max_length=256)]
 PositiveInt = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -100,6 +95,15 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
         return self.skip_special_tokens is False
 
 
+_DECIDED: Final = frozenset({"max_tokens", "best_of", "prompt_logprobs"})
+_AS_GIVEN: Final = tuple(
+    name
+    for name in GenerationFields.__struct_fields__
+    if name in SamplingParams.__struct_fields__ and name not in _DECIDED
+)
+"""Fields that `SamplingParams` has under the same name, and takes as they are."""
+
+
 class Message(msgspec.Struct, frozen=True):
     """One message, as far as it is checked here; the chat template sees the object that was sent."""
 
@@ -142,58 +146,6 @@ class ChatFields(GenerationFields, frozen=True, kw_only=True):
         return self.add_generation_prompt
 
 
-class CompletionFields(GenerationFields, frozen=True, kw_only=True):
-    """POST /v1/completions. prompt: see `prompts_of`. max_tokens may be 0 with echo: the prompt is scored."""
-
-    prompt: Any
-    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
-    logprobs: int | None = None
-
-    @property
-    def scores_only(self) -> bool:
-        """Whether nothing is to be generated. Raises `InvalidRequestError` where nothing is to be shown, either."""
-        if self.max_tokens != 0 or self.max_completion_tokens is not None:
-            return False
-        if not self.echo:
-            raise InvalidRequestError("max_tokens may be 0 only with echo", "max_tokens")
-        return True
-
-
-class TokenizeFields(msgspec.Struct, frozen=True, kw_only=True):
-    """POST /tokenize: a prompt, or messages. add_special_tokens: by default as the two completion routes do."""
-
-    model: ModelName | None = None
-    prompt: str | None = None
-    messages: Messages | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    return_token_strs: bool | None = None
-
-
-class DetokenizeFields(msgspec.Struct, frozen=True, kw_only=True):
-    """POST /detokenize."""
-
-    model: ModelName | None = None
-    tokens: list[int]
-
-
-class LoadAdapterFields(msgspec.Struct, frozen=True, kw_only=True):
-    """POST /v1/load_lora_adapter."""
-
-    lora_name: str
-    lora_path: str
-    load_inplace: Literal[False] | None = None
-
-
-class UnloadAdapterFields(msgspec.Struct, frozen=True, kw_only=True):
-    """POST /v1/unload_lora_adapter. lora_int_id: vLLM's, which changes nothing here."""
-
-    lora_name: str
-    lora_int_id: int | None = None
-
-
 Fields = TypeVar("Fields", bound=msgspec.Struct)
 
 
@@ -214,7 +166,7 @@ def parse(raw: Mapping[str, Any], kind: type[Fields]) -> Fields:
     return fields
 
 
-def check_model(engine: AsyncEngine, model: str | None) -> str:
+def check_model(engine: Engine, model: str | None) -> str:
     """The name to answer with, which may be an adapter's. Raises `ModelNotFoundError` for one that is not served."""
     names = engine.info.names
     if model is None:
@@ -224,13 +176,13 @@ def check_model(engine: AsyncEngine, model: str | None) -> str:
     return model
 
 
-def adapter_of(engine: AsyncEngine, model: str) -> str | None:
+def adapter_of(engine: Engine, model: str) -> str | None:
     """Which adapter a name that was checked stands for; None for the model itself."""
     return None if model in engine.info.names else model
 
 
 def sampling_params(
-    engine: AsyncEngine,
+    engine: Engine,
     fields: GenerationFields,
     *,
     max_tokens: int | None,
@@ -244,30 +196,14 @@ def sampling_params(
     if fields.stream and fields.prompt_logprobs is not None:
         raise InvalidRequestError("prompt_logprobs is not for streams", "prompt_logprobs")
     beam = _beam_params(fields)
+    given = {name: getattr(fields, name) for name in _AS_GIVEN}
     return engine.default_params(
+        **given,
         max_tokens=max_tokens,
-        temperature=fields.temperature,
-        top_p=fields.top_p,
-        top_k=fields.top_k,
-        min_p=fields.min_p,
-        seed=fields.seed,
-        stop=fields.stop,
-        stop_token_ids=fields.stop_token_ids,
-        ignore_eos=fields.ignore_eos,
-        min_tokens=fields.min_tokens,
-        n=fields.n,
         best_of=fields.best_of if beam is None else None,
         beam=beam,
-        presence_penalty=fields.presence_penalty,
-        frequency_penalty=fields.frequency_penalty,
-        repetition_penalty=fields.repetition_penalty,
-        logit_bias=fields.logit_bias,
-        allowed_token_ids=fields.allowed_token_ids,
-        bad_words=fields.bad_words,
         logprobs=num_logprobs,
         prompt_logprobs=num_prompt_logprobs,
-        include_stop_str_in_output=fields.include_stop_str_in_output,
-        skip_special_tokens=fields.skip_special_tokens,
         structured=structure_of(fields.response_format, fields.structured_outputs),
     )
 
@@ -287,30 +223,6 @@ def _beam_params(fields: GenerationFields) -> BeamParams | None:
         length_penalty=1.0 if fields.length_penalty is None else fields.length_penalty,
         early_stopping=fields.early_stopping or False,
     )
-
-
-def prompts_of(prompt: Any) -> Sequence[str | TokenIds]:
-    """The prompts of a completion request: a text, a list of texts, a list of token ids, or a list of such lists."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if not isinstance(prompt, list) or not prompt:
-        raise InvalidRequestError(PROMPT_SHAPES, "prompt")
-    kind = _PROMPT_KINDS.get(type(prompt[0]))
-    if kind is not None and len(prompt) > MAX_PROMPTS:
-        raise InvalidRequestError(f"prompt takes at most {MAX_PROMPTS} prompts, got {len(prompt)}", "prompt")
-    try:
-        return msgspec.convert(prompt, kind) if kind else [msgspec.convert(prompt, TokenIds)]
-    except msgspec.ValidationError:
-        raise InvalidRequestError(PROMPT_SHAPES, "prompt") from None
-
-
-def check_num_sequences(num_prompts: int, params: SamplingParams) -> None:
-    """Raise `InvalidRequestError` where every prompt may be answered alone, but not so many with so many choices."""
-    num_each = params.num_sequences if params.beam is None else params.beam.width
-    if num_prompts * num_each > MAX_SEQUENCES:
-        raise InvalidRequestError(
-            f"prompts times choices must be at most {MAX_SEQUENCES}, got {num_prompts} times {num_each}", "n"
-        )
 
 
 _MISSING: Final = re.compile(r"Object missing required field `(?P<field>\w+)`")

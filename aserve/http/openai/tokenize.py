@@ -1,18 +1,40 @@
 """POST /tokenize and /detokenize."""
 
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 from aserve.core.errors import InvalidRequestError
-from aserve.engine import AsyncEngine
+from aserve.engine import Engine
 from aserve.http.endpoint import Exchange, Handler
 from aserve.http.json_response import JsonResponse
-from aserve.http.openai.schema import DetokenizeFields, TokenizeFields, check_model, parse
+from aserve.http.openai.schema import Messages, ModelName, check_model, parse
 
 OFF_LOOP_TOKENS: Final = 2048
 """Answers of more are written in a thread."""
 
 
-def tokenize(engine: AsyncEngine) -> Handler:
+class TokenizeFields(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /tokenize: a prompt, or messages. add_special_tokens: by default as the two completion routes do."""
+
+    model: ModelName | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeFields(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /detokenize."""
+
+    model: ModelName | None = None
+    tokens: list[int]
+
+
+def tokenize(engine: Engine) -> Handler:
     """The handler of /tokenize: the tokens that a prompt or a conversation comes to."""
 
     async def handle(exchange: Exchange) -> None:
@@ -49,7 +71,7 @@ def tokenize(engine: AsyncEngine) -> Handler:
     return handle
 
 
-def detokenize(engine: AsyncEngine) -> Handler:
+def detokenize(engine: Engine) -> Handler:
     """The handler of /detokenize: the text of tokens, special ones included."""
 
     async def handle(exchange: Exchange) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from aserve.core.columns import SamplingColumns
 from aserve.kernels.cpu import CpuOps
 from aserve.kernels.native.attention import NativeAttention
 from aserve.kernels.native.library import Library
@@ -41,8 +42,8 @@ class _Sampling(ctypes.Structure):
 
     _fields_ = (
         *((name, _INT) for name in ("rows", "vocab", "stride", "num_banned")),
-        *((name, _POINTER) for name in ("temperature", "top_k", "top_p", "min_p")),
-        *((name, _POINTER) for name in ("seeds", "positions", "banned", "scratch")),
+        *((name, _POINTER) for name in SamplingColumns._fields),
+        *((name, _POINTER) for name in ("positions", "banned", "scratch")),
     )
 
 
@@ -243,13 +244,12 @@ class NativeOps(CpuOps):
             self._scratch = torch.empty(num_numbers)
         banned_SC = None if batch.banned_SC is None else batch.banned_SC.contiguous()
         out_S = torch.empty(num_rows, dtype=torch.int64)
-        columns = (batch.temperature_S, batch.top_k_S, batch.top_p_S, batch.min_p_S, batch.seeds_S, batch.positions_S)
         how = _Sampling(
             num_rows,
             vocab_size,
             logits_SV.stride(0),
             0 if banned_SC is None else banned_SC.shape[1],
-            *(column_S.data_ptr() for column_S in columns),
+            *(column_S.data_ptr() for column_S in (*batch.columns_S, batch.positions_S)),
             None if banned_SC is None else banned_SC.data_ptr(),
             self._scratch.data_ptr(),
         )
