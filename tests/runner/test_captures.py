@@ -329,7 +329,8 @@ def pool_bytes(keys: Iterable[GraphKey]) -> list[int]:
     """What the pool holds after each capture: of Qwen3's logits, in 16 bits, and of what sampling makes of them."""
     allocator, stream, pool = FakeDeviceAllocator(2**45), FakeStream(FakeCuda()), "the graphs' pool"
     sizes = []
-    for bucket, _, kind in keys:
+    for key in keys:
+        bucket, kind = key.bucket, key.kind
         logits = bucket * 151_936
         copies = (2, 4) if kind.all_greedy else (2, 4, 4) if not kind.any_filter else (2, 4, 4, 4)
         allocator.begin_allocate_to_pool(pool, lambda: True)
