@@ -49,7 +49,7 @@ class _Adapter:
 
 
 class Adapters:
-    """Those of one engine. Every method but `add_now` is for one event loop's thread.
+    """Those of one engine. Every method but `add_now` is for its event loop's thread.
 
     store: None where the engine takes no adapters. max_loaded: in memory at once, those in use included. root: the
     folder under which `add` may find adapters; None for nowhere. taken: names that no adapter may have.
@@ -69,6 +69,7 @@ class Adapters:
         """Of those in memory, and of those being read."""
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._num_waiting = 0
+        self._loading: set[asyncio.Task[None]] = set()
         self._next_id = 0
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="aserve-adapters")
         self._is_closed = False
@@ -186,10 +187,14 @@ class Adapters:
 
     async def _loaded(self, adapter: _Adapter) -> None:
         """Wait for it to be read, by whoever came first."""
+        if self._is_closed:
+            raise UnavailableError("the engine is closed")
         if self._num_waiting >= MAX_WAITING:
             raise OverloadedError(f"{self._num_waiting} requests wait for adapters to be loaded")
         if adapter.loading is None:
             adapter.loading = asyncio.create_task(self._load(adapter), name="aserve: loading an adapter")
+            self._loading.add(adapter.loading)
+            adapter.loading.add_done_callback(self._loading.discard)
             adapter.loading.add_done_callback(_heard)
         self._num_waiting += 1
         try:
@@ -285,9 +290,8 @@ class Adapters:
     def close(self) -> None:
         """End what is being read, and the thread. Idempotent."""
         self._is_closed = True
-        for adapter in self._known.values():
-            if adapter.loading is not None:
-                adapter.loading.cancel()
+        for loading in tuple(self._loading):
+            loading.cancel()
         self._reader.shutdown(wait=False, cancel_futures=True)
 
 

@@ -26,8 +26,8 @@ _PARAMS: Final = optional(instance(SamplingParams))
 class Answers(ABC):
     """What answers, given `open` and `encode_chat`.
 
-    params: None is what the model's generation_config.json says. terms: request_id, cache_salt, priority and timeout_s,
-    see `RequestTerms`. Every method raises as `open`.
+    params: None is what the model's generation_config.json says. terms: request_id, cache_salt, priority, timeout_s and
+    lora, see `RequestTerms`. Every method raises as `open`.
     """
 
     @abstractmethod

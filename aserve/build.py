@@ -39,6 +39,8 @@ from aserve.scheduler.preemption import PreemptionRule
 from aserve.scheduler.queue import Policy, first_come_first_served, priority_with_ageing
 from aserve.scheduler.scheduler import Scheduler
 from aserve.telling import describe_weights, draft_lines, plan_lines, startup_lines
+from aserve.text.chat_template import ChatTemplate
+from aserve.text.formats.choice import choose_calls, choose_thoughts
 from aserve.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -164,7 +166,7 @@ def _load(
     layout = lay_out(model.spec.windows, options.max_model_len or model.spec.context_len)
     facts = with_draft_model(measure(options, model, layout, ops, dtype, device), draft_model, dtype)
     config = resolve(options, facts)
-    info = _model_info(options, config, model, checkpoint, tokenizer)
+    info = _model_info(options, config, model, checkpoint, tokenizer, chat_template)
     weights = f"{describe_weights(options, checkpoint)} as {str(dtype).removeprefix('torch.')} on {device}"
     graphs = None if options.enforce_eager else graph_device(device)
     loaded = _Loaded(model, draft_model, lora, ops, dtype, device, graphs)
@@ -242,7 +244,12 @@ def _load_model(
 
 
 def _model_info(
-    options: Options, config: EngineConfig, model: "CausalLM", checkpoint: "Checkpoint", tokenizer: Tokenizer
+    options: Options,
+    config: EngineConfig,
+    model: "CausalLM",
+    checkpoint: "Checkpoint",
+    tokenizer: Tokenizer,
+    chat_template: ChatTemplate,
 ) -> ModelInfo:
     """A local folder answers to its path and to its last part, unless names were given."""
     names = dict.fromkeys(
@@ -250,6 +257,7 @@ def _model_info(
     )
     eos_ids = checkpoint.eos_ids or {tokenizer.eos_id} - {None}
     applies = options.generation_config == "auto"
+    architecture = next(iter(checkpoint.config.get("architectures") or ()), None)
     return ModelInfo(
         names=options.served_model_name or tuple(names),
         root=options.model,
@@ -258,6 +266,8 @@ def _model_info(
         eos_ids=frozenset(eos_id for eos_id in eos_ids if eos_id is not None),
         created_s=int(time.time()),
         default_sampling=default_sampling(checkpoint.generation_config) if applies else {},
+        call_format=choose_calls(options.tool_call_parser, chat_template.source, architecture),
+        thought_format=choose_thoughts(options.reasoning_parser, chat_template.source, architecture),
     )
 
 

@@ -6,7 +6,6 @@ two engines can live in one event loop. How a model is loaded is the business of
 """
 
 import asyncio
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -169,10 +168,8 @@ class Engine(Answers):
         finally:
             self._loop = None
             self.workers.close()
-            if parts is not None and isinstance(self.failure, StepTimeoutError):  # its thread may never come back
-                threading.Thread(target=parts.close, name="aserve close", daemon=True).start()
-            elif parts is not None:
-                await asyncio.to_thread(parts.close)
+            if parts is not None:
+                await parts.close(is_stuck=isinstance(self.failure, StepTimeoutError))
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and wait for the open ones; whether all of them ended within `timeout_s`."""
@@ -286,12 +283,9 @@ class Engine(Answers):
         given = {name: value for name, value in fields.items() if value is not None}
         return SamplingParams(**{**self._ready().info.default_sampling, **given})
 
-    def check_room(self, **terms: Unpack[RequestTerms]) -> None:
-        """Raise `OverloadedError` if `open` would: too much waits, or more than can be served before the timeout.
-
-        Costs next to nothing: to be asked before a prompt is rendered and tokenized.
-        """
-        self._ready().scheduler.check_room(self._terms(**terms))
+    def check_room(self, num_before: int = 0, **terms: Unpack[RequestTerms]) -> None:
+        """Raise `OverloadedError` if `open` would, after so many others. Cheap: asked before a prompt is rendered."""
+        self._ready().scheduler.check_room(self._terms(**terms), num_before)
 
     def _terms(self, *, tenant: str = "", **terms: Any) -> Terms:
         """Of a request that comes now, on that tenant's account."""
@@ -305,13 +299,14 @@ class Engine(Answers):
         params: SamplingParams | None = None,
         *,
         starts_text: bool = False,
+        markers: frozenset[str] = frozenset(),
         **terms: Unpack[RequestTerms],
     ) -> AsyncIterator[Mailbox]:
         """Submit a prompt (text or token ids); inside the block, iterate the mailbox. Leaving the block cancels.
 
         params: None is what the model's generation_config.json says. terms: see `RequestTerms`. starts_text: the answer
         is a text of its own (a chat message) and does not continue the prompt's: SentencePiece tokenizers then drop the
-        space before its first word.
+        space before its first word. markers: special tokens in them are shown all the same.
 
         Raises `InvalidRequestError` (a token id or parameter out of bounds, an empty prompt, an id that is in use),
         `ContextLengthError` (it can never fit), `OverloadedError` (see `check_room`), `UnavailableError` (loading,
@@ -328,9 +323,11 @@ class Engine(Answers):
             async with parts.adapters.using(settled) as settled:
                 request = new_request(parts.info, parts.tokenizer, token_ids, params, settled, structure)
                 request = await self._preparer.prepared(request, parts.info, parts.scheduler)
-                keeps_space = not starts_text or structure is not None  # a structure is of the whole text
-                new_stream = partial(TextStream, parts.tokenizer, request.params, keep_leading_space=keeps_space)
-                async with loop.open(request, new_stream) as mailbox:
+                spaced = not starts_text or structure is not None  # a structure is of the whole text
+                stream = partial(
+                    TextStream, parts.tokenizer, request.params, keep_leading_space=spaced, markers=markers
+                )
+                async with loop.open(request, stream) as mailbox:
                     yield mailbox
         finally:
             self._idle.set()
@@ -394,7 +391,7 @@ class Engine(Answers):
 def _close_unwanted(loading: asyncio.Future[EngineParts]) -> None:
     """Give back what was loaded for a caller who has gone."""
     if not loading.cancelled() and loading.exception() is None:
-        loading.result().close()
+        loading.result().runner.close()
 
 
 __all__ = ["AserveError", "Engine", "EngineParts", "EngineState", "Loader", "Progress"]

@@ -3,7 +3,9 @@
 Knows no model, no loop and no lifetime.
 """
 
+import asyncio
 import enum
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -48,10 +50,13 @@ class EngineParts:
     chat_template: ChatTemplate
     adapters: Adapters = field(default_factory=lambda: Adapters(None))
 
-    def close(self) -> None:
-        """Give back threads and memory; waits for steps that were launched. Idempotent."""
+    async def close(self, *, is_stuck: bool) -> None:
+        """Give back threads and memory. is_stuck: a step may never come back, and nobody waits for it."""
         self.adapters.close()
-        self.runner.close()
+        if is_stuck:
+            threading.Thread(target=self.runner.close, name="aserve close", daemon=True).start()
+        else:
+            await asyncio.to_thread(self.runner.close)
 
 
 Loader = Callable[[Callable[[Progress], None]], EngineParts]

@@ -65,8 +65,8 @@ class LLM:
 
         A prompt with n choices has n completions, one after the other by `index`: choice k of prompt p is at p * n + k.
 
-        request_ids: one each, for `abort` from another thread. terms: cache_salt, priority and timeout_s of each, see
-        `SharedTerms`.
+        request_ids: one each, for `abort` from another thread. terms: cache_salt, priority, timeout_s and lora of each,
+        see `SharedTerms`.
 
         Raises what `AsyncEngine.open` raises for the first prompt that cannot be answered, then none is;
         `UnavailableError` after `close`; ValueError when there are not as many params, or request_ids, as prompts.

@@ -31,6 +31,8 @@ def plan_lines(info: ModelInfo, config: EngineConfig, facts: Facts, weights: str
         f"{config.max_num_seqs} at most",
         *swap_space,
         f"generation_config.json: {sampling or 'no sampling defaults'}",
+        f"answers: tool calls as {info.call_format or 'no format that is known'}, "
+        f"thoughts as {info.thought_format or 'no format that is known'}",
     )
 
 

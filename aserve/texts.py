@@ -7,14 +7,19 @@
 So a text that cannot fit costs what its context costs, however long it is.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
+from aserve.core.answer_events import AnswerParser
 from aserve.core.config import ModelInfo
 from aserve.core.errors import ContextLengthError, InvalidRequestError
 from aserve.intake import check_ids, check_room
 from aserve.text.chat_template import ChatTemplate
+from aserve.text.formats.choice import answer_format, can_enforce
+from aserve.text.formats.parser import parser_of
+from aserve.text.formats.reading import Schemas
+from aserve.text.formats.syntax import AnswerFormat
 from aserve.text.tokenizer import Tokenizer
 from aserve.workers import Workers
 
@@ -35,6 +40,8 @@ ESCAPED_CHAR_BYTES: Final = 12
 """Of one in JSON, where it may be two escapes."""
 PIECE_CHARS: Final = 16 * 1024
 """What is measured at a time, in a few milliseconds."""
+TAIL_TOKENS: Final = 16
+"""Of a prompt, in which the marker is that begins a thought."""
 
 
 class Texts:
@@ -127,19 +134,46 @@ class Texts:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] = MappingProxyType({}),
+        hints: Mapping[str, Any] = MappingProxyType({}),
+        tools: Sequence[Mapping[str, Any]] | None = None,
         add_special_tokens: bool = False,
         must_fit: bool = False,
     ) -> tuple[int, ...]:
-        """Token ids of a conversation; see `ChatTemplate.render` and `encode`."""
+        """Token ids of a conversation; see `ChatTemplate.render` and `encode`. Raises for tools it does not take."""
+        if tools is not None and not self._chat_template.takes_tools:
+            raise InvalidRequestError("the model's chat template takes no tools", "tools")
         text = await self._workers.run(
             self._chat_template.render,
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             variables=variables,
+            hints=hints,
+            tools=tools,
             max_chars=self._max_prompt_chars if must_fit else self._max_chars,
         )
         return await self.encode(text, add_special_tokens=add_special_tokens, must_fit=must_fit, param="messages")
+
+    def format(self, *, with_calls: bool, is_bare: bool = False) -> AnswerFormat | None:
+        """How the model's answers are read; see `answer_format`."""
+        return answer_format(self._info, with_calls=with_calls, is_bare=is_bare)
+
+    @property
+    def can_enforce_calls(self) -> bool:
+        """Whether calls can be enforced in the format in which the model writes them."""
+        return can_enforce(self._info.call_format)
+
+    def parsers(self, format: AnswerFormat, schemas: Schemas, prompt: Sequence[int]) -> Callable[[], AnswerParser]:
+        """Makes a parser for each answer to a prompt. schemas: of the tools that may be called."""
+        in_thought = self.begins_thought(format, prompt)
+        return lambda: parser_of(format, schemas, in_thought=in_thought)
+
+    def begins_thought(self, format: AnswerFormat, prompt: Sequence[int]) -> bool:
+        """Whether a prompt ends where a thought has just begun, as many a chat template has it."""
+        if format.thoughts is None:
+            return False
+        tail = self._tokenizer.decode(prompt[-TAIL_TOKENS:])
+        return tail.rstrip().endswith(format.thoughts.begin)
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """The text of token ids. Raises `InvalidRequestError` for an id outside the vocabulary, and for too many."""

@@ -1,176 +1,251 @@
 """What a server does when far more is asked of it than it can do: Poisson arrivals at --overload times its peak.
 
-First a closed loop finds the peak: as many requests at once as may run. Then requests come --overload times as fast,
-whether or not those before have been answered. Prints one JSON line:
+A round is a closed loop of as many requests as may run at once, which finds the peak, and then an open loop: requests
+come --overload times as fast, whether or not those before have been answered. Prints one JSON line:
 
-  goodput_over_peak   tokens a second of whole answers, against the peak's
+  goodput_over_peak   tokens a second of whole answers, against the same round's peak: the median of --rounds
+  goodput_by_cpu      the same, of tokens a second of the server's processor time: for machines that others use, too
   refused_ms_p99      from when a request was sent to its 429
   health_ms_p99       what /ping, which is /health, took meanwhile
   lost                requests that got neither a whole answer nor a 429: there must be none
 
-The exit status is 1 if a figure is over its limit. Client and server share the machine's cores.
+The exit status is 1 if a figure is over its limit. In reality clients sit elsewhere, so the client has a core to itself
+and the server the others, while the peak is found too: the ratio then tells what refusals cost the server. With
+--shared both use all cores, and it also has in it what the client takes from the server. Answers are of --output-len
+tokens on average, between half and one and a half times as many, so that they do not end in waves.
 
-    python scripts/bench_overload.py --seconds 20
+    python scripts/bench_overload.py --model models/tiny
 """
 
 import argparse
-import asyncio
 import json
+import os
 import random
+import re
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
-from typing import Final
+from statistics import median
+from typing import Any, Final
 
 from bench_startup import DEMO
 from load.arrivals import Arrival, poisson
-from load.drive import FAILURES, PATH, Target, run
-from load.http import Client
 from load.process import Server, exit_on_sigterm, free_port
 from load.prompts import Prompts
+from load.wires import Wires
 from report import emit, percentile
 
-PROBE_S: Final = 0.05
+PROBE_S: Final = 0.1
 START_S: Final = 60.0
+PING: Final = b"GET /ping HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+HEAD: Final = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+_COMPLETED: Final = re.compile(rb'"completion_tokens": ?([0-9]+)')
 
 
 @dataclass
 class Tally:
-    """What came back. ended_s: when each whole answer was there. failures: of requests without an answer."""
+    """What came back. ended: when each whole answer was there, and its tokens. refused_ms, health_ms: times taken."""
 
     statuses: Counter[int] = field(default_factory=Counter)
-    ended_s: list[float] = field(default_factory=list)
+    ended: list[tuple[float, int]] = field(default_factory=list)
     refused_ms: list[float] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
-    num_without_retry_after: int = 0
+    health_ms: list[float] = field(default_factory=list)
 
     @property
     def num_lost(self) -> int:
         """Requests with neither a whole answer nor a refusal."""
-        return sum(count for status, count in self.statuses.items() if status not in (200, 429)) + len(self.failures)
+        return sum(count for status, count in self.statuses.items() if status not in (200, 429))
+
+    def num_tokens(self, start_s: float, end_s: float) -> int:
+        """Of whole answers that ended within that time."""
+        return sum(count for at_s, count in self.ended if start_s <= at_s < end_s)
+
+
+class Window:
+    """The time in which a loop counts: all but its first quarter. Reads what processor time the server has had."""
+
+    def __init__(self, pid: int, seconds: float) -> None:
+        self._pid = pid
+        now_s = time.perf_counter()
+        self._due_s = [now_s + seconds / 4, now_s + seconds]
+        self._looks: list[tuple[float, float]] = []
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has come to its end."""
+        return not self._due_s
+
+    def look(self) -> None:
+        """To be called again and again."""
+        now_s = time.perf_counter()
+        if self._due_s and now_s >= self._due_s[0]:
+            self._due_s.pop(0)
+            self._looks.append((now_s, cpu_s(self._pid)))
+
+    def rates(self, tally: Tally) -> tuple[float, float]:
+        """Tokens of whole answers: a second, and a second of the server's processor time."""
+        (start_s, start_cpu_s), (end_s, end_cpu_s) = self._looks
+        num_tokens = tally.num_tokens(start_s, end_s)
+        return num_tokens / (end_s - start_s), num_tokens / (end_cpu_s - start_cpu_s)
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time that a process and its threads have had (Linux: proc(5), "utime" and "stime")."""
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Load:
-    """Requests of one length to one server, each whole and not streamed."""
+    """Requests to one server, each whole and not streamed. num_in, num_out: tokens, the latter on average."""
 
-    def __init__(self, target: Target, num_in: int, num_out: int, seed: int) -> None:
-        self.client = target.client()
-        self._target = target
-        self._num_in, self.num_out = num_in, num_out
+    def __init__(self, port: int, num_in: int, num_out: int, seed: int) -> None:
+        self.wires = Wires(port)
+        self._prompts = Prompts.of_tokenizer(DEMO, as_text=True)
+        self._num_in, self._num_out = num_in, num_out
         self._rng = random.Random(seed)
+        self._next_probe_s = 0.0
 
-    def request(self) -> bytes:
-        """One more, with a prompt of its own."""
-        return self.client.render(
-            PATH, self._target.body(self._target.prompts.draw(self._rng, self._num_in), self.num_out)
-        )
+    def requests(self, count: int) -> list[tuple[bytes, int]]:
+        """So many as bytes, with prompts of their own, and how many tokens each is answered by."""
+        made = []
+        for _ in range(count):
+            num_out = self._rng.randint((self._num_out + 1) // 2, self._num_out + self._num_out // 2)
+            prompt = self._prompts.render(self._prompts.draw(self._rng, self._num_in))
+            fields = {"prompt": prompt, "max_tokens": num_out, "temperature": 0, "ignore_eos": True}
+            body = json.dumps(fields)
+            made.append((f"{HEAD}Content-Length: {len(body)}\r\n\r\n{body}".encode(), num_out))
+        return made
 
-    async def send(self, request: bytes, tally: Tally) -> None:
-        """Send one, and note what came of it."""
-        sent_s = time.perf_counter()
-        try:
-            answer = await self.client.post(request)
-        except FAILURES as error:
-            tally.failures.append(f"{type(error).__name__}: {error}")
-            return
-        now_s = time.perf_counter()
-        status = answer.status
-        if status == 429:
-            tally.refused_ms.append((now_s - sent_s) * 1000)
-        elif status == 200:
-            is_whole = json.loads(answer.body)["usage"]["completion_tokens"] == self.num_out
-            status = 200 if is_whole else 0
-            tally.ended_s.append(now_s)
-        tally.statuses[status] += 1
+    def send(self, request: tuple[bytes, int], tally: Tally, then: Callable[[], None] | None = None) -> None:
+        """Send one; note what comes of it, and go on with `then`."""
+        data, num_out = request
 
-    async def at_once(self, concurrency: int, count: int) -> Tally:
-        """A closed loop: so many clients, so many requests."""
-        tally, waiting = Tally(), iter([self.request() for _ in range(count)])
+        def told(status: int, answer: bytes, took_s: float) -> None:
+            if status == 429:
+                tally.refused_ms.append(took_s * 1000)
+            elif status == 200:
+                found = _COMPLETED.search(answer)
+                if found is None or int(found[1]) != num_out:
+                    status = 0
+                tally.ended.append((time.perf_counter(), num_out))
+            tally.statuses[status] += 1
+            if then is not None:
+                then()
 
-        async def one_client() -> None:
-            for request in waiting:
-                await self.send(request, tally)
+        self.wires.send(data, told)
 
-        await asyncio.gather(*(one_client() for _ in range(concurrency)))
+    def at_once(self, concurrency: int, window: Window) -> Tally:
+        """A closed loop: so many clients, until the window is over. Their requests are made as they are needed."""
+        tally = Tally()
+
+        def send_next() -> None:
+            if not window.is_over:
+                self.send(self.requests(1)[0], tally, send_next)
+
+        for _ in range(concurrency):
+            send_next()
+        while self.wires.num_busy:
+            self._look(window, tally)
+            self.wires.wait(PROBE_S)
         return tally
 
-    async def open(self, arrivals: Sequence[Arrival]) -> Tally:
+    def open(self, arrivals: Sequence[Arrival], window: Window) -> Tally:
         """An open loop: each at its time."""
-        tally, requests = Tally(), [self.request() for _ in arrivals]
-        start_s = time.perf_counter()
-        async with asyncio.TaskGroup() as group:
-            for arrival, request in zip(arrivals, requests, strict=True):
-                if (early_s := start_s + arrival.at_s - time.perf_counter()) > 0:
-                    await asyncio.sleep(early_s)
-                group.create_task(self.send(request, tally))
+        tally, requests = Tally(), self.requests(len(arrivals))
+        num_sent, start_s = 0, time.perf_counter()
+        while num_sent < len(arrivals) or self.wires.num_busy:
+            self._look(window, tally)
+            now_s = time.perf_counter() - start_s
+            while num_sent < len(arrivals) and arrivals[num_sent].at_s <= now_s:
+                self.send(requests[num_sent], tally)
+                num_sent += 1
+            next_s = arrivals[num_sent].at_s if num_sent < len(arrivals) else now_s + PROBE_S
+            self.wires.wait(min(next_s - now_s, PROBE_S))
         return tally
 
+    def _look(self, window: Window, tally: Tally) -> None:
+        """Read the clocks, and ask now and then how the server does."""
+        window.look()
+        if window.is_over or time.perf_counter() < self._next_probe_s:
+            return
+        self._next_probe_s = inf
 
-def rate(ended_s: Sequence[float], start_s: float, end_s: float) -> float:
-    """Whole answers a second in that time."""
-    return sum(start_s <= at_s < end_s for at_s in ended_s) / (end_s - start_s)
+        def told(status: int, _answer: bytes, took_s: float) -> None:
+            assert status == 200, f"/ping answered {status}"
+            tally.health_ms.append(took_s * 1000)
+            self._next_probe_s = time.perf_counter() + PROBE_S
+
+        self.wires.send(PING, told)
 
 
-async def probe(client: Client, times_ms: list[float]) -> None:
-    """Ask whether it is alive, until cancelled."""
-    while True:
-        start_s = time.perf_counter()
-        answer = await client.post(client.render("/ping", b""))
-        assert answer.status == 200, f"/ping answered {answer.status}"
-        times_ms.append((time.perf_counter() - start_s) * 1000)
-        await asyncio.sleep(PROBE_S)
-
-
-async def measure(arguments: argparse.Namespace, url: str) -> dict[str, float]:
-    """Both loops; the figures."""
-    prompts = Prompts.of_tokenizer(DEMO, as_text=True)
-    load = Load(Target(url, prompts, stream=False), arguments.input_len, arguments.output_len, arguments.seed)
-    running = arguments.max_num_seqs
-    await load.at_once(running, 2 * running)
-    at_peak = await load.at_once(running, max(4 * running, arguments.peak_requests))
-    ended_s = sorted(at_peak.ended_s)
-    tail = len(ended_s) // 4  # neither the start, when all begin, nor the end, when fewer and fewer are left
-    peak = rate(ended_s, ended_s[tail], ended_s[-tail])
-    count = int(arguments.overload * peak * arguments.seconds)
-    arrivals = poisson([Arrival(0.0, 0, 0)] * count, arguments.overload * peak, random.Random(arguments.seed))
-    health_ms: list[float] = []
-    prober = Client(url)
-    probing = asyncio.create_task(probe(prober, health_ms))
-    start_s = time.perf_counter()
-    tally = await load.open(arrivals)
-    probing.cancel()
-    await asyncio.wait([probing])
-    for client in (load.client, prober):
-        client.close()
-    await asyncio.sleep(0)  # what was closed hears of it
-    goodput = rate(tally.ended_s, start_s + arguments.seconds / 4, start_s + arguments.seconds)
+def one_round(load: Load, pid: int, arguments: argparse.Namespace, rng: random.Random) -> dict[str, Any]:
+    """Both loops; what came of them."""
+    window = Window(pid, arguments.seconds)
+    at_peak = load.at_once(arguments.max_num_seqs, window)
+    peak, peak_by_cpu = window.rates(at_peak)
+    if not peak:
+        sys.exit("bench_overload: no answer came within the time in which the peak is measured: use more --seconds")
+    per_s = arguments.overload * peak / arguments.output_len
+    arrivals = poisson([Arrival(0.0, 0, 0)] * int(per_s * arguments.seconds), per_s, rng)
+    start_cpu_s, start_s = time.process_time(), time.perf_counter()
+    window = Window(pid, arrivals[-1].at_s)
+    tally = load.open(arrivals, window)
+    goodput, goodput_by_cpu = window.rates(tally)
     return {
-        "peak_tokens_per_s": peak * load.num_out,
-        "goodput_tokens_per_s": goodput * load.num_out,
-        "goodput_over_peak": goodput / peak,
-        "asked": count,
-        "answered": tally.statuses[200],
-        "refused": tally.statuses[429],
+        "peak": peak,
+        "goodput": goodput,
+        "ratio": goodput / peak,
+        "ratio_by_cpu": goodput_by_cpu / peak_by_cpu,
+        "tally": tally,
         "lost": tally.num_lost + at_peak.num_lost,
-        **{f"refused_ms_p{percent}": percentile(tally.refused_ms, percent) for percent in (50, 99)},
-        **{f"health_ms_p{percent}": percentile(health_ms, percent) for percent in (50, 99)},
-        "probes": len(health_ms),
-        "overload_s": time.perf_counter() - start_s,
+        "client_cpu": (time.process_time() - start_cpu_s) / (time.perf_counter() - start_s),
     }
 
 
-SIZES: Final = {
-    "max-num-seqs": 32,
-    "max-num-queued-reqs": 64,
-    "input-len": 32,
-    "output-len": 64,
-    "peak-requests": 256,
-    "seed": 1,
-}
+def measure(arguments: argparse.Namespace, server: Server) -> dict[str, Any]:
+    """The figures of all rounds."""
+    load = Load(server.port, arguments.input_len, arguments.output_len, arguments.seed)
+    (pid,) = server.processes()
+    load.at_once(arguments.max_num_seqs, Window(pid, arguments.warm_up_seconds))
+    rounds = [one_round(load, pid, arguments, random.Random(arguments.seed + turn)) for turn in range(arguments.rounds)]
+    load.wires.close()
+    tallies = [one["tally"] for one in rounds]
+    refused_ms = [took for tally in tallies for took in tally.refused_ms]
+    health_ms = [took for tally in tallies for took in tally.health_ms]
+    return {
+        "peak_tokens_per_s": median(one["peak"] for one in rounds),
+        "goodput_tokens_per_s": median(one["goodput"] for one in rounds),
+        "goodput_over_peak": median(one["ratio"] for one in rounds),
+        "goodput_by_cpu": median(one["ratio_by_cpu"] for one in rounds),
+        "by_round": [[round(one[name], 3) for one in rounds] for name in ("ratio", "ratio_by_cpu")],
+        "asked": sum(tally.statuses.total() for tally in tallies),
+        "answered": sum(tally.statuses[200] for tally in tallies),
+        "refused": sum(tally.statuses[429] for tally in tallies),
+        "lost": sum(one["lost"] for one in rounds),
+        **{f"refused_ms_p{percent}": percentile(refused_ms, percent) for percent in (50, 99)},
+        **{f"health_ms_p{percent}": percentile(health_ms, percent) for percent in (50, 99)},
+        "probes": len(health_ms),
+        "client_cpu": median(one["client_cpu"] for one in rounds),
+    }
+
+
+def apart(is_shared: bool) -> tuple[set[int], set[int]]:
+    """The cores of the server and of the client. Exits where one core is all there is to be divided."""
+    cores = os.sched_getaffinity(0)
+    if is_shared:
+        return cores, cores
+    if len(cores) < 2:
+        sys.exit("bench_overload: one core cannot be divided: use --shared")
+    own = max(cores)
+    return cores - {own}, {own}
+
+
+SIZES: Final = {"max-num-seqs": 32, "max-num-queued-reqs": 64, "input-len": 32, "output-len": 64, "seed": 1}
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -179,7 +254,10 @@ def main(words: Sequence[str] | None = None) -> int:
     for name, default in SIZES.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--overload", type=float, default=10.0, help="times the peak")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of overload")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each loop")
+    parser.add_argument("--warm-up-seconds", type=float, default=2.0)
+    parser.add_argument("--shared", action="store_true", help="client and server share all cores")
     parser.add_argument("--min-goodput", type=float, default=0.95, help="against the peak")
     parser.add_argument("--refused-p99-ms", type=float, default=50.0)
     parser.add_argument("--health-p99-ms", type=float, default=20.0)
@@ -189,11 +267,19 @@ def main(words: Sequence[str] | None = None) -> int:
     sizes = {name: getattr(arguments, name.replace("-", "_")) for name in SIZES}
     flags = [f"--{name}={sizes[name]}" for name in ("max-num-seqs", "max-num-queued-reqs")]
     command = [sys.executable, "-m", "aserve", "--model", arguments.model, f"--port={port}", *flags]
-    with tempfile.TemporaryDirectory() as folder, Server(command, port, Path(folder) / "server.log") as server:
-        server.wait_for("/ready", START_S)
-        figures = run(measure(arguments, server.url))
-    config = {"model": arguments.model, **sizes, "overload": arguments.overload, "seconds": arguments.seconds}
-    emit("overload", config, figures)
+    all_cores = os.sched_getaffinity(0)
+    servers_cores, own_cores = apart(arguments.shared)
+    try:
+        os.sched_setaffinity(0, servers_cores)  # the server's, which inherits it
+        with tempfile.TemporaryDirectory() as folder, Server(command, port, Path(folder) / "server.log") as server:
+            os.sched_setaffinity(0, own_cores)
+            server.wait_for("/ready", START_S)
+            figures = measure(arguments, server)
+    finally:
+        os.sched_setaffinity(0, all_cores)
+    cores = {"server_cores": len(servers_cores), "client_cores": len(own_cores), "shared": arguments.shared}
+    times = {"overload": arguments.overload, "seconds": arguments.seconds, "rounds": arguments.rounds}
+    emit("overload", {"model": arguments.model, **sizes, **times, **cores}, figures)
     is_good = (
         figures["lost"] == 0
         and figures["goodput_over_peak"] >= arguments.min_goodput

@@ -58,7 +58,7 @@ BAD_BODIES: Final = (
 def serve(fault_every: int, keys_file: str) -> int:
     """Serve the demonstration model on a free port, telling on standard output where, and then what is held."""
     from aserve.build import loader, make_options
-    from aserve.cli import bound_product_caches
+    from aserve.cli.commands import bound_product_caches
     from aserve.core.plan import StepPlan
     from aserve.core.ports import Flight, Runner
     from aserve.engine import Engine, EngineParts, Progress

@@ -23,7 +23,8 @@ from aserve.engine import Engine, EngineParts, Loader, Progress
 from aserve.http import create_app
 from aserve.model_folder import DEMO_FOLDER
 from aserve.scheduler.scheduler import Scheduler
-from aserve.server.connection import Connection, Connections, Limits
+from aserve.server.connection import Connection
+from aserve.server.connections import Connections, Limits
 from aserve.text.chat_template import ChatTemplate
 from aserve.text.tokenizer import Tokenizer
 

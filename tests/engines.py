@@ -26,17 +26,17 @@ TEMPLATE: Final = (
 )
 
 
-def byte_tokenizer() -> Tokenizer:
+def byte_tokenizer(special_tokens: Sequence[str] = SPECIAL_TOKENS) -> Tokenizer:
     """A tokenizer whose ids are the bytes themselves, and the special tokens after them."""
-    spelled = dict(zip(range(256), _byte_characters(), strict=True))
+    spelled = dict(zip(range(256), byte_characters(), strict=True))
     backend = tokenizers.Tokenizer(models.BPE(vocab={char: byte for byte, char in spelled.items()}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([tokenizers.AddedToken(text, special=True) for text in SPECIAL_TOKENS])
+    backend.add_special_tokens([tokenizers.AddedToken(text, special=True) for text in special_tokens])
     return Tokenizer(backend, TokenizerConfig({"eos_token": SPECIAL_TOKENS[0]}, (), (), {}))
 
 
-def _byte_characters() -> list[str]:
+def byte_characters() -> list[str]:
     """GPT-2's spelling of each byte: itself where it can be seen, else the next unused character from 256 on."""
     seen = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     unseen = iter(range(256, 512))
@@ -56,10 +56,14 @@ def scripted_loader(
     max_model_len: int = 128,
     num_blocks: int = 64,
     max_num_seqs: int = 8,
+    template: str = TEMPLATE,
+    call_format: str | None = None,
+    thought_format: str | None = None,
+    special_tokens: Sequence[str] = SPECIAL_TOKENS,
 ) -> Loader:
     """A loader of an engine in which every request is answered by `answer`, over and over until it ends.
 
-    runner: to be used instead of one that follows the script.
+    runner: to be used instead of one that follows the script. special_tokens: begin with SPECIAL_TOKENS.
     """
 
     def load(report: Callable[[Progress], None]) -> EngineParts:
@@ -77,10 +81,12 @@ def scripted_loader(
             info=ModelInfo(
                 names=names,
                 root="/models/scripted",
-                vocab_size=VOCAB_SIZE,
+                vocab_size=256 + len(special_tokens),
                 max_model_len=max_model_len,
                 eos_ids=frozenset({EOS}),
                 created_s=1_700_000_000,
+                call_format=call_format,
+                thought_format=thought_format,
             ),
             config=config,
             scheduler=Scheduler(
@@ -92,8 +98,8 @@ def scripted_loader(
                 watermark=config.watermark,
             ),
             runner=runner or ScriptedRunner(model=FakeScript(answer)),
-            tokenizer=byte_tokenizer(),
-            chat_template=ChatTemplate({"default": TEMPLATE}, {}),
+            tokenizer=byte_tokenizer(special_tokens),
+            chat_template=ChatTemplate({"default": template}, {}),
         )
 
     return load

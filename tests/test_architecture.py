@@ -46,7 +46,6 @@ LOWER_FLOORS = ENGINE | {
     "loop_thread",
     "llm",
     "server",
-    "flags",
     "cli",
     "terminal",
 }
@@ -86,7 +85,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "llm": LOWER_FLOORS,
     "server": LOWER_FLOORS,
     "terminal": LOWER_FLOORS,
-    "flags": {"core"},
     "cli": LOWER_FLOORS,
     "__main__": LOWER_FLOORS,
     "__init__": LOWER_FLOORS,
@@ -121,10 +119,10 @@ WITHOUT_TORCH = [
     "engine",
     "http",
     "model_folder",
-    "flags",
+    "cli",
 ]
 
-MAY_READ_ENVIRONMENT = {"cli.py"}
+MAY_READ_ENVIRONMENT = {"cli/commands.py"}
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from aserve import __version__, cli
+from aserve import __version__
+from aserve.cli import commands, flags, settings
 from aserve.core.config import Options
 from aserve.core.errors import ConfigError
 from aserve.core.speculation import SpeculativeConfig
@@ -17,7 +18,7 @@ from aserve.engine import Progress
 
 
 def parse(*argv, **environ):
-    return cli.parse(argv, environ)
+    return settings.parse(argv, environ)
 
 
 def test_no_argument_serves_the_demo_model_on_loopback():
@@ -140,7 +141,7 @@ def test_what_happens_when_memory_is_short():
 def test_a_wrong_word_is_one_clear_line(argv, complaint, capsys):
     with pytest.raises(ConfigError, match=complaint):
         parse(*argv)
-    assert cli.main(argv) == 2
+    assert commands.main(argv) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("aserve: ")
     assert captured.err.count("\n") == 1
@@ -162,15 +163,15 @@ def test_a_wrong_word_in_the_environment_names_where_it_came_from():
 
 
 def test_every_option_of_the_engine_is_a_flag():
-    assert {flag.name for flag in cli.ENGINE_FLAGS} == set(cli.Options.__struct_fields__)
-    assert {flag.name for flag in cli.SERVER_FLAGS} == set(cli.ServerOptions.__struct_fields__)
+    assert {flag.name for flag in flags.ENGINE_FLAGS} == set(Options.__struct_fields__)
+    assert {flag.name for flag in flags.SERVER_FLAGS} == set(flags.ServerOptions.__struct_fields__)
 
 
 def test_the_flags_of_the_operations_page_exist():
     page = (Path(__file__).parent.parent / "docs" / "operations.md").read_text()
     options = re.findall(r"^\| `--([a-z-]+)", page, flags=re.MULTILINE)
     assert len(options) >= 10
-    assert {option.removeprefix("no-").replace("-", "_") for option in options} <= set(cli.FLAGS)
+    assert {option.removeprefix("no-").replace("-", "_") for option in options} <= set(flags.FLAGS)
 
 
 def test_a_log_for_machines_is_json_from_the_first_line_to_the_last(monkeypatch, capsys):
@@ -183,7 +184,7 @@ def test_a_log_for_machines_is_json_from_the_first_line_to_the_last(monkeypatch,
 
     monkeypatch.setattr("aserve.server.run", run)
     try:
-        assert cli.serve(*parse("--log-format", "json")[1:]) == 0
+        assert commands.serve(*parse("--log-format", "json")[1:]) == 0
     finally:
         gc.enable()
         gc.unfreeze()
@@ -202,7 +203,7 @@ def test_the_garbage_collector_rests_until_all_is_loaded(monkeypatch, capsys):
     monkeypatch.setattr("aserve.server.run", run)
     _, options, server_options = parse()
     try:
-        assert cli.serve(options, server_options) == 0
+        assert commands.serve(options, server_options) == 0
         assert gc.isenabled()
         assert gc.get_freeze_count() > 0
     finally:
@@ -216,7 +217,7 @@ def test_the_garbage_collector_rests_until_all_is_loaded(monkeypatch, capsys):
 PRODUCTS = """
 import os, torch
 from pathlib import Path
-from aserve.cli import bound_product_caches
+from aserve.cli.commands import bound_product_caches
 from aserve.kernels.packed_linear import can_pack, pack, packed_linear
 
 def resident_mib():
@@ -250,5 +251,5 @@ def test_products_of_any_number_of_rows_do_not_add_up(monkeypatch):
 
 def test_what_the_environment_says_of_products_holds():
     environ = {"LRU_CACHE_CAPACITY": "7"}
-    cli.bound_product_caches(environ)
+    commands.bound_product_caches(environ)
     assert environ == {"LRU_CACHE_CAPACITY": "7", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128"}

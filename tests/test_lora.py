@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from aserve import LLM, AsyncEngine, SamplingParams
-from aserve.core.errors import AdapterError, CheckpointError, ConfigError, InvalidRequestError, ModelNotFoundError
+from aserve.core.errors import (
+    AdapterError,
+    CheckpointError,
+    ConfigError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    UnavailableError,
+)
 from tests.adapters import LINEARS, write_adapter, write_merged
 from tests.checkpoints import checkpoints, write_checkpoint
 
@@ -167,6 +174,22 @@ async def test_adapters_come_and_go_while_the_engine_runs(
         await engine.adapters.add("b", str(adapters[1]))  # there is place for one
         assert (await engine.complete(prompt, GREEDY, lora="a")).token_ids == one
         assert (await engine.complete(prompt, GREEDY, lora="b")).token_ids == two
+
+
+async def test_an_engine_that_closes_leaves_nobody_waiting(crowd: tuple[Path, list[Path], list[Path]]) -> None:
+    """Neither who is answered by an adapter, nor who waits for another to be loaded."""
+    model, adapters, _ = crowd
+    modules = {"a": adapters[0], "b": adapters[1]}
+    engine = AsyncEngine(model, enable_lora=True, lora_modules=modules, max_loras=1)
+    long = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
+    async with engine:
+        tasks = [asyncio.create_task(engine.complete([1, 2], long, lora=lora)) for lora in ("a", "b", "a")]
+        for _ in range(1000):
+            await asyncio.sleep(0.01)
+            if engine.statistics().num_running:
+                break
+    outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
+    assert [type(outcome) for outcome in outcomes] == [UnavailableError] * 3
 
 
 async def test_an_adapter_that_is_refused_hurts_nobody(crowd: tuple[Path, list[Path], list[Path]]) -> None:

@@ -71,7 +71,7 @@ class Compiler:
         return made
 
     def _compile(self, structured: StructuredOutputs) -> Compiled:
-        grammar = grammar_of(structured)
+        grammar = grammar_of(structured, {} if structured.calls is None else self._special())
         matcher, problem = self._matcher(grammar)
         if matcher is None:
             if structured.kind == "json":
@@ -112,6 +112,12 @@ class Compiler:
                     break
             else:
                 raise refused(place, problem)
+
+    def _special(self) -> dict[str, int]:
+        """The special tokens that a structure may have, by their texts."""
+        known = self._tokenizer.special_ids - self._eos_ids
+        token_ids = sorted(token_id for token_id in known if token_id < self._vocab_size)
+        return dict(zip(self._tokenizer.token_strings(token_ids), token_ids, strict=True))
 
     def _prepared(self) -> LLTokenizer:
         with self._preparing:

@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from llguidance import LLMatcher, StructTag, grammar_from
 
+from aserve.constraints.calls import calls_grammar
 from aserve.constraints.formats import with_patterns
 from aserve.constraints.json_schema import check_schema, refused
 from aserve.core.errors import InvalidRequestError
@@ -28,8 +30,13 @@ NOT_IN_GRAMMARS: Final = {
 _OPTIONS: Final = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}
 
 
-def grammar_of(structured: StructuredOutputs) -> str:
-    """The grammar of a structure. It has not been compiled: llguidance may refuse it yet."""
+def grammar_of(structured: StructuredOutputs, special: Mapping[str, int] = MappingProxyType({})) -> str:
+    """The grammar of a structure. It has not been compiled: llguidance may refuse it yet.
+
+    special: ids of special tokens by their texts, in which calls of tools may be written.
+    """
+    if structured.calls is not None:
+        return calls_grammar(structured.calls, special, _OPTIONS)
     match structured.kind:
         case "json":
             return json_grammar(parsed_json(structured.json, "the JSON schema"))

@@ -93,6 +93,8 @@ class Options(LoraOptions, frozen=True, kw_only=True, repr_omit_defaults=True):
     request_timeout: float | None = None
     step_timeout: float = 300.0
     speculative_config: SpeculativeConfig | None = None
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
 
     def __post_init__(self) -> None:
         OPTION_RULES.settle(self)
@@ -138,6 +140,8 @@ OPTION_RULES: Final = Rules(
         "request_timeout": optional(number(0.0, MAX_TIMEOUT_S, low_open=True, unit="seconds")),
         "step_timeout": number(0.0, MAX_STEP_TIMEOUT_S, unit="seconds"),
         "speculative_config": optional(speculative_config),
+        "tool_call_parser": text,
+        "reasoning_parser": text,
         **LORA_RULES,
     },
 )
@@ -177,6 +181,8 @@ class OptionFields(LoraFields, total=False):
     request_timeout: float | None
     step_timeout: float
     speculative_config: SpeculativeConfig | Mapping[str, Any] | None
+    tool_call_parser: str
+    reasoning_parser: str
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -257,6 +263,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a face needs to know of the model that is served. names[0] is the one put into answers.
 
     default_sampling: fields of generation_config.json that replace SamplingParams' own defaults.
+    call_format, thought_format: how the model writes calls of tools and thoughts, by name; None is that it does not.
     """
 
     names: tuple[str, ...]
@@ -266,6 +273,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     eos_ids: frozenset[int]
     created_s: int
     default_sampling: Mapping[str, Any] = {}
+    call_format: str | None = None
+    thought_format: str | None = None
 
 
 def default_max_num_batched_tokens(device: str, flops_per_token: int) -> int:

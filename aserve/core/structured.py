@@ -6,11 +6,34 @@ from typing import Any, Final
 import msgspec
 
 from aserve.core.errors import InvalidRequestError
-from aserve.core.rules import Refused, Rules, flag, optional, text, texts
+from aserve.core.rules import Refused, Rules, flag, instance, optional, text, texts
 
 MAX_CHOICE_STRINGS: Final = 1024
 MAX_CHOICE_CHARS: Final = 1024
-STRUCTURE_KINDS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+STRUCTURE_KINDS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag", "calls")
+
+
+class ToolRule(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool that may be called. schema: of its arguments, as a JSON Schema; None is any object."""
+
+    name: str
+    schema: Mapping[str, Any] | None = None
+
+
+class CallRules(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls of tools as a model writes them, thoughts and other text being free.
+
+    format: how calls are written, by its name; None is as a JSON array of {"name", "arguments"}. thoughts: how thoughts
+    are, None where there are none; in_thought: the prompt has begun one.
+    is_required: after its thoughts the answer is calls, at least one. is_single: and at most one.
+    """
+
+    format: str | None
+    thoughts: str | None
+    in_thought: bool
+    tools: tuple[ToolRule, ...]
+    is_required: bool
+    is_single: bool
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
@@ -21,6 +44,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, repr_omit_def
     grammar: a context-free grammar, in Lark's notation or in GBNF. json_object: the answer is a JSON object.
     structural_tag: text in which tags have content by a schema: {"structures": [{"begin", "schema", "end"}, ...],
         "triggers": [...]}, as a mapping or as text. From a trigger on, one of the tags follows that begin with it.
+    calls: calls of tools.
 
     An answer ends only where its structure may, unless something else ends it before: max_tokens, a stop string, a stop
     token, a deadline.
@@ -32,6 +56,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, repr_omit_def
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: Any = None
+    calls: CallRules | None = None
 
     def __post_init__(self) -> None:
         STRUCTURE_RULES.settle(self)
@@ -84,5 +109,6 @@ STRUCTURE_RULES: Final = Rules(
         "grammar": optional(_some_text),
         "json_object": optional(_true),
         "structural_tag": optional(_mapping_or_text),
+        "calls": optional(instance(CallRules)),
     },
 )

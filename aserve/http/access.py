@@ -110,7 +110,7 @@ class AccessLog:
             level = logging.DEBUG
         else:
             level = logging.WARNING if status >= 500 or (status < 400 and record.error is not None) else logging.INFO
-        if not _lines.isEnabledFor(level):
+        if not _lines.isEnabledFor(level):  # before anything is counted
             return
         usage = {} if record.usage is None else record.usage()
         log_access(
@@ -139,12 +139,15 @@ class AccessLog:
 
 def log_access(level: int, **fields: Any) -> None:
     """Write a line of what is known; a formatter finds the same in the record's `fields`."""
+    if not _lines.isEnabledFor(level):
+        return
     known = {
         name: round(value, 6) if isinstance(value, float) else value
         for name, value in fields.items()
         if value is not None
     }
-    _lines.log(level, "%s", _Line(known), extra={"fields": known})
+    nowhere = "", 0  # to look for the caller takes as long as all else
+    _lines.handle(_lines.makeRecord(_lines.name, level, *nowhere, "%s", (_Line(known),), None, extra={"fields": known}))
 
 
 class _Line:

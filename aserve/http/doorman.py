@@ -12,6 +12,9 @@ tenant's account, in the access log and in the answer's headers as it would be t
 
 import logging
 import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -25,7 +28,6 @@ from aserve.http.app import body_limit
 from aserve.http.endpoint import limit_headers
 from aserve.http.errors import ErrorResponse
 from aserve.http.keys import Keyring, holder
-from aserve.http.middleware import check_head
 from aserve.http.request_id import id_of
 
 GENERATING_PATHS: Final = frozenset({b"/v1/chat/completions", b"/v1/completions"})
@@ -60,26 +62,47 @@ class Doorman:
     def __init__(self, engine: Engine, keyring: Keyring, max_body_bytes: int | None = None) -> None:
         self._engine = engine
         self._keyring = keyring
+        self._is_together = False
+        self._num_let_in = Counter[str]()
+        self._refused: dict[str, OverloadedError] = {}
         self._max_body_bytes = body_limit(engine) if max_body_bytes is None else lambda: max_body_bytes
 
     def objection(self, scope: Scope, num_body_bytes: int) -> Objection | None:
         """Why a request is refused now. None: there is room for it, or it is not for the doorman to say.
 
-        scope: ASGI's of a request with a body of so many bytes, none of which is needed.
+        scope: ASGI's of a POST with which the guard's HeadCheck finds nothing wrong; method, paths and the headers that
+        name who asks. Of the body, of so many bytes, none is needed.
         """
-        if scope["method"] != "POST" or scope["raw_path"] not in GENERATING_PATHS or scope["query_string"]:
-            return None
-        if check_head(scope) is not None or num_body_bytes > self._max_body_bytes():
+        if scope["raw_path"] not in GENERATING_PATHS or num_body_bytes > self._max_body_bytes():
             return None
         tenant = "" if self._keyring.is_open else holder(scope, self._keyring)
         if tenant is None:
             return None
+        error = self._refused.get(tenant) or self._no_room(tenant)
+        return None if error is None else Objection(tenant, error)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """While several are looked at, and nothing else happens: each that is let in takes a place from the others."""
+        self._is_together = True
         try:
-            self._engine.check_room(tenant=tenant)
+            yield
+        finally:
+            self._is_together = False
+            self._num_let_in.clear()
+            self._refused.clear()
+
+    def _no_room(self, tenant: str) -> OverloadedError | None:
+        try:
+            self._engine.check_room(self._num_let_in[tenant], tenant=tenant)
         except OverloadedError as error:
-            return Objection(tenant, error)
+            if self._is_together:
+                self._refused[tenant] = error
+            return error
         except UnavailableError:  # the engine has not begun, or has ended
             return None
+        if self._is_together:
+            self._num_let_in[tenant] += 1
         return None
 
     def refuse(self, scope: Scope, objection: Objection) -> Refusal:

@@ -42,7 +42,7 @@ PUBLIC_PATHS: Final = frozenset({"/health", "/ready", "/ping", "/version", "/met
 
 
 _ENCODED_SLASH: Final = re.compile(rb"%2f", re.IGNORECASE)
-_HOST: Final = re.compile(rb"(?:[A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
+HOST: Final = re.compile(rb"(?:[A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
 _CONTENT_LENGTH: Final = re.compile(rb"[0-9]{1,18}")
 _HTTP_VERSIONS: Final = frozenset({"1.0", "1.1", "2", "3"})
 
@@ -132,7 +132,7 @@ def check_head(scope: Scope) -> HttpError | None:
     if not all(_CONTENT_LENGTH.fullmatch(value) for name, value in headers if name == b"content-length"):
         return HttpError(400, "bad_request", "Content-Length is not a number of bytes")
     hosts = [value for name, value in headers if name == b"host"]
-    if len(hosts) > 1 or not all(_HOST.fullmatch(host) for host in hosts):
+    if len(hosts) > 1 or not all(HOST.fullmatch(host) for host in hosts):
         return HttpError(400, "bad_request", "the Host header is not a host name with an optional port")
     return None
 

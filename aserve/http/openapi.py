@@ -14,9 +14,9 @@ from starlette.routing import Route
 from aserve import __version__
 from aserve.http.json_response import JsonResponse
 from aserve.http.openai.adapters import LoadAdapterFields, UnloadAdapterFields
+from aserve.http.openai.chat import ChatFields
 from aserve.http.openai.completions import CompletionFields
 from aserve.http.openai.fields import WITHOUT_EFFECT
-from aserve.http.openai.schema import ChatFields
 from aserve.http.openai.tokenize import DetokenizeFields, TokenizeFields
 
 COMPONENTS: Final = "#/components/schemas/"

@@ -142,9 +142,10 @@ class ModelRunner:
 
     def drop(self, adapter: AdapterId) -> None:
         """Forget an adapter, behind the steps that were launched, as `AdapterStore` says."""
-        assert self._slots is not None, "the runner takes no adapters"
-        with suppress(RuntimeError):  # the runner is being closed: its thread takes no more
-            self._worker.submit(self._slots.drop, adapter)
+        slots = self._slots
+        if slots is not None:  # else all has been given back
+            with suppress(RuntimeError):  # the runner is being closed: its thread takes no more
+                self._worker.submit(slots.drop, adapter)
 
     def run(self, plan: StepPlan) -> StepResult:
         """`launch` and wait, blocking: for start-up, before there is an event loop to keep free."""

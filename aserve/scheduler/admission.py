@@ -84,19 +84,22 @@ class Admission:
             )
         return context_len
 
-    def check_queue(self, arrival: Arrival, sort_key: SortKey, waiting: Waiting) -> None:
+    def check_queue(self, arrival: Arrival, sort_key: SortKey, waiting: Waiting, num_before: int = 0) -> None:
         """Raise `OverloadedError` when as many requests wait for their first admission as may, or so many that this
         one would not be admitted before its deadline. Nobody is refused for a time that has not been measured.
+
+        num_before: requests of its tenant that have come and do not wait yet. They count as requests, and take no time.
         """
         if self._max_num_queued is None and arrival.deadline_s is None:
             return
         ahead = waiting.ahead_of(arrival, sort_key)
         wait_s = self.throughput.seconds_for(ahead.num_sequences, ahead.num_prompt_tokens)
-        if self._max_num_queued is not None and ahead.num_queued >= self._max_num_queued:
+        num_queued = ahead.num_queued + num_before
+        if self._max_num_queued is not None and num_queued >= self._max_num_queued:
             if wait_s is None:
                 wait_s = self.queue_time_s / self.num_admitted if self.num_admitted else 0.0
             raise OverloadedError(
-                f"{ahead.num_queued} requests are waiting, which is the most there may be", _retry_after_s(wait_s)
+                f"{num_queued} requests are waiting, which is the most there may be", _retry_after_s(wait_s)
             )
         if wait_s is None or arrival.deadline_s is None:
             return

@@ -142,18 +142,16 @@ class Scheduler:
         """Raise `ContextLengthError`, with both numbers, for a prompt that `add` would refuse."""
         self._admission.check_fits(num_prompt_tokens)
 
-    def check_room(self, arrival: Arrival) -> None:
-        """Raise `OverloadedError` if who comes on these terms would be refused now, whatever the prompt."""
-        self._admission.check_queue(arrival, self._roster.next_key(arrival), self._residents.waiting)
+    def check_room(self, arrival: Arrival, num_before: int = 0) -> None:
+        """Raise `OverloadedError` if who comes on these terms, after so many others, would be refused now."""
+        self._admission.check_queue(arrival, self._roster.next_key(arrival), self._residents.waiting, num_before)
 
     def prompt_hashes(self, request: Request) -> Iterator[list[BlockHash]]:
         """A request's, some at a time, to be made before `add`: a plan takes as long as what it still has to hash."""
         return self._cache.prompt_hashes(request.cache_salt, request.prompt_token_ids, request.extra_keys)
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises as `check_fits`, `InvalidRequestError` while another has the same id or for beams
-        that cannot run together, and `OverloadedError` when too many wait.
-        """
+        """Queue a request. Raises as `check_fits`, `check_room`, and `InvalidRequestError` (id in use, wide beams)."""
         self._add(request, None)
 
     def fork(self, request_id: RequestId, index: int, branches: Several[Request]) -> None:

@@ -6,7 +6,7 @@ connection     one client: Hypercorn's HTTP/1.1 within limits of our own
 logging_to     where a process of its own writes its log
 """
 
-from aserve.server.connection import Limits
+from aserve.server.connections import Limits
 from aserve.server.lifecycle import Server, ServerConfig, run
 from aserve.server.logs import logging_to
 

@@ -1,8 +1,8 @@
-"""Connection: one client's bytes to Hypercorn's protocol and back, within limits; Connections: all of them.
+"""Connection: one client's bytes to Hypercorn's protocol and back, within limits.
 
     socket -> data_received -> inbox -> _feed -> Http1 (parses, calls the application)
     socket <- transport     <- _send (waits while the write buffer is full)  <-'
-                            <- Door, for what is refused before it is parsed
+                  <- Door <-  what is refused before it is parsed (door.py)
 
 What it promises:
 - a client that leaves is noticed at once, also while its next request waits behind a running one (pipelining), and the
@@ -19,22 +19,18 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final, cast
 
-from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.asyncio.task_group import TaskGroup
-from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.utils import parse_socket_addr
-from starlette.types import ASGIApp
 
 from aserve.core.faults import describe
 from aserve.edges import is_fault
 from aserve.http.access import log_access
-from aserve.http.doorman import Doorman
-from aserve.server.door import HOLD_S, Door
-from aserve.server.http1 import Http1, hypercorn_config
+from aserve.server.connections import Connections
+from aserve.server.door import HOLD_S
+from aserve.server.http1 import Http1
 
 _log = logging.getLogger(__name__)
 
@@ -42,110 +38,7 @@ MAX_INBOX_BYTES: Final = 64 * 1024
 """Received and not yet parsed. Over it reading pauses, or the connection ends if only pipelining can be the cause."""
 WRITE_BUFFER_BYTES: Final = 64 * 1024
 """Written and not yet taken by the kernel. Over it the application waits."""
-CROWDED: Final = 0.75
-"""The share of the connections that there may be from which on they are many."""
 _BUSY: Final = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """How long a connection may take over each thing, in seconds, and how many there may be.
-
-    head_timeout_s: to send a request's head, from its first byte.
-    keep_alive_s: to begin the first or the next request. Longer than the idle timeout of the usual proxies in front
-    (60 s). While connections are many, `head_timeout_s` if that is shorter.
-    send_timeout_s: to take enough of what is written to it.
-    linger_s: to go away after the server has ended the connection.
-    leave_s: for the application to end once the client has left; it is cancelled then.
-    """
-
-    head_timeout_s: float = 5.0
-    keep_alive_s: float = 75.0
-    send_timeout_s: float = 30.0
-    linger_s: float = 2.0
-    leave_s: float = 10.0
-    max_connections: int = 1000
-
-
-class Connections:
-    """The open connections of a server: which of them are idle, and how all of them end.
-
-    app: called for each request. tasks: owns what the connections run. doorman: may refuse requests before that.
-    """
-
-    def __init__(self, app: ASGIApp, limits: Limits, tasks: asyncio.TaskGroup, doorman: Doorman | None = None) -> None:
-        self.app = ASGIWrapper(app)
-        self.limits = limits
-        self.tasks = tasks
-        self.doorman = doorman
-        self.config = hypercorn_config()
-        self.context = WorkerContext(max_requests=None)
-        self._open: set[Connection] = set()
-        self._idle: dict[Connection, None] = {}  # in the order in which they became idle
-        self._changed = asyncio.Event()
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    @property
-    def num_busy(self) -> int:
-        """Connections with a request that has not been answered to its end."""
-        return len(self._open) - len(self._idle)
-
-    @property
-    def idle_timeout_s(self) -> float:
-        """How long a connection may be idle: less where others may need its place."""
-        limits = self.limits
-        is_crowded = len(self._open) > CROWDED * limits.max_connections
-        return min(limits.head_timeout_s, limits.keep_alive_s) if is_crowded else limits.keep_alive_s
-
-    def admit(self, connection: "Connection") -> bool:
-        """Take a new connection in, ending the one that has been idle longest if there are too many."""
-        if len(self._open) >= self.limits.max_connections:
-            if not self._idle:
-                return False
-            next(iter(self._idle)).close()
-        self._open.add(connection)
-        return True
-
-    def mark(self, connection: "Connection", *, idle: bool) -> None:
-        """Note that a connection waits for its next request, or no longer does."""
-        self._idle.pop(connection, None)
-        if idle and connection in self._open:
-            self._idle[connection] = None
-        self._changed.set()
-
-    def forget(self, connection: "Connection") -> None:
-        """Note that a connection is gone, and all that it ran has ended."""
-        self._open.discard(connection)
-        self._idle.pop(connection, None)
-        self._changed.set()
-
-    async def announce_end(self) -> None:
-        """From now on whoever asks whether the server is ready hears that it is not."""
-        await self.context.terminate.set()
-
-    async def drain(self) -> None:
-        """From now on end each connection after its answer. Returns when no request is open."""
-        await self.context.terminated.set()
-        while self.num_busy > 0:
-            await self._change()
-
-    async def close(self) -> None:
-        """End all connections as soon as what was written to them has been taken. Returns when all are gone."""
-        for connection in list(self._open):
-            connection.close()
-        while self._open:
-            await self._change()
-
-    def abort(self) -> None:
-        """End all connections at once, and cancel what they run."""
-        for connection in list(self._open):
-            connection.abort(cancel=True)
-
-    async def _change(self) -> None:
-        self._changed.clear()
-        await self._changed.wait()
 
 
 class Connection(asyncio.Protocol):
@@ -157,7 +50,7 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         self._http: Http1
-        self._door = Door(connections.doorman, connections.config)
+        self._door = connections.doors.new(self._look)
         self._group = TaskGroup(self._loop)
         self._task: asyncio.Task[None] | None = None
         self._deadline: asyncio.TimerHandle | None = None
@@ -169,6 +62,8 @@ class Connection(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._idle = True
+        self._idle_since_s = 0.0
+        self._fresh = True  # the next byte begins a request, and none before it waits for its answer
         self._ending = False  # the server has said its last word
 
     # What the event loop calls
@@ -184,19 +79,20 @@ class Connection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         self._http = self._new_http()
         self._connections.mark(self, idle=True)
-        self._end_in(self._connections.idle_timeout_s)
+        self._begin_idling()
         self._task = self._connections.tasks.create_task(self._run())
 
     def data_received(self, data: bytes) -> None:
         """Keep bytes for the parser; bound how many."""
         if self._task is None or self._left or self._ending:
             return
-        begins, self._idle = self._idle, False
         self._inbox += data
-        if self._refuses():
+        begins, self._idle = self._idle or self._door.stands, False
+        if self._door.takes(self._inbox, begins=self._fresh):
             return
         if begins:
             self._end_in(self._limits.head_timeout_s)
+        self._fresh = False
         self._arrived.set()
         if len(self._inbox) > MAX_INBOX_BYTES:
             if self._http.answering:  # this much is pipelined; to pause would hide the client's departure
@@ -247,7 +143,7 @@ class Connection(asyncio.Protocol):
         if self._left:
             return
         self._left = True
-        self._door.leave()
+        self._door.leave(self._inbox)
         if self._presence is not None:
             self._presence.reschedule(self._loop.time())
 
@@ -256,6 +152,18 @@ class Connection(asyncio.Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
         self._deadline = None if delay_s is None else self._loop.call_later(delay_s, end or self.abort)
+
+    def _begin_idling(self) -> None:
+        self._idle_since_s = self._loop.time()
+        self._end_in(self._connections.idle_timeout_s, self._end_idling)
+
+    def _end_idling(self) -> None:
+        """The deadline has come, unless a request has been refused meanwhile, which moves no timer."""
+        left_s = self._idle_since_s + self._connections.idle_timeout_s - self._loop.time()
+        if self._idle and left_s <= 0:
+            self.abort()
+        else:
+            self._end_in(max(left_s, HOLD_S), self._end_idling)
 
     # The task
 
@@ -318,33 +226,35 @@ class Connection(asyncio.Protocol):
 
     # What is refused before it is parsed
 
-    def _refuses(self) -> bool:
-        """Whether what is in the inbox is a request that has been refused, or will be when all of it is there."""
-        door = self._door
-        was_holding = door.is_holding
-        answer = door.answer(self._inbox) if self._may_refuse() else None
+    def _look(self) -> None:
+        """What stands at the door is refused, held until the rest of it comes, or let in."""
+        if not self._door.stands:
+            return
+        was_holding = self._door.is_holding
+        is_draining = self._connections.context.terminated.is_set()
+        answer = self._door.answer(self._inbox) if self._is_clear() and not is_draining else None
         if answer is None:
-            door.forget()
-            return False
-        if answer:
+            self._let_in()
+        elif answer:
             self._inbox.clear()
             self._transport.write(answer)
             self._idle = True
-            self._connections.mark(self, idle=True)
-            self._end_in(self._connections.idle_timeout_s)
+            self._idle_since_s = self._loop.time()
+            self._connections.touch(self)
+            if was_holding:
+                self._connections.mark(self, idle=True)
+                self._begin_idling()
         elif not was_holding:
             self._connections.mark(self, idle=False)
-            self._end_in(HOLD_S, self._hand_over)
-        return True
+            self._end_in(HOLD_S, self._let_in)
 
-    def _may_refuse(self) -> bool:
-        """Whether the inbox has the beginning of a request, and an answer would be written at once and in its turn."""
-        is_draining = self._connections.context.terminated.is_set()
-        return not self._arrived.is_set() and self._is_clear() and self._http.is_fresh and not is_draining
-
-    def _hand_over(self) -> None:
-        """What was held takes too long to come: it is the application's to wait for it."""
-        self._door.forget()
+    def _let_in(self) -> None:
+        """What stands at the door is for the application to answer, or to wait for."""
+        if not self._door.stands:
+            return
+        self._door.open()
+        self._fresh = False
+        self._end_in(self._limits.head_timeout_s)
         self._arrived.set()
 
     # What the protocol calls
@@ -353,8 +263,12 @@ class Connection(asyncio.Protocol):
             await self._write(event.data)
         elif isinstance(event, Updated):
             self._idle = event.idle
+            self._fresh = event.idle and not self._inbox and self._http.is_fresh
             self._connections.mark(self, idle=event.idle)
-            self._end_in(self._connections.idle_timeout_s if event.idle else None)
+            if event.idle:
+                self._begin_idling()
+            else:
+                self._end_in(None)
         elif isinstance(event, Closed):
             self._end()
 

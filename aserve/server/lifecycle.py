@@ -32,7 +32,8 @@ from aserve.core.faults import describe, report
 from aserve.engine import Engine, EngineState
 from aserve.http.doorman import Doorman
 from aserve.http.tasks import task_group
-from aserve.server.connection import Connection, Connections, Limits
+from aserve.server.connection import Connection
+from aserve.server.connections import Connections, Limits
 from aserve.server.sockets import connection_limit, listen, listen_unix, url_of
 from aserve.server.throughput import log_throughput
 

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Final, TextIO
 
 import msgspec
@@ -25,6 +26,8 @@ import msgspec
 from aserve.core.faults import describe
 
 MAX_QUEUED_LINES: Final = 10_000
+REST_S: Final = 0.02
+"""Between two writes: lines that come meanwhile are written together. To wake a thread costs more than a line does."""
 FLUSH_S: Final = 1.0
 """How long the end of the process waits for lines to be taken."""
 
@@ -57,8 +60,7 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The line; several, where an exception is described."""
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
-        return f"{when} {record.levelname.lower()} {record.name}: {_message(record)}"
+        return f"{_second(int(record.created))} {record.levelname.lower()} {record.name}: {_message(record)}"
 
     def said(self, line: str) -> str:
         """What people are told, as it is."""
@@ -84,6 +86,11 @@ class JsonFormatter(logging.Formatter):
     def _line(time_s: float, **fields: Any) -> str:
         when = datetime.fromtimestamp(time_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         return msgspec.json.encode({"time": when, **fields}).decode()
+
+
+@lru_cache(maxsize=2)
+def _second(time_s: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_s))
 
 
 def _message(record: logging.LogRecord) -> str:
@@ -139,19 +146,28 @@ class Writer(logging.Handler):
 
     def _write_all(self) -> None:
         num_told = 0
-        line: str | None = ""
-        while line is not None:
-            line = self._lines.get()
+        while True:
+            lines = self._gathered()
+            told = [f"{line}\n" for line in lines if line is not None]
             if (num_dropped := self._num_dropped) > num_told:
-                self._try_to_write(self._formatter.said(f"aserve: {num_dropped - num_told} log lines were dropped"))
+                dropped = self._formatter.said(f"aserve: {num_dropped - num_told} log lines were dropped")
+                told.insert(0, f"{dropped}\n")
                 num_told = num_dropped
-            if line is not None:
-                self._try_to_write(line)
-            self._lines.task_done()
+            with suppress(OSError, ValueError):  # of a stream that is closed: there is nobody to tell
+                self._write("".join(told))
+            for _ in lines:
+                self._lines.task_done()
+            if None in lines:
+                return
+            time.sleep(REST_S)
 
-    def _try_to_write(self, line: str) -> None:
-        with suppress(OSError, ValueError):  # of a stream that is closed: there is nobody to tell
-            self._write(f"{line}\n")
+    def _gathered(self) -> list[str | None]:
+        """All lines that there are; waits for the first."""
+        lines = [self._lines.get()]
+        with suppress(queue.Empty):
+            while len(lines) < MAX_QUEUED_LINES:
+                lines.append(self._lines.get_nowait())
+        return lines
 
 
 def _writing(stream: TextIO | None) -> Callable[[str], object]:

@@ -2,7 +2,7 @@
 
 Whatever is unusual, or not whole, is not plain, and is left to the parser: folded headers or repeated lengths, chunks,
 `Expect`, `Upgrade`, a target in absolute form, control bytes, anything but ASCII. So of a plain request it cannot be in
-dispute where it ends, or what it asks for.
+dispute where it ends, or what it asks for. The guard finds nothing wrong with its head either.
 """
 
 import re
@@ -11,16 +11,33 @@ from typing import Final
 
 from starlette.types import Scope
 
+from aserve.http.middleware import HOST, MAX_HEADERS
+
 MAX_HEAD_BYTES: Final = 8 * 1024
 
-_POST: Final = re.compile(rb"POST (/[!-~]*) HTTP/1\.1\r\n((?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t -~]*\r\n)+)\r\n")
-_LENGTH: Final = re.compile(rb"[0-9]{1,9}")
-_NOT_PLAIN: Final = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"te", b"trailer"})
+_POST: Final = re.compile(
+    rb"POST (/[!-~]*) HTTP/1\.1(?=\r\n)((?:\r\n[!#$%%&'*+.^_`|~0-9A-Za-z-]+:[\t -~]*){1,%d}+)\r\n\r\n" % MAX_HEADERS
+)
+_TELLING: Final = re.compile(
+    rb"\r\n(host|content-length|connection|authorization|x-request-id|transfer-encoding|expect|upgrade|te|trailer)"
+    rb":([^\r]*)",
+    re.IGNORECASE,
+)
+_PLAIN: Final = {
+    b"host": HOST,
+    b"content-length": re.compile(rb"[0-9]{1,9}"),
+    b"connection": re.compile(rb"keep-alive", re.IGNORECASE),
+}
+"""Headers that may be there once, with such a value. Others of `_TELLING` may not, but for `_WHO`."""
+_WHO: Final = frozenset({b"authorization", b"x-request-id"})
 
 
 @dataclass(frozen=True, slots=True)
 class PlainRequest:
-    """A POST that keeps the connection alive. scope: as in ASGI, as far as what is asked; nothing of the connection."""
+    """A POST that keeps the connection alive.
+
+    scope: as in ASGI, as far as what is asked, and who asks: of the headers those alone.
+    """
 
     scope: Scope
     num_head_bytes: int
@@ -37,27 +54,18 @@ def plain_request(received: bytes | bytearray) -> PlainRequest | None:
     head = _POST.match(received, 0, MAX_HEAD_BYTES)
     if head is None:
         return None
-    headers = []
-    for line in head[2].split(b"\r\n")[:-1]:
-        name, _, value = line.partition(b":")
-        headers.append((name.lower(), value.strip(b" \t")))
-    names = [name for name, _ in headers]
-    lengths = [value for name, value in headers if name == b"content-length"]
-    if names.count(b"host") != 1 or len(lengths) != 1 or _LENGTH.fullmatch(lengths[0]) is None:
+    once: dict[bytes, bytes] = {}
+    who: list[tuple[bytes, bytes]] = []
+    for name, value in _TELLING.findall(head[2]):
+        name, value = name.lower(), value.strip(b" \t")
+        if name in _WHO:
+            who.append((name, value))
+        elif name in once or name not in _PLAIN or _PLAIN[name].fullmatch(value) is None:
+            return None
+        else:
+            once[name] = value
+    if b"host" not in once or b"content-length" not in once:
         return None
-    if not _NOT_PLAIN.isdisjoint(names):
-        return None
-    if any(name == b"connection" and value.lower() != b"keep-alive" for name, value in headers):
-        return None
-    raw_path, _, query_string = head[1].partition(b"?")
-    scope = {
-        "type": "http",
-        "http_version": "1.1",
-        "method": "POST",
-        "path": raw_path.decode("ascii"),
-        "raw_path": raw_path,
-        "query_string": query_string,
-        "root_path": "",
-        "headers": headers,
-    }
-    return PlainRequest(scope, head.end(), int(lengths[0]))
+    path = bytes(head[1])
+    scope = {"type": "http", "method": "POST", "path": path.decode("ascii"), "raw_path": path, "headers": who}
+    return PlainRequest(scope, head.end(), int(once[b"content-length"]))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import jinja2
+import msgspec
 
 from aserve.core.errors import ConfigError, ContextLengthError, InvalidRequestError
 from aserve.core.rules import check, series, shown
@@ -70,6 +71,16 @@ class ChatTemplate:
             raise ConfigError(f"chat_template: cannot read {template_file}: {error}") from error
         return cls({"default": source}, config.named_tokens)
 
+    @property
+    def source(self) -> str:
+        """All templates, one after the other."""
+        return "\n".join(self._sources.values())
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether tools are told to the model. Raises `InvalidRequestError` where there is no template."""
+        return "tool_use" in self._sources or "tools" in self._template(with_tools=True)[1]
+
     def warm_up(self) -> None:
         """Compile the default template, which takes as long as ten steps. One that is malformed says so when used."""
         with suppress(InvalidRequestError):
@@ -83,13 +94,17 @@ class ChatTemplate:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] = {},
+        hints: Mapping[str, Any] = {},
         max_chars: int | None = None,
     ) -> str:
         """The prompt of a conversation.
 
+        tools: in the API's words, for a template that reads them.
+
         continue_final_message: end inside the last message, which the model is to continue.
         max_chars: a longer one is a `ContextLengthError`.
         variables: more template variables, such as enable_thinking; only ones that the template reads.
+        hints: others, which a template that does not read them may pass over.
         Raises `InvalidRequestError`: param "messages" for what the messages or the template are to blame for, else the
         field at fault.
         """
@@ -98,7 +113,8 @@ class ChatTemplate:
                 "continue_final_message and add_generation_prompt exclude each other", "continue_final_message"
             )
         template, readable = self._template(with_tools=tools is not None)
-        _check_variables(variables, readable - self._named_tokens.keys() - ENGINE_VARIABLES)
+        settable = readable - self._named_tokens.keys() - ENGINE_VARIABLES
+        _check_variables(variables, settable)
         turns = [_turn(index, message) for index, message in enumerate(check("messages", _MESSAGES, messages))]
         if not turns:
             raise InvalidRequestError("messages is empty", "messages")
@@ -106,6 +122,7 @@ class ChatTemplate:
             _tag_final(turns)
         context = {
             **self._named_tokens,
+            **{name: value for name, value in hints.items() if name in settable},
             **variables,
             "messages": turns,
             "tools": tools,
@@ -172,7 +189,25 @@ def _turn(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
         )
     turn = {name: value for name, value in message.items() if value is not None}
     turn["content"] = _text_content(index, message)
+    thoughts = turn.get("reasoning") or turn.get("reasoning_content")
+    if thoughts:  # templates call them one or the other, and gpt-oss's has them in place of content
+        turn |= {"reasoning": thoughts, "reasoning_content": thoughts}
+        turn |= {} if turn["content"] else {"thinking": thoughts}
+    if turn.get("tool_calls"):
+        turn["tool_calls"] = [_call(call) for call in turn["tool_calls"]]
     return turn
+
+
+def _call(call: Any) -> Any:
+    """A call as templates expect it: its arguments are a mapping, where they are the JSON of one."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = msgspec.json.decode(function["arguments"] or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _text_content(index: int, message: Mapping[str, Any]) -> str | None:

@@ -23,19 +23,28 @@ class TextStream:
     include_stop_str_in_output shows the last two.
 
     keep_leading_space: the text continues a prompt, so a space before its first word is shown
-    (SentencePiece drops it from a text of its own).
+    (SentencePiece drops it from a text of its own). markers: texts for whoever reads the text; special tokens that are
+    a part of them are shown.
     is_plain: a token that has a text of its own (`Tokenizer.token_texts`), and ends nothing, adds just that. Such a
     token need not be pushed.
     """
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, *, keep_leading_space: bool = False) -> None:
-        shown_bytes = tokenizer.text_bytes if params.skip_special_tokens else tokenizer.token_bytes
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        *,
+        keep_leading_space: bool = False,
+        markers: frozenset[str] = frozenset(),
+    ) -> None:
+        skips = params.skip_special_tokens
+        shown_bytes = tokenizer.bytes_showing(markers) if skips else tokenizer.token_bytes
         self._detokenizer = Detokenizer(shown_bytes, keep_leading_space=keep_leading_space)
         self._matcher = StopMatcher(params.stop) if params.stop else None
         self._shows_stop = params.include_stop_str_in_output
         self._num_unmatched = params.min_tokens  # tokens to come whose text is not searched
         self._finished = False
-        self._has_plain = params.skip_special_tokens and not params.stop
+        self._has_plain = shown_bytes is tokenizer.text_bytes and not params.stop
         self.is_plain = False  # before the first push has told whether a leading space is dropped
 
     @property

@@ -45,6 +45,7 @@ class Tokenizer:
         self.text_bytes: Final = TokenBytes(backend, skip=self.special_ids)
         self.token_bytes: Final = TokenBytes(backend)
         self.token_texts: Final = TokenTexts(self.text_bytes)
+        self._showing: dict[frozenset[str], TokenBytes] = {}
         self.max_chars_per_token: Final = max_chars_per_token(backend)
 
     @classmethod
@@ -104,6 +105,18 @@ class Tokenizer:
     def token_strings(self, token_ids: Sequence[int]) -> tuple[str, ...]:
         """Each token as the vocabulary spells it ("Ġhello", "▁hello"); an id without a token is ""."""
         return tuple(self._backend.id_to_token(token_id) or "" for token_id in token_ids)
+
+    def bytes_showing(self, markers: frozenset[str]) -> TokenBytes:
+        """As text_bytes, but special tokens that are a part of one of these texts are not skipped.
+
+        It is text_bytes itself where there are none.
+        """
+        if markers not in self._showing:
+            names = {token_id: self._backend.id_to_token(token_id) or "" for token_id in self.special_ids}
+            shown = {token_id for token_id, name in names.items() if any(name in marker for marker in markers)}
+            skip = self.special_ids - shown
+            self._showing[markers] = TokenBytes(self._backend, skip=skip) if shown else self.text_bytes
+        return self._showing[markers]
 
     def is_special(self, token_id: int) -> bool:
         """Whether a token is a control token, which is not part of any text."""

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from aserve import __version__
-from aserve.flags import FLAGS
+from aserve.cli.flags import FLAGS
 from tests.e2e.server_process import CHAT, deltas, question, run_to_the_end, serving
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]

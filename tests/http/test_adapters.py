@@ -8,7 +8,7 @@ import pytest
 from aserve.adapters import Adapters
 from aserve.core.errors import AdapterError
 from aserve.core.ids import AdapterId
-from aserve.engine import AsyncEngine, EngineParts
+from aserve.engine import Engine, EngineParts
 from aserve.http import create_app
 from tests.engines import scripted_loader
 from tests.fakes import FakeScript, ScriptedRunner
@@ -46,7 +46,7 @@ async def client(runner: ScriptedRunner, tmp_path: Path):
         adapters.add_now("sql", str(tmp_path / "sql"))
         return replace(parts, adapters=adapters)
 
-    async with AsyncEngine(load) as engine, client_of(create_app(engine)) as client:
+    async with Engine(load) as engine, client_of(create_app(engine)) as client:
         yield client
 
 
@@ -119,7 +119,7 @@ async def test_what_is_wrong_is_named(client, path, body, status, param):
 
 
 async def test_they_need_a_key_where_there_are_keys(tmp_path):
-    engine = AsyncEngine(scripted_loader())
+    engine = Engine(scripted_loader())
     async with engine, client_of(create_app(engine, api_keys=["key"])) as client:
         body = {"lora_name": "x", "lora_path": "more"}
         assert (await client.post(LOAD, json=body)).status_code == 401

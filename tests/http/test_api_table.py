@@ -9,9 +9,10 @@ from collections import Counter
 import pytest
 
 from aserve.http import create_app
+from aserve.http.openai.chat import ChatFields
 from aserve.http.openai.completions import CompletionFields
 from aserve.http.openai.fields import NEUTRAL, UNSUPPORTED, WITHOUT_EFFECT
-from aserve.http.openai.schema import ChatFields, GenerationFields
+from aserve.http.openai.schema import GenerationFields
 from aserve.text.chat_template import ChatTemplate
 from tests.engines import TEMPLATE, scripted_engine, scripted_loader
 from tests.fakes import FakeKV, ScriptedRunner
@@ -75,6 +76,11 @@ CHAT_WORKS = {
     "add_generation_prompt": False,
     "continue_final_message": (True, {"messages": TURNS}),
     "chat_template_kwargs": {"enable_thinking": True},
+    "tools": [TOOL],
+    "tool_choice": ("auto", {"tools": [TOOL]}),
+    "parallel_tool_calls": (False, {"tools": [TOOL]}),
+    "reasoning_effort": "low",
+    "include_reasoning": False,
 }
 TEXT_WORKS = {"prompt": [104, 105], "logprobs": 2}
 REFUSED = {
@@ -84,10 +90,6 @@ REFUSED = {
     "guided_regex": "a",
     "guided_choice": ["a"],
     "guided_grammar": "a",
-    "tools": [TOOL],
-    "tool_choice": "auto",
-    "reasoning_effort": "low",
-    "include_reasoning": False,
     "thinking_token_budget": 5,
     "stream_interval": 3,
     "chat_template": "{{ messages }}",
@@ -128,7 +130,6 @@ REFUSED = {
     "xtc_probability": 0.5,
 }
 WITHOUT = {
-    "parallel_tool_calls": True,
     "session_id": "a",
     "watermarking": True,
     "return_weight_versions": True,
@@ -162,7 +163,7 @@ async def client():
 
     def with_variable(report):
         parts = load(report)
-        template = TEMPLATE + "{% if enable_thinking %}?{% endif %}"
+        template = TEMPLATE + "{% if enable_thinking %}?{% endif %}{% if tools %}T{% endif %}"
         return type(parts)(
             **{name: getattr(parts, name) for name in parts.__dataclass_fields__ if name != "chat_template"},
             chat_template=ChatTemplate({"default": template}, {}),

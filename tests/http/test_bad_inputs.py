@@ -26,8 +26,9 @@ from aserve.http.body import (
     outside_strings,
     read_object,
 )
+from aserve.http.openai.chat import ChatFields
 from aserve.http.openai.fields import NEUTRAL, UNSUPPORTED, WITHOUT_EFFECT
-from aserve.http.openai.schema import ChatFields, GenerationFields
+from aserve.http.openai.schema import GenerationFields
 from aserve.workers import Workers
 
 CHAT = "/v1/chat/completions"

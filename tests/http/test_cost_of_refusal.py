@@ -19,8 +19,8 @@ import pytest
 
 from aserve.http.app import body_limit
 from aserve.http.middleware import MAX_BODY_BYTES
+from aserve.http.openai.chat import ChatFields
 from aserve.http.openai.completions import CompletionFields
-from aserve.http.openai.schema import ChatFields
 from aserve.http.openai.tokenize import DetokenizeFields, TokenizeFields
 
 ROUTES = {

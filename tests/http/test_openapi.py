@@ -11,8 +11,8 @@ import pytest
 from starlette.routing import Route
 
 from aserve.http import create_app
+from aserve.http.openai.chat import ChatFields
 from aserve.http.openai.completions import CompletionFields
-from aserve.http.openai.schema import ChatFields
 from aserve.http.openapi import openapi
 from tests.engines import scripted_engine
 from tests.http.conftest import client_of

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aserve.core.outputs import FinishReason, TextDelta
-from aserve.http.openai.chat import ChatWire
+from aserve.http.openai.chat import ChatFields, ChatWire
 from aserve.http.openai.completions import CompletionFields, TextWire
-from aserve.http.openai.schema import ChatFields, Message
+from aserve.http.openai.schema import Message
 from tests.engines import scripted_engine
 from tests.http.events import events_of
 

@@ -8,7 +8,7 @@ import pytest
 from aserve.core.ids import RequestId, SeqId
 from aserve.core.outputs import FinishReason, SeqDelta
 from aserve.core.params import BeamParams
-from aserve.core.plan import SeqSlice, StepPlan, StepResult
+from aserve.core.plan import SeqSlice, StepPlan, StepResult, TokenScores
 from aserve.drafting.draft_model import DraftModelProposer, StepSeconds
 from aserve.scheduler import drafting
 from aserve.scheduler.drafting import Drafter
@@ -151,6 +151,19 @@ def test_neighbours_run_ahead_of_who_waits_for_drafts():
     assert [(piece.seq_id, piece.start) for piece in ahead.slices] == [(1, 3)]
     deltas = land(scheduler, drafted, 6, 1, 3, num_accepted=(1, 0))
     assert sorted(deltas, key=lambda delta: delta.request_id) == [SeqDelta("a", (6, 1)), SeqDelta("b", (3,))]
+
+
+def test_a_neighbour_of_who_has_drafts_keeps_its_scores():
+    """Caught: the scores of slices without drafts dropped where a step has some with drafts."""
+    scheduler = scheduler_of({(0, 1, 5): (6, 7, 8)})
+    for name, prompt, params in (("a", (0, 1), {}), ("b", (2, 2), {"logprobs": 0})):
+        scheduler.add(request(name, prompt, max_tokens=8, **params))
+    first, score = TokenScores(5, -1.0, 2, (), ()), TokenScores(3, -0.5, 1, (), ())
+    plan = planned(scheduler)
+    scheduler.commit(StepResult(plan.step_id, (5, 5), (None, first)))
+    plan = planned(scheduler)
+    step = scheduler.commit(StepResult(plan.step_id, (6, 1, 3), (None, None, score), num_accepted=(1, 0)))
+    assert {delta.request_id: delta.scores for delta in step.deltas}[RequestId("b")] == (score,)
 
 
 def test_a_step_that_fails_takes_its_drafts_back():

@@ -9,6 +9,7 @@ from aserve.core.params import BeamParams, SamplingParams
 from aserve.core.plan import TokenScores
 from aserve.scheduler.beam import BeamSearch
 from aserve.scheduler.fairness import FairQueue
+from aserve.scheduler.held_back import Beams
 from aserve.scheduler.preemption import PreemptionRule
 from aserve.scheduler.sequence import row_sampling
 from tests.scheduler.sync_loop import SyncLoop, request
@@ -41,6 +42,17 @@ def test_a_prompts_scores_are_asked_for_once():
     """Caught: `!=` for `==` and 1 for 0, by which choices of one prompt would each score it, or none."""
     wanted = msgspec.structs.replace(REQUEST, params=SamplingParams(n=3, prompt_logprobs=2))
     assert [row_sampling(wanted, index).num_prompt_logprobs for index in range(3)] == [2, None, None]
+
+
+def test_a_round_of_beams_waits_for_a_slot_that_was_preempted_after_its_report():
+    """Caught: the pop of `retract` removed, by which the round would go on with what the slot said before."""
+    beams = Beams(msgspec.structs.replace(REQUEST, params=SamplingParams(beam=BeamParams(width=2))), max_tokens=4)
+    old, other, new = (TokenScores(0, 0.0, 1, (5, 6), (logprob, -2.0)) for logprob in (-1.0, -1.5, -1.75))
+    assert not beams.report(0, old)
+    beams.retract(0)
+    assert not beams.report(1, other)
+    assert beams.report(0, new)
+    assert beams.take_reports() == [new, other]
 
 
 @pytest.mark.parametrize(

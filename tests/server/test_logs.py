@@ -154,3 +154,22 @@ def test_a_record_that_cannot_be_formatted_is_dropped():
         writer.handle(logging.LogRecord("x", logging.INFO, "", 0, "%d", ("no number",), None))
         say("next")
     assert stream.getvalue().splitlines() == ["aserve: 1 log lines were dropped", "next"]
+
+
+def test_lines_that_come_while_one_is_written_are_written_together():
+    """Catches a thread that is woken for each line of many: writes, and what they held."""
+    pipe, writes = Pipe(), []
+
+    def write(text: str) -> None:
+        writes.append(text)
+        pipe.write(text)
+
+    writer = Writer(write, TextFormatter())
+    writer.say("first")
+    assert pipe.is_stuck.wait(5)
+    for number in range(5):
+        writer.say(str(number))
+    pipe.reads.set()
+    writer.flush()
+    assert writes == ["first\n", "0\n1\n2\n3\n4\n"]
+    writer.close()

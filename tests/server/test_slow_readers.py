@@ -11,7 +11,8 @@ from typing import NamedTuple
 import pytest
 
 from aserve.http import create_app
-from aserve.server.connection import WRITE_BUFFER_BYTES, Connection, Connections
+from aserve.server.connection import WRITE_BUFFER_BYTES, Connection
+from aserve.server.connections import Connections
 from tests.engines import scripted_engine
 from tests.fakes import FakeScript, ScriptedRunner
 from tests.server.wire import request, serving, until

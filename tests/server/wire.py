@@ -14,7 +14,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from aserve.http.doorman import Doorman
 from aserve.http.middleware import guard
-from aserve.server.connection import Connection, Connections, Limits
+from aserve.server.connection import Connection
+from aserve.server.connections import Connections, Limits
 from aserve.server.sockets import listen
 
 PATIENCE_S = 60.0

@@ -5,6 +5,7 @@ import tokenizers
 
 from aserve.core.errors import CheckpointError, InvalidRequestError
 from aserve.text.tokenizer import Tokenizer
+from tests.engines import byte_tokenizer
 from tests.text import checkpoints
 from tests.text.checkpoints import write
 
@@ -110,3 +111,10 @@ def test_a_tokenizer_without_added_tokens(tmp_path):
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
     tokenizer = Tokenizer.load(write(tmp_path, backend))
     assert (tokenizer.vocab_size, tokenizer.special_ids) == (2, frozenset())
+
+
+def test_special_tokens_of_markers_are_shown_and_no_others():
+    tokenizer = byte_tokenizer()
+    shown = tokenizer.bytes_showing(frozenset({"<|user|>hi", "nothing"}))
+    assert (shown[258], shown[257], shown[65]) == (b"<|user|>", b"", b"A")
+    assert tokenizer.bytes_showing(frozenset({"user"})) is tokenizer.text_bytes

@@ -1,25 +1,66 @@
 """POST /v1/chat/completions."""
 
 import time
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Meta
 
 from aserve.core.errors import InvalidRequestError
-from aserve.core.outputs import Completion, TextDelta
+from aserve.core.outputs import Completion, FinishReason, TextDelta
+from aserve.core.params import MAX_LOGPROBS
 from aserve.core.plan import TokenScores
 from aserve.engine import Engine
 from aserve.http.endpoint import Exchange, Handler
 from aserve.http.openai.generation import Generation, Usage, answer
 from aserve.http.openai.logprobs import Speller, chat_logprobs, prompt_logprobs
-from aserve.http.openai.prompts import chat_prompt, check_room, truncated
-from aserve.http.openai.schema import ChatFields, adapter_of, check_model, parse, sampling_params
+from aserve.http.openai.prompts import check_room, truncated
+from aserve.http.openai.schema import GenerationFields, Messages, adapter_of, check_model, parse, sampling_params
+from aserve.http.openai.speech import CONTENT, Reading, Speech, enforced, message_of, reading_of
 from aserve.http.openai.structured import told_as_asked
 from aserve.http.openai.tally import TokenIds, usage_suffix
+from aserve.http.openai.tools import Choice, Effort, Tools, ToolUse, thinking_hints, tool_use
 from aserve.http.sse import StreamLimits
 
 _encode: Final = msgspec.json.encode
+
+
+class ChatFields(GenerationFields, frozen=True, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: Messages
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Tools | None = None
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = None
+    include_reasoning: bool | None = None
+
+    @property
+    def structures(self) -> dict[str, Any]:
+        """As those of completions, and tools."""
+        return {**super().structures, "tools": self.tools}
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many of the likeliest tokens go with each. Raises `InvalidRequestError` for them without logprobs."""
+        if self.logprobs:
+            return self.top_logprobs or 0
+        if self.top_logprobs:
+            raise InvalidRequestError("top_logprobs needs logprobs: set logprobs to true", "top_logprobs")
+        return None
+
+    @property
+    def adds_generation_prompt(self) -> bool:
+        """Whether the prompt ends where the assistant's answer begins; by default unless a message is continued."""
+        if self.add_generation_prompt is None:
+            return not self.continue_final_message
+        return self.add_generation_prompt
 
 
 def chat_completions(engine: Engine, limits: StreamLimits) -> Handler:
@@ -27,7 +68,7 @@ def chat_completions(engine: Engine, limits: StreamLimits) -> Handler:
 
     async def handle(exchange: Exchange) -> None:
         fields = await exchange.work(parse, exchange.fields, ChatFields)
-        with told_as_asked(fields.structured_outputs):
+        with told_as_asked(fields.structures):
             await _answer(engine, limits, exchange, fields)
 
     return handle
@@ -36,6 +77,7 @@ def chat_completions(engine: Engine, limits: StreamLimits) -> Handler:
 async def _answer(engine: Engine, limits: StreamLimits, exchange: Exchange, fields: ChatFields) -> None:
     model = check_model(engine, fields.model)
     check_room(engine, fields, exchange)
+    use = await exchange.work(tool_use, fields.tools, fields.tool_choice, parallel=fields.parallel_tool_calls)
     params = sampling_params(
         engine,
         fields,
@@ -43,7 +85,10 @@ async def _answer(engine: Engine, limits: StreamLimits, exchange: Exchange, fiel
         num_logprobs=fields.num_logprobs,
         num_prompt_logprobs=fields.prompt_logprobs,
     )
-    prompt = truncated(engine, fields, params, await chat_prompt(engine, fields, exchange.fields["messages"]))
+    whole_prompt = await _prompt(engine, fields, exchange.fields["messages"], use)
+    prompt = truncated(engine, fields, params, whole_prompt)
+    reading = reading_of(engine, use, prompt)
+    params = enforced(params, use, reading)
     generation = Generation(
         prompts=[prompt],
         params=params,
@@ -51,19 +96,36 @@ async def _answer(engine: Engine, limits: StreamLimits, exchange: Exchange, fiel
         include_usage=fields.include_usage,
         continuous_usage=fields.continuous_usage,
         starts_text=not fields.continue_final_message,
+        markers=reading.markers,
         cache_salt=fields.cache_salt or "",
         priority=fields.priority or 0,
         tenant=exchange.tenant,
         lora=adapter_of(engine, model),
         timeout_s=fields.timeout_s,
     )
-    wire = ChatWire(engine, f"chatcmpl-{exchange.request_id}", model, fields)
+    wire = ChatWire(engine, f"chatcmpl-{exchange.request_id}", model, fields, reading)
     try:
         await answer(engine, generation, wire, exchange, limits)
     except InvalidRequestError as error:
         if error.param == "prompt":  # what the engine calls a prompt, this API calls messages
             error.param = "messages"
         raise
+
+
+async def _prompt(
+    engine: Engine, fields: ChatFields, messages: Sequence[Mapping[str, Any]], use: ToolUse | None
+) -> TokenIds:
+    """The conversation in the model's template. messages: as they were sent."""
+    return await engine.texts.encode_chat(
+        messages,
+        add_generation_prompt=fields.adds_generation_prompt,
+        continue_final_message=bool(fields.continue_final_message),
+        variables=fields.chat_template_kwargs or {},
+        hints=thinking_hints(fields.reasoning_effort),
+        tools=None if use is None else use.for_template,
+        add_special_tokens=bool(fields.add_special_tokens),
+        must_fit=fields.truncate_prompt_tokens is None,
+    )
 
 
 def _continued(fields: ChatFields) -> tuple[str, str]:
@@ -81,7 +143,12 @@ def _continued(fields: ChatFields) -> tuple[str, str]:
 class ChatWire:
     """Chat chunks and chat completions. What is the same in every chunk is encoded once."""
 
-    def __init__(self, engine: Engine, completion_id: str, model: str, fields: ChatFields) -> None:
+    def __init__(
+        self, engine: Engine, completion_id: str, model: str, fields: ChatFields, reading: Reading = CONTENT
+    ) -> None:
+        self._reading = reading
+        self._shows_reasoning = fields.include_reasoning is not False
+        self._speeches: dict[int, Speech] = {}
         self._with_token_ids = bool(fields.return_token_ids)
         self._with_logprobs = bool(fields.logprobs)
         self._with_prompt_logprobs = fields.prompt_logprobs is not None
@@ -112,27 +179,25 @@ class ChatWire:
 
     def delta(self, delta: TextDelta, usage: Usage | None) -> bytes:
         """A chunk with text; with the reasons if it is the last."""
-        says_nothing = not (delta.text or self._with_token_ids or (self._with_logprobs and delta.scores))
-        if delta.finish_reason is None:
+        fields, reason = self._spoken(delta.index, delta.text, delta.finish_reason)
+        says_nothing = not (any(fields.values()) or self._with_token_ids or (self._with_logprobs and delta.scores))
+        if reason is None:
             if says_nothing:
                 return b""
             reasons = b',"finish_reason":null'
         else:
-            reasons = b',"finish_reason":"%b","stop_reason":%b' % (
-                delta.finish_reason.encode(),
-                _encode(delta.stop_reason),
-            )
-        logprobs = b'},"logprobs":null'
+            reasons = b',"finish_reason":"%b","stop_reason":%b' % (reason.encode(), _encode(delta.stop_reason))
+        logprobs = b',"logprobs":null'
         if self._with_logprobs:
-            logprobs = b'},"logprobs":' + _encode(chat_logprobs(self._speller, delta.scores))
+            logprobs = b',"logprobs":' + _encode(chat_logprobs(self._speller, delta.scores))
         token_ids = b',"token_ids":' + _encode(delta.token_ids) if self._with_token_ids else b""
-        start = b'%d,"delta":{"content":' % delta.index
+        start = b'%d,"delta":' % delta.index
         end = b"}]" + usage_suffix(usage) + b"}\n\n"
-        return b"".join((self._choice_head, start, _encode(delta.text), logprobs, reasons, token_ids, end))
+        return b"".join((self._choice_head, start, _encode(fields), logprobs, reasons, token_ids, end))
 
     def frame(self, index: int) -> tuple[bytes, bytes] | None:
-        """Around the text."""
-        if self._with_token_ids or self._with_logprobs:
+        """Around the text, where that is what is said."""
+        if self._with_token_ids or self._with_logprobs or self._reading.new_parser is not None:
             return None
         return self._choice_head + b'%d,"delta":{"content":' % index, b'},"logprobs":null,"finish_reason":null}]}\n\n'
 
@@ -151,13 +216,27 @@ class ChatWire:
         return body
 
     def _choice(self, index: int, completion: Completion) -> dict[str, Any]:
+        fields, reason = self._spoken(index, completion.text, completion.finish_reason)
+        message = message_of(fields, has_thoughts=self._reading.has_thoughts and self._shows_reasoning)
+        if self._echoed:
+            message["content"] = self._echoed + (message["content"] or "")
         choice: dict[str, Any] = {
             "index": index,
-            "message": {"role": self._role, "content": self._echoed + completion.text},
+            "message": {"role": self._role, **message},
             "logprobs": chat_logprobs(self._speller, completion.scores) if self._with_logprobs else None,
-            "finish_reason": completion.finish_reason,
+            "finish_reason": reason,
             "stop_reason": completion.stop_reason,
         }
         if self._with_token_ids:
             choice["token_ids"] = completion.token_ids
         return choice
+
+    def _spoken(self, index: int, text: str, end: FinishReason | None) -> tuple[dict[str, Any], str | None]:
+        """The fields of a delta, and why the choice ended, if it did."""
+        if self._reading.new_parser is None:
+            return {"content": text}, end
+        if index not in self._speeches:
+            self._speeches[index] = self._reading.speech(shows_reasoning=self._shows_reasoning)
+        speech = self._speeches[index]
+        fields = speech.delta(text, end)
+        return fields, None if end is None else speech.reason(end)

@@ -52,7 +52,7 @@ def completions(engine: Engine, limits: StreamLimits) -> Handler:
 
     async def handle(exchange: Exchange) -> None:
         fields = await exchange.work(parse, exchange.fields, CompletionFields)
-        with told_as_asked(fields.structured_outputs):
+        with told_as_asked(fields.structures):
             await _answer(engine, limits, exchange, fields)
 
     return handle

@@ -18,7 +18,7 @@ MAX_IGNORED_BYTES: Final = 16 * 1024
 WITHOUT_EFFECT: Final = frozenset(
     {
         *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
-        *("prompt_cache_retention", "parallel_tool_calls", "session_id", "watermarking", "return_weight_versions"),
+        *("prompt_cache_retention", "session_id", "watermarking", "return_weight_versions"),
     }
 )
 """Accepted up to MAX_IGNORED_BYTES each, and not looked at: the answer is the same with and without them."""
@@ -28,11 +28,12 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "spaces_between_special_tokens": (True,),
     "continue_final_message": (False,),
     "chat_template_kwargs": ({},),
-    "tool_choice": ("none",),
     "modalities": (["text"],),
+    "tool_choice": ("none",),
+    "tool_calls": ([],),
+    "parallel_tool_calls": (True,),
     "include_reasoning": (True,),
     "return_prompt_text": (False,),
-    "tool_calls": ([],),
     "annotations": ([],),
     "include_obfuscation": (False,),
 }

@@ -28,6 +28,8 @@ from aserve.mailbox import Keeper, Mailbox
 
 Usage = dict[str, Any]
 
+OFF_LOOP_CHARS: Final = 64 * 1024
+"""Whole answers of more are spelled in a thread."""
 _encode: Final = msgspec.json.encode
 
 
@@ -68,7 +70,7 @@ class Generation:
     """Prompts to run with the same parameters, and how to answer.
 
     include_usage, continuous_usage: token counts at the end of a stream, and in every chunk.
-    starts_text, cache_salt, priority, tenant, lora, timeout_s: see `Engine.open`.
+    starts_text, markers, cache_salt, priority, tenant, lora, timeout_s: see `Engine.open`.
     scores_only: nothing is generated. (The engine generates one token, which is left out.)
     """
 
@@ -78,6 +80,7 @@ class Generation:
     include_usage: bool = False
     continuous_usage: bool = False
     starts_text: bool = False
+    markers: frozenset[str] = frozenset()
     cache_salt: str = ""
     priority: int = 0
     tenant: str = ""
@@ -104,8 +107,9 @@ async def answer(engine: Engine, generation: Generation, wire: Wire, exchange: E
             keeper.take(delta)
     n = generation.params.n
     completions = [tally.completion(_first(tallies, i, n).prompt_scores) for i, tally in enumerate(tallies)]
-    body = wire.whole(completions, usage_of(tallies, n))
-    await exchange.reply(JsonResponse(body))
+    whole = partial(wire.whole, completions, usage_of(tallies, n))
+    is_long = sum(len(completion.text) for completion in completions) > OFF_LOOP_CHARS
+    await exchange.reply(JsonResponse(await exchange.workers.run(whole) if is_long else whole()))
 
 
 async def _stream(
@@ -158,10 +162,12 @@ class _Writer:
         return self._stream.takes_more and self._stream.write_now(self._events.of(delta))
 
     def take_token(self, index: int, text: str, token_id: int) -> bool:
-        """Unless the client is behind, or the event would say more than the text."""
-        del token_id
+        """Unless the client is behind."""
         frame = self._events.frames[index]
-        if frame is None or not self._stream.write_now(frame[0] + _encode(text) + frame[1] if text else b""):
+        if frame is None:
+            cached = self._events.tallies[index].num_cached_tokens
+            return self.take(TextDelta(text, (token_id,), index=index, num_cached_tokens=cached))
+        if not self._stream.write_now(frame[0] + _encode(text) + frame[1] if text else b""):
             return False
         self._events.tallies[index].num_tokens += 1
         return True
@@ -220,6 +226,7 @@ async def _open_all(engine: Engine, generation: Generation) -> AsyncGenerator[Ma
     prompts, n = generation.prompts, generation.params.n
     options: dict[str, Any] = {
         "starts_text": generation.starts_text,
+        "markers": generation.markers,
         "cache_salt": generation.cache_salt,
         "priority": generation.priority,
         "tenant": generation.tenant,

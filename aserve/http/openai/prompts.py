@@ -1,31 +1,18 @@
-"""From a request's prompts or messages to token ids: encoded, and cut where the request asks for it."""
+"""A request's prompts as token ids: encoded, and cut where the request asks for it."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from aserve.core.params import SamplingParams
 from aserve.engine import Engine
 from aserve.http.endpoint import Exchange
-from aserve.http.openai.schema import ChatFields, GenerationFields
+from aserve.http.openai.schema import GenerationFields
 from aserve.http.openai.tally import TokenIds
 
 
 def check_room(engine: Engine, fields: GenerationFields, exchange: Exchange) -> None:
     """Refuse now what would be refused in the end: before a prompt is rendered and tokenized."""
     engine.check_room(tenant=exchange.tenant, priority=fields.priority or 0, timeout_s=fields.timeout_s)
-
-
-async def chat_prompt(engine: Engine, fields: ChatFields, messages: Sequence[Mapping[str, Any]]) -> TokenIds:
-    """The conversation in the model's template. messages: as they were sent."""
-    return await engine.encode_chat(
-        messages,
-        add_generation_prompt=fields.adds_generation_prompt,
-        continue_final_message=bool(fields.continue_final_message),
-        variables=fields.chat_template_kwargs or {},
-        add_special_tokens=bool(fields.add_special_tokens),
-        must_fit=fields.truncate_prompt_tokens is None,
-    )
 
 
 async def text_prompt(engine: Engine, fields: GenerationFields, prompt: str | TokenIds) -> TokenIds:

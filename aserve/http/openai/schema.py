@@ -1,6 +1,6 @@
-"""What the shapes of requests have in common, and chat's: which fields work, of which type, and the errors that say so.
+"""What the shapes of requests have in common: which fields work, of which type, and the errors that say so.
 
-The others are beside their routes.
+A route's own shape is beside the route (`ChatFields` in chat.py), and is taken from the request by `parse`.
 
 Types are strict JSON types: true is no number, "1" is none either, and 1.0 is no integer. Values that are out of bounds
 are found by `SamplingParams` and the engine, which say so with the field's name.
@@ -14,12 +14,13 @@ import msgspec
 from msgspec import Meta
 
 from aserve.core.errors import InvalidRequestError, ModelNotFoundError
-from aserve.core.params import MAX_CHOICES, MAX_LOGPROBS, BeamParams, SamplingParams
+from aserve.core.params import MAX_CHOICES, BeamParams, SamplingParams
 from aserve.core.request import CACHE_SALT, REQUEST_ID
 from aserve.engine import Engine
 from aserve.http.errors import echo
 from aserve.http.openai.fields import check_names
 from aserve.http.openai.structured import ResponseFormat, StructuredFields, check_structure_names, structure_of
+from aserve.http.openai.tools import ToolCalls, check_tool_names
 
 MAX_MESSAGES: Final = 2048
 """Of a conversation."""
@@ -90,6 +91,11 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
         return self.stream_options is not None and self.stream_options.continuous_usage_stats is True
 
     @property
+    def structures(self) -> dict[str, Any]:
+        """What may ask for a structure of the answer, by name."""
+        return {"structured_outputs": self.structured_outputs, "response_format": self.response_format}
+
+    @property
     def shows_special_tokens(self) -> bool:
         """Whether special tokens are part of the text."""
         return self.skip_special_tokens is False
@@ -113,37 +119,11 @@ class Message(msgspec.Struct, frozen=True):
     tool_call_id: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
+    tool_calls: ToolCalls | None = None
 
 
 MESSAGE_FIELDS: Final = frozenset(Message.__struct_fields__)
 Messages = Annotated[list[Message], Meta(max_length=MAX_MESSAGES)]
-
-
-class ChatFields(GenerationFields, frozen=True, kw_only=True):
-    """POST /v1/chat/completions."""
-
-    messages: Messages
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-
-    @property
-    def num_logprobs(self) -> int | None:
-        """How many of the likeliest tokens go with each. Raises `InvalidRequestError` for them without logprobs."""
-        if self.logprobs:
-            return self.top_logprobs or 0
-        if self.top_logprobs:
-            raise InvalidRequestError("top_logprobs needs logprobs: set logprobs to true", "top_logprobs")
-        return None
-
-    @property
-    def adds_generation_prompt(self) -> bool:
-        """Whether the prompt ends where the assistant's answer begins; by default unless a message is continued."""
-        if self.add_generation_prompt is None:
-            return not self.continue_final_message
-        return self.add_generation_prompt
 
 
 Fields = TypeVar("Fields", bound=msgspec.Struct)
@@ -163,6 +143,7 @@ def parse(raw: Mapping[str, Any], kind: type[Fields]) -> Fields:
             raise InvalidRequestError("stream_options is for streams: set stream to true", "stream_options")
         check_names(options, StreamOptions.__struct_fields__, "stream_options.")
     check_structure_names(raw)
+    check_tool_names(raw)
     return fields
 
 

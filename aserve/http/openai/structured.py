@@ -87,17 +87,20 @@ def _formatted(wanted: ResponseFormat) -> StructuredOutputs | None:
 
 
 @contextmanager
-def told_as_asked(structured_outputs: StructuredFields | None) -> Iterator[None]:
-    """What the engine calls `structured` is told by the name of the field that asked for it."""
+def told_as_asked(asked: Mapping[str, object]) -> Iterator[None]:
+    """What the engine calls `structured` is told by the name of the field that asked for it: the first that is there.
+
+    asked: by their names, the fields that may have.
+    """
     try:
         yield
     except InvalidRequestError as error:
         if error.param != "structured":
             raise
-        field = "response_format" if structured_outputs is None else "structured_outputs"
+        field = next(name for name, value in asked.items() if value is not None)
         if isinstance(error, ConstraintError):
             error.param = field
             raise
         rest = error.message.removeprefix("structured")
-        told = error.message if rest == error.message else f"{field}{rest}"
+        told = error.message if rest == error.message else f"{field}{rest.removeprefix('.calls')}"
         raise InvalidRequestError(told, field) from None

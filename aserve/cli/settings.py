@@ -1,26 +1,21 @@
-"""The command line: the only place that reads flags, a configuration file and the environment.
+"""Settings: what the command line, the environment and a configuration file say, read in this one place.
 
 A value is taken from the first that has it: the command line, ASERVE_<NAME>, the file that --config names, the default.
 """
 
 import argparse
 import difflib
-import gc
-import os
-import sys
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NoReturn
 
-import msgspec
-
 from aserve import __version__
-from aserve.core.config import Options, default_max_num_queued_reqs
-from aserve.core.errors import AserveError, ConfigError
-from aserve.flags import DEFAULTS, ENGINE_FLAGS, FLAGS, SERVER_FLAGS, Flag, ServerOptions, read_bool, read_object
+from aserve.cli.flags import DEFAULTS, ENGINE_FLAGS, FLAGS, SERVER_FLAGS, Flag, ServerOptions
+from aserve.cli.words import read_bool, read_object
+from aserve.core.config import Options
+from aserve.core.errors import ConfigError
 
 ENV_PREFIX: Final = "ASERVE_"
-MAX_PREPARED_PRODUCTS: Final = 128
 
 
 class _Parser(argparse.ArgumentParser):
@@ -157,83 +152,3 @@ def _read_file(path: str | None) -> dict[str, Any]:
 def _unknown(name: str, known: Sequence[str]) -> str:
     nearest = difflib.get_close_matches(name.split("=")[0], known, n=1)
     return f"unknown option {name}" + (f"; did you mean {nearest[0]}?" if nearest else "")
-
-
-def bound_product_caches(environ: MutableMapping[str, str]) -> None:
-    """Let torch and oneDNN keep what they prepared for fewer shapes of products, unless the environment says how many.
-
-    They have some 0.6 MB for each number of rows of each weight's shape, and keep the 1,024 latest by default: a step
-    has any number of tokens, so that a server would grow by a gigabyte over the hours. To prepare one takes 0.6 ms.
-    """
-    for name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):  # read at the first product
-        environ.setdefault(name, str(MAX_PREPARED_PRODUCTS))
-
-
-def serve(options: Options, server_options: ServerOptions) -> int:
-    """Serve the OpenAI API until a signal. The socket answers while the model loads."""
-    gc.disable()  # until all is loaded, and stays: to look for garbage in it takes a tenth of the time
-    from sse_starlette import EventSourceResponse  # each command imports what it needs: start-up counts
-
-    from aserve.build import AsyncEngine
-    from aserve.http import Doorman, Keyring, create_app
-    from aserve.http.sse import StreamLimits
-    from aserve.server import Limits, ServerConfig, logging_to, run
-    from aserve.terminal import StartupLines, StartupPrinter, curl_line
-
-    if options.max_num_queued_reqs is None:  # a server's queue has an end; who embeds an engine knows how much he asks
-        bound = default_max_num_queued_reqs(options.max_num_seqs)
-        options = msgspec.structs.replace(options, max_num_queued_reqs=bound)
-    given = server_options
-    timeouts = Limits(
-        head_timeout_s=given.client_header_timeout,
-        keep_alive_s=given.keepalive_timeout,
-        send_timeout_s=given.send_timeout,
-    )
-    config = ServerConfig(
-        host=given.host,
-        port=given.port,
-        drain_delay_s=given.drain_delay,
-        drain_timeout_s=given.shutdown_timeout,
-        limits=timeouts,
-    )
-    with logging_to(sys.stderr, given.log_level, given.log_format) as say:
-        say(f"aserve {__version__}")
-        printer = StartupPrinter() if given.log_format == "text" else StartupLines(say)
-        engine = AsyncEngine.from_options(options, on_progress=printer.report)
-        limits = StreamLimits(send_timeout_s=given.send_timeout)
-        keyring = Keyring(given.api_key, path=given.api_keys_file, tenants=engine.tenants)
-        app = create_app(engine, keyring=keyring, max_body_bytes=given.max_body_bytes, stream_limits=limits)
-
-        def ready(url: str) -> None:
-            EventSourceResponse(iter(()))  # the first has anyio import its backend, and all streams would wait for that
-            gc.freeze()  # else the collector goes through all that was loaded again and again, 0.1 s a time
-            gc.enable()
-            printer.close()
-            for line in (*engine.startup_lines(), "Ready. Try:", f"  {curl_line(url, needs_key=not keyring.is_open)}"):
-                say(line)
-
-        on_hangup = keyring.reload if given.api_keys_file else None
-        doorman = Doorman(engine, keyring, given.max_body_bytes)
-        return run(engine, app, config, on_ready=ready, on_hangup=on_hangup, say=say, doorman=doorman)
-
-
-def chat(options: Options) -> int:
-    """Talk to a model in the terminal, in this process."""
-    from aserve.terminal import run_chat
-
-    return run_chat(options)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; the exit status is 0, 1 (it could not run) or 2 (it was asked wrongly)."""
-    try:
-        command, options, server_options = parse(sys.argv[1:] if argv is None else argv, os.environ)
-    except ConfigError as error:
-        print(f"aserve: {error.message}", file=sys.stderr)
-        return 2
-    bound_product_caches(os.environ)
-    try:
-        return chat(options) if command == "chat" else serve(options, server_options)
-    except AserveError as error:
-        print(f"aserve: {error.message}", file=sys.stderr)
-        return 1

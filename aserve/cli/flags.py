@@ -1,14 +1,15 @@
-"""The flags: how each is spelled, how its word is read, and what it does.
+"""The flags: how each is spelled, who reads its word, and what it does.
 
 A flag is one row of FLAGS, and sets the field of its name, of `Options` or of `ServerOptions`. The names are vLLM's
 where it has the same thing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 
+from aserve.cli.words import read_bool, read_bytes, read_choice, read_count, read_number, read_object, read_seconds
 from aserve.core.config import (
     DEVICES,
     DTYPES,
@@ -18,12 +19,9 @@ from aserve.core.config import (
     SCHEDULING_POLICIES,
     Options,
 )
-from aserve.core.errors import ConfigError
 
-TRUE_WORDS: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")
-SUFFIXES: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,85 +59,27 @@ class Flag(msgspec.Struct, frozen=True):
         return "--" + self.name.replace("_", "-")
 
 
-def read_bool(word: str) -> bool:
-    """true or false, in the usual spellings."""
-    if word.lower() not in TRUE_WORDS:
-        raise ConfigError(f"true or false is expected, got {word!r}")
-    return TRUE_WORDS[word.lower()]
-
-
-def read_count(word: str) -> int:
-    """A whole number; k, M, G are powers of 1000 and Ki, Mi, Gi (perhaps with a B) powers of 1024."""
-    digits = word.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
-    suffix = word[len(digits) :].lower().removesuffix("b")
-    try:
-        value = float(digits) * SUFFIXES[suffix] if suffix else int(digits)
-    except (ValueError, KeyError):
-        raise ConfigError(f"a whole number is expected, perhaps with k, M, G, Ki, Mi or Gi, got {word!r}") from None
-    if value != int(value):
-        raise ConfigError(f"a whole number is expected, got {word!r}")
-    return int(value)
-
-
-def read_number(word: str) -> float:
-    """A decimal number."""
-    try:
-        return float(word)
-    except ValueError:
-        raise ConfigError(f"a number is expected, got {word!r}") from None
-
-
-def read_object(word: str) -> dict[str, Any]:
-    """A JSON object."""
-    try:
-        return msgspec.json.decode(word, type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"a JSON object is expected, got {word!r}: {error}") from None
-
-
-def _seconds(least: float = 0.0) -> Callable[[str], float]:
-    def read(word: str) -> float:
-        if not least <= (seconds := read_number(word)) <= 86400:
-            raise ConfigError(f"seconds in [{least:g}, 86400] are expected, got {word!r}")
-        return seconds
-
-    return read
-
-
-def _bytes(word: str) -> int:
-    if not 1 <= (num_bytes := read_count(word)) <= 2**31 - 1:
-        raise ConfigError(f"bytes in [1, {2**31 - 1}] are expected, got {word!r}")
-    return num_bytes
-
-
-def _choice(allowed: Sequence[str]) -> Callable[[str], str]:
-    def read(word: str) -> str:
-        if word not in allowed:
-            raise ConfigError(f"one of {', '.join(allowed)} is expected, got {word!r}")
-        return word
-
-    return read
-
-
 ENGINE_FLAGS: Final = (
     Flag("model", str, "FOLDER|ID", "a folder or a Hugging Face id; demo is the bundled demonstration model"),
     Flag("tokenizer", str, "FOLDER|ID", "a folder or id whose tokenizer replaces the model's own"),
     Flag("chat_template", str, "FILE", "a Jinja file that replaces the model's own chat template"),
+    Flag("tool_call_parser", str, "NAME", "how the model writes calls of tools; auto is what its chat template says"),
+    Flag("reasoning_parser", str, "NAME", "how it writes thoughts; auto is what its chat template says, none is none"),
     Flag("revision", str, "NAME", "branch, tag or commit of a Hugging Face id"),
     Flag("download_dir", str, "FOLDER", "where Hugging Face files are cached"),
     Flag("served_model_name", str, "NAME", "names that requests may give; the first is put into answers", many=True),
     Flag("trust_remote_code", read_bool, "", "run Python code that comes with the model"),
     Flag(
         "load_format",
-        _choice(LOAD_FORMATS),
+        read_choice(LOAD_FORMATS),
         "|".join(LOAD_FORMATS),
         "dummy makes random weights from config.json alone",
     ),
-    Flag("dtype", _choice(DTYPES), "|".join(DTYPES), "auto is the checkpoint's own"),
-    Flag("device", _choice(DEVICES), "|".join(DEVICES), "auto is cuda where there is one"),
+    Flag("dtype", read_choice(DTYPES), "|".join(DTYPES), "auto is the checkpoint's own"),
+    Flag("device", read_choice(DEVICES), "|".join(DEVICES), "auto is cuda where there is one"),
     Flag(
         "generation_config",
-        _choice(GENERATION_CONFIGS),
+        read_choice(GENERATION_CONFIGS),
         "|".join(GENERATION_CONFIGS),
         "whether generation_config.json sets sampling defaults",
     ),
@@ -157,13 +97,13 @@ ENGINE_FLAGS: Final = (
     Flag("batch_invariant", read_bool, "", "on CUDA too, the same bits for a request in any batch, more slowly"),
     Flag(
         "preemption_mode",
-        _choice(PREEMPTION_MODES),
+        read_choice(PREEMPTION_MODES),
         "|".join(PREEMPTION_MODES),
         "how sequences give way when blocks run out; auto takes what is estimated to cost less",
     ),
     Flag(
         "scheduling_policy",
-        _choice(SCHEDULING_POLICIES),
+        read_choice(SCHEDULING_POLICIES),
         "|".join(SCHEDULING_POLICIES),
         "who runs first: the earlier; the lower priority number, which waiting makes up for; or in turn, by tenant",
     ),
@@ -210,19 +150,19 @@ SERVER_FLAGS: Final = (
     Flag("port", read_count, "N", "port to listen on; 0 picks a free one"),
     Flag("api_key", str, "KEY", "keys that requests must carry; none means open", many=True),
     Flag("api_keys_file", str, "FILE", "a YAML file of tenants with their keys and limits, read again at SIGHUP"),
-    Flag("shutdown_timeout", _seconds(), "SECONDS", "how long open requests get after SIGTERM and --drain-delay"),
-    Flag("drain_delay", _seconds(), "SECONDS", "how long requests are taken after SIGTERM, while /ready says 503"),
-    Flag("keepalive_timeout", _seconds(0.1), "SECONDS", "how long a connection may be idle"),
-    Flag("client_header_timeout", _seconds(0.1), "SECONDS", "how long a request's head may take"),
+    Flag("shutdown_timeout", read_seconds(), "SECONDS", "how long open requests get after SIGTERM and --drain-delay"),
+    Flag("drain_delay", read_seconds(), "SECONDS", "how long requests are taken after SIGTERM, while /ready says 503"),
+    Flag("keepalive_timeout", read_seconds(0.1), "SECONDS", "how long a connection may be idle"),
+    Flag("client_header_timeout", read_seconds(0.1), "SECONDS", "how long a request's head may take"),
     Flag(
         "max_body_bytes",
-        _bytes,
+        read_bytes,
         "N",
         "of a request (if not given: 3 Mi, and 8 for each token of the context, up to 8 Mi); one more is a 413",
     ),
-    Flag("send_timeout", _seconds(0.1), "SECONDS", "how long a client may take nothing of its answer"),
-    Flag("log_level", _choice(LOG_LEVELS), "|".join(LOG_LEVELS), "the least that is logged"),
-    Flag("log_format", _choice(LOG_FORMATS), "|".join(LOG_FORMATS), "how a line of the log is written"),
+    Flag("send_timeout", read_seconds(0.1), "SECONDS", "how long a client may take nothing of its answer"),
+    Flag("log_level", read_choice(LOG_LEVELS), "|".join(LOG_LEVELS), "the least that is logged"),
+    Flag("log_format", read_choice(LOG_FORMATS), "|".join(LOG_FORMATS), "how a line of the log is written"),
 )
 FLAGS: Final = {flag.name: flag for flag in (*ENGINE_FLAGS, *SERVER_FLAGS)}
 DEFAULTS: Final = {

@@ -1,0 +1,76 @@
+"""How a word of the command line, the environment or a file is read; a `ConfigError` says what is expected."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from aserve.core.errors import ConfigError
+
+TRUE_WORDS: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
+SUFFIXES: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+def read_bool(word: str) -> bool:
+    """true or false, in the usual spellings."""
+    if word.lower() not in TRUE_WORDS:
+        raise ConfigError(f"true or false is expected, got {word!r}")
+    return TRUE_WORDS[word.lower()]
+
+
+def read_count(word: str) -> int:
+    """A whole number; k, M, G are powers of 1000 and Ki, Mi, Gi (perhaps with a B) powers of 1024."""
+    digits = word.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+    suffix = word[len(digits) :].lower().removesuffix("b")
+    try:
+        value = float(digits) * SUFFIXES[suffix] if suffix else int(digits)
+    except (ValueError, KeyError):
+        raise ConfigError(f"a whole number is expected, perhaps with k, M, G, Ki, Mi or Gi, got {word!r}") from None
+    if value != int(value):
+        raise ConfigError(f"a whole number is expected, got {word!r}")
+    return int(value)
+
+
+def read_number(word: str) -> float:
+    """A decimal number."""
+    try:
+        return float(word)
+    except ValueError:
+        raise ConfigError(f"a number is expected, got {word!r}") from None
+
+
+def read_object(word: str) -> dict[str, Any]:
+    """A JSON object."""
+    try:
+        return msgspec.json.decode(word, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"a JSON object is expected, got {word!r}: {error}") from None
+
+
+def read_seconds(least: float = 0.0) -> Callable[[str], float]:
+    """Reads a number of seconds, a day at most."""
+
+    def read(word: str) -> float:
+        if not least <= (seconds := read_number(word)) <= 86400:
+            raise ConfigError(f"seconds in [{least:g}, 86400] are expected, got {word!r}")
+        return seconds
+
+    return read
+
+
+def read_bytes(word: str) -> int:
+    """A size that fits 31 bits."""
+    if not 1 <= (num_bytes := read_count(word)) <= 2**31 - 1:
+        raise ConfigError(f"bytes in [1, {2**31 - 1}] are expected, got {word!r}")
+    return num_bytes
+
+
+def read_choice(allowed: Sequence[str]) -> Callable[[str], str]:
+    """Reads one of these words."""
+
+    def read(word: str) -> str:
+        if word not in allowed:
+            raise ConfigError(f"one of {', '.join(allowed)} is expected, got {word!r}")
+        return word
+
+    return read

@@ -1,0 +1,1 @@
+"""How models write thoughts and calls of tools: a declarative format a family, and one incremental parser of them."""
