@@ -3,8 +3,9 @@
     repeats   the model is asked what it has just answered, with that answer in the conversation
     new       stories that it is asked for once
 
-One engine drafts by prompt lookup, the other does not; rounds alternate which goes first. One JSON line for each kind
-and number of streams: medians of tokens per second, and of the ratios of rounds.
+One engine answers with drafts and without, and rounds alternate which goes first: of two engines in one process that
+are the same, the second is some tenth slower. One JSON line for each kind and number of streams: medians of tokens per
+second, and of the ratios of rounds; `cpu_ratio` is that of processor time, which others on the machine change less.
 
     python scripts/bench_drafts.py --streams 1,8,32 --rounds 9
 """
@@ -12,12 +13,14 @@ and number of streams: medians of tokens per second, and of the ratios of rounds
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence as Several
 from statistics import median
 
 from report import emit
 
 from aserve import LLM, SamplingParams
+from aserve.scheduler.drafting import Drafter
+from aserve.scheduler.sequence import Sequence
 
 CONCEPTS = ("paged attention", "a KV cache", "continuous batching", "a prefix cache", "preemption", "a block table")
 HEROES = ("fox", "dog", "cat", "bird", "king", "star")
@@ -26,10 +29,25 @@ MAX_TOKENS = 96
 Conversation = list[dict[str, str]]
 
 
+class Switch:
+    """Whether sequences that come have drafts. Those that have none take the way of an engine without a proposer."""
+
+    is_on = True
+
+    def __init__(self) -> None:
+        adopt = Drafter.adopt
+
+        def adopt_if_on(drafter: Drafter, sequence: Sequence) -> None:
+            if self.is_on:
+                adopt(drafter, sequence)
+
+        Drafter.adopt = adopt_if_on  # type: ignore[method-assign, assignment]
+
+
 def conversations(llm: LLM) -> dict[str, list[Conversation]]:
     """Of each kind as many as there are concepts."""
     questions: list[Conversation] = [[{"role": "user", "content": f"What is {concept}?"}] for concept in CONCEPTS]
-    answers = answer(llm, questions)[1]
+    answers = answer(llm, questions)[2]
     repeats: list[Conversation] = [
         [*asked, {"role": "assistant", "content": text}, *asked] for asked, text in zip(questions, answers, strict=True)
     ]
@@ -37,13 +55,19 @@ def conversations(llm: LLM) -> dict[str, list[Conversation]]:
     return {"repeats": repeats, "new": new}
 
 
-def answer(llm: LLM, several: Sequence[Conversation]) -> tuple[float, list[str]]:
-    """Tokens per second, and the texts."""
-    start_s = time.perf_counter()
+def answer(llm: LLM, several: Several[Conversation]) -> tuple[float, float, list[str]]:
+    """Tokens per second, per second of processor time, and the texts."""
+    start_s, start_cpu_s = time.perf_counter(), time.process_time()
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)
     completions = llm.chat(list(several), params, use_tqdm=False)
     num_tokens = sum(len(completion.token_ids) for completion in completions)
-    return num_tokens / (time.perf_counter() - start_s), [completion.text for completion in completions]
+    rate, cpu_rate = num_tokens / (time.perf_counter() - start_s), num_tokens / (time.process_time() - start_cpu_s)
+    return rate, cpu_rate, [completion.text for completion in completions]
+
+
+def median_ratio(rates: dict[bool, list[float]]) -> float:
+    """Of rounds with drafts to those without."""
+    return median(a / b for a, b in zip(rates[True], rates[False], strict=True))
 
 
 def main() -> None:
@@ -55,29 +79,33 @@ def main() -> None:
     parser.add_argument("--speculative-config", type=json.loads, default={"num_speculative_tokens": 8})
     arguments = parser.parse_args()
     speculative = arguments.speculative_config
-    with LLM(arguments.model) as plain, LLM(arguments.model, speculative_config=speculative) as drafting:
-        asked_by_kind = conversations(plain)
+    switch = Switch()
+    with LLM(arguments.model, speculative_config=speculative) as llm:
+        asked_by_kind = conversations(llm)
         for kind in arguments.kinds.split(","):
             several = asked_by_kind[kind]
             for num_streams in map(int, arguments.streams.split(",")):
                 asked = (several * num_streams)[:num_streams]
-                rates: dict[LLM, list[float]] = {plain: [], drafting: []}
-                before = drafting.statistics()
+                rates: dict[bool, list[float]] = {True: [], False: []}
+                cpu_rates: dict[bool, list[float]] = {True: [], False: []}
+                before = llm.statistics()
                 for turn in range(arguments.rounds):
                     texts = []
-                    for llm in (plain, drafting) if turn % 2 else (drafting, plain):
-                        rate, found = answer(llm, asked)
-                        rates[llm].append(rate)
+                    for switch.is_on in (turn % 2 == 0, turn % 2 == 1):
+                        rate, cpu_rate, found = answer(llm, asked)
+                        rates[switch.is_on].append(rate)
+                        cpu_rates[switch.is_on].append(cpu_rate)
                         texts.append(found)
                     assert texts[0] == texts[1], "drafts change no answer"
-                after = drafting.statistics()
+                after = llm.statistics()
                 emit(
                     "drafts",
                     {"model": arguments.model, "kind": kind, "streams": num_streams, **speculative},
                     {
-                        "tokens_per_s": median(rates[drafting]),
-                        "plain_tokens_per_s": median(rates[plain]),
-                        "ratio": median(a / b for a, b in zip(rates[drafting], rates[plain], strict=True)),
+                        "tokens_per_s": median(rates[True]),
+                        "plain_tokens_per_s": median(rates[False]),
+                        "ratio": median_ratio(rates),
+                        "cpu_ratio": median_ratio(cpu_rates),
                         "drafts": after.num_drafts - before.num_drafts,
                         "accepted": sum(after.num_accepted_by_position) - sum(before.num_accepted_by_position),
                     },

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aserve.core.ids import SeqId
-from aserve.drafting.draft_model import DraftModelProposer, StepSeconds
+from aserve.core.speculation import StepSeconds
+from aserve.drafting.draft_model import DraftModelProposer
 from aserve.kernels.cpu import CpuOps
 from aserve.kernels.ops import KVLayer
 from aserve.models.interface import ForwardBatch

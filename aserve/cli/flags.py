@@ -136,7 +136,7 @@ ENGINE_FLAGS: Final = (
         read_object,
         "JSON",
         'guess tokens and verify several in a step: {"method": "ngram", "num_speculative_tokens": 5,'
-        ' "prompt_lookup_min": 3, "prompt_lookup_max": 5}',
+        ' "prompt_lookup_min": 3, "prompt_lookup_max": 5}, or have a small model guess: {"model": FOLDER}',
     ),
     Flag("enable_lora", read_bool, "", "take adapters (LoRA), which requests name as their model"),
     Flag("lora_modules", str, "NAME=FOLDER", "adapters to load at the start, as PEFT saves them", many=True),

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, get_args
 import msgspec
 
 from aserve.core.errors import ConfigError
-from aserve.core.layout import Footprint, Window, stretched
+from aserve.core.layout import Footprint, Window, block_bytes, stretched
 from aserve.core.lora import LORA_RULES, LoraFields, LoraOptions
 from aserve.core.rules import (
     MAX_INT,
@@ -340,7 +340,8 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
     max_model_len = options.max_model_len or facts.context_len
     chunk = choose_max_chunk(options, budget)
     footprint = Footprint(facts.kv_windows, options.block_size, stretched(chunk, budget))
-    bytes_per_block, host_bytes_per_block = _bytes_per_block(options, facts)
+    own_bytes, draft_bytes = facts.kv_bytes_per_token, facts.draft_kv_bytes_per_token
+    bytes_per_block = block_bytes(own_bytes, draft_bytes, options.block_size, len(facts.kv_windows))
     num_blocks = (wanted_bytes := options.kv_cache_memory_bytes or facts.kv_budget_bytes) // bytes_per_block
     blocks_per_seq = footprint.peak(max_model_len)
     if num_blocks > (useful_blocks := 1 + max_num_seqs * blocks_per_seq) and options.kv_cache_memory_bytes is None:
@@ -370,7 +371,7 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         max_num_batched_tokens=budget,
         watermark=options.watermark,
         enable_prefix_caching=options.enable_prefix_caching,
-        num_host_blocks=_num_host_blocks(options, host_bytes_per_block),
+        num_host_blocks=_num_host_blocks(options, own_bytes * options.block_size),
         kv_windows=facts.kv_windows,
         max_in_flight=choose_max_in_flight(facts),
         plans_behind_prompts=facts.device != "cpu",
@@ -388,15 +389,6 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         max_loras=options.max_loras if options.enable_lora else 0,
         notes=tuple(notes),
     )
-
-
-def _bytes_per_block(options: Options, facts: Facts) -> tuple[int, int]:
-    """On the device, with what the draft model keeps of its positions, and on the host, where that does not go.
-
-    A span of positions takes a block of each layer group, and one of the draft model.
-    """
-    on_host = facts.kv_bytes_per_token * options.block_size
-    return on_host + -(-facts.draft_kv_bytes_per_token * options.block_size // len(facts.kv_windows)), on_host
 
 
 def _num_host_blocks(options: Options, bytes_per_block: int) -> int:

@@ -84,6 +84,11 @@ STRETCH: Final = 32
 """A chunk may be longer by one in so many tokens, if it is then its prompt's last."""
 
 
+def block_bytes(bytes_per_token: int, draft_bytes_per_token: int, block_size: int, num_groups: int) -> int:
+    """Of a block on the device, with what a draft model keeps of its positions: of a span of blocks it has one."""
+    return bytes_per_token * block_size + -(-draft_bytes_per_token * block_size // num_groups)
+
+
 def stretched(num_tokens: int, budget: int) -> int:
     """Tokens that a step of up to `num_tokens`, or a chunk of as many, can have come to: those of a whole step stretch.
 

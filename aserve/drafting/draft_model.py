@@ -20,12 +20,11 @@ drafted for the longest time ago, which then has to be computed again if ever.
 from collections.abc import Sequence
 from typing import Final
 
-from aserve.core.columns import NEUTRAL
 from aserve.core.ids import BlockId, Row, SeqId
 from aserve.core.plan import TO_COME, RowInit, RowSampling, SeqSlice, StepPlan
 from aserve.core.speculation import StepSeconds
 
-GREEDY: Final = RowSampling(NEUTRAL._replace(temperature=0.0))
+GREEDY: Final = RowSampling()
 NULL_BLOCK: Final = BlockId(0)
 
 

@@ -34,11 +34,14 @@ HOPE: Final = 0.01
 """Where guesses have to be computed to be judged, and do not pay: of a record, what is forgotten at each token."""
 PRICE: Final = 0.25
 """Of a draft, before step times are known."""
-ROWS_A_REST: Final = 4
-"""Who has no drafts is asked again after a position for each so many rows: of however many, some four in a step."""
+ROWS_A_REST: Final = 2
+"""Who has no drafts is asked again after a position for each so many rows: of however many, some two in a step."""
 ROWS_A_FORCED_REST: Final = 16
 """The same, where a structure may force tokens: these come in short runs, of which a rest of any length misses some."""
 LONGEST_REST: Final = 16
+VAIN_A_REST: Final = 4
+"""And for each so many times that it was asked in vain, up to `LONGEST_VAIN`."""
+LONGEST_VAIN: Final = 4
 PRICE_OF_FORCED: Final = 0.5
 """Beyond, what a structure forces is not asked for: to find that out, and to wait, takes what it saves."""
 STEPS_MISSED: Final = 2
@@ -110,16 +113,16 @@ class Drafter:
 
         num_rows: how many sequences share the step.
         """
-        if self._num_calls % CALLS_A_LOOK == 0:
-            self._prices = self._cost.prices()
-        self._num_calls += 1
-        foresight = self._foresights.get(sequence.id)
+        self._look_at_prices()
+        foresight, record = self._foresights.get(sequence.id), self._records.get(sequence.id)
         if foresight is not None and (drafts := self._forced(foresight, sequence, most, num_rows)) != ():
             return drafts
-        drafts = self._guessed(sequence, most, num_rows) if sequence.id in self._records else ()
+        drafts = () if record is None else self._guessed(sequence, record, most, num_rows)
         if drafts == ():
-            rows_a_rest = ROWS_A_REST if foresight is None else ROWS_A_FORCED_REST
-            sequence.rest_from_drafts(min(num_rows // rows_a_rest, LONGEST_REST))
+            sequence.rest_from_drafts(_rest(num_rows, foresight, record))
+            return ()
+        assert record is not None, "it was asked"
+        record.num_vain = 0
         if drafts and foresight is not None:
             drafts = foresight.possible(sequence, drafts)
         return drafts
@@ -159,8 +162,14 @@ class Drafter:
             return None if len(forced) > num_flying + STEPS_MISSED else ()
         return forced[:most]
 
-    def _guessed(self, sequence: Sequence, most: int, num_rows: int) -> tuple[int, ...] | None:
-        proposer, record, tokens = self._proposer, self._records[sequence.id], sequence.token_ids
+    def _look_at_prices(self) -> None:
+        if self._num_calls % CALLS_A_LOOK == 0:  # who always has drafts never decodes without: roughly is what is known
+            is_rough = self._proposer is not None and not self._proposer.foresees
+            self._prices = self._cost.rough_prices() if is_rough else self._cost.prices()
+        self._num_calls += 1
+
+    def _guessed(self, sequence: Sequence, record: "_Record", most: int, num_rows: int) -> tuple[int, ...] | None:
+        proposer, tokens = self._proposer, sequence.token_ids
         assert proposer is not None, "only who was adopted may have drafts"
         guess: tuple[int, ...] = ()
         if proposer.foresees:
@@ -190,12 +199,24 @@ class Drafter:
         return (prices.token + making_s) / own if own else PRICE
 
 
+def _rest(num_rows: int, foresight: Foresight | None, record: "_Record | None") -> int:
+    """For how many positions one that was asked in vain is left alone."""
+    if foresight is not None or record is None:
+        return min(num_rows // ROWS_A_FORCED_REST, LONGEST_REST)
+    record.num_vain += 1
+    return min(max(num_rows // ROWS_A_REST, min(record.num_vain // VAIN_A_REST, LONGEST_VAIN)), LONGEST_REST)
+
+
 class _Record:
-    """What became of a sequence's guesses. guess: the one that is followed, of the tokens from a position on."""
+    """What became of a sequence's guesses.
+
+    guess: the one that is followed, of the tokens from a position on. num_vain: how often in a row there were none.
+    """
 
     def __init__(self) -> None:
         self._right, self._wrong = FIRST_GUESS
         self.guess: tuple[int, ...] = ()
+        self.num_vain = 0
         self._position = 0
 
     def note(self, guess: tuple[int, ...], position: int) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from aserve.core.layout import Footprint, first_visible_span, lay_out, one_group
+from aserve.core.layout import Footprint, block_bytes, first_visible_span, lay_out, one_group
 
 
 def every(num_layers: int, period: int, window: int) -> list[int | None]:
@@ -83,3 +83,10 @@ def test_sequences_share_what_they_have_in_common():
     assert footprint.longest(11, 1000, width=3, num_common=2) == 10
     footprint = Footprint((2, None), 2, 1)
     assert footprint.peak(20, width=3, num_common=2) == 3 * 4 + 2 + 3 * 8
+
+
+def test_a_block_costs_what_the_draft_model_keeps_of_its_positions_too():
+    """Catches a plan that gives the draft model's memory away, or counts it for each layer group."""
+    assert block_bytes(10, 0, 16, 1) == 160
+    assert block_bytes(10, 4, 16, 1) == 160 + 64
+    assert block_bytes(10, 4, 16, 3) == 160 + 22

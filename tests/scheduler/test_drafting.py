@@ -8,11 +8,13 @@ import pytest
 from aserve.core.ids import RequestId, SeqId
 from aserve.core.outputs import FinishReason, SeqDelta
 from aserve.core.params import BeamParams
-from aserve.core.plan import SeqSlice, StepPlan, StepResult, TokenScores
-from aserve.drafting.draft_model import DraftModelProposer, StepSeconds
-from aserve.scheduler import drafting
+from aserve.core.plan import TO_COME, SeqSlice, StepPlan, StepResult, TokenScores
+from aserve.core.speculation import StepSeconds
+from aserve.drafting.draft_model import DraftModelProposer
+from aserve.scheduler import drafting, planner
 from aserve.scheduler.drafting import Drafter
 from aserve.scheduler.scheduler import Scheduler
+from aserve.scheduler.sequence import Sequence
 from aserve.scheduler.step_cost import Prices
 from tests.fakes import Foreseer, deltas_of
 from tests.scheduler.sync_loop import EOS, Guesser, SyncLoop, request
@@ -41,7 +43,7 @@ class Script(Foreseer):
 
 def scheduler_of(guesses: Drafts, **limits: object) -> Scheduler:
     sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 8, "max_model_len": 100, "watermark": 0.0, "num_blocks": 20}
-    return Scheduler(block_size=2, proposer=Script(guesses), **sizes | limits)
+    return Scheduler(**{"block_size": 2, "proposer": Script(guesses)} | sizes | limits)
 
 
 def planned(scheduler: Scheduler) -> StepPlan:
@@ -244,13 +246,16 @@ def test_who_runs_ahead_waits_for_its_tokens_if_drafts_will_make_up_for_it():
     assert scheduler._drafter.drafts_for(sequence, 3, 1) == ()
 
 
-@pytest.mark.parametrize(("num_rows", "num_rest"), [(3, 0), (8, 2), (1000, 16)])
+@pytest.mark.parametrize(("num_rows", "num_rest"), [(1, 0), (8, 4), (1000, 16)])
 def test_who_has_no_guess_is_asked_the_less_often_the_more_there_are(num_rows, num_rest):
     """Catches a look at every row of a large batch in every step, which costs more than large batches can win."""
     scheduler = decoding({}, max_tokens=90)
     [sequence] = scheduler._roster.sequences.values()
     assert scheduler._drafter.drafts_for(sequence, 3, num_rows) == ()
     assert sequence.free_until == sequence.num_computed + num_rest
+    for _ in range(40):
+        scheduler._drafter.drafts_for(sequence, 3, num_rows)
+    assert sequence.free_until == sequence.num_computed + max(num_rest, 4), "asked in vain again and again"
     sequence.num_computed = sequence.last_position
     scheduler._drafter.drafts_for(sequence, 3, 1000)
     assert sequence.free_until == sequence.last_position, "what lies behind yields no token"
@@ -312,3 +317,97 @@ def test_a_draft_model_that_is_the_model_is_always_right(depth, max_catch_up):
     loop.compare()
     statistics = loop.scheduler.statistics()
     assert statistics.num_drafts == sum(statistics.num_accepted_by_position) > 20
+
+
+# A draft model's guesses cost something, and are judged where they were computed.
+
+
+class Dear(Foreseer):
+    """A `Proposer` whose guesses are made on the device, and take a tenth of a second for each of whom they are."""
+
+    most = 3
+    foresees = False
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def propose(self, seq_id: SeqId, token_ids: Iterable[int], most: int) -> tuple[int, ...]:
+        del seq_id
+        self.asked.append(len(tuple(token_ids)))
+        return (TO_COME,) * most
+
+    def seconds(self, num_tokens: int) -> float:
+        return 0.1 * num_tokens
+
+    def forget(self, seq_id: SeqId) -> None:
+        """It keeps nothing."""
+
+
+def dear(base_s: float) -> tuple[Drafter, Dear, Sequence]:
+    """A sequence that may have drafts, where a step takes so long."""
+    proposer = Dear()
+    scheduler = scheduler_of({}, proposer=proposer)
+    scheduler.add(request("a", (0, 1), max_tokens=8))
+    land(scheduler, planned(scheduler), 5)
+    drafter, [sequence] = scheduler._drafter, scheduler._roster.sequences.values()
+    drafter._prices, drafter._num_calls = Prices(base=base_s, token=0.0, row=0.0, key=0.0), 1
+    proposer.asked.clear()
+    return drafter, proposer, sequence
+
+
+def test_drafts_that_cost_more_than_a_step_are_not_asked_for():
+    drafter, proposer, sequence = dear(base_s=0.1)
+    assert drafter.drafts_for(sequence, 3, 1) == ()
+    assert proposer.asked == []
+    drafter, proposer, sequence = dear(base_s=10.0)
+    assert drafter.drafts_for(sequence, 3, 1) == (TO_COME,) * 3
+    assert drafter.drafts_for(sequence, 2, 1) == (TO_COME,) * 2
+
+
+def test_a_draft_model_is_judged_by_what_was_verified_and_tried_again_by_and_by():
+    drafter, _, sequence = dear(base_s=1.0)
+    piece = SeqSlice(sequence.id, sequence.row, 2, 4, (5, *[TO_COME] * 3), (), 4)
+    for _ in range(6):
+        drafter.verified(piece, 0)
+    assert drafter.drafts_for(sequence, 3, 1) == ()
+    num_calls = next(number for number in range(1, 200) if drafter.drafts_for(sequence, 3, 1))
+    assert 5 < num_calls < 150, "hope comes back, and not at once"
+    for _ in range(6):
+        drafter.verified(piece, 3)
+    assert drafter.drafts_for(sequence, 3, 1) == (TO_COME,) * 3
+    assert (drafter.counts.num_slices, drafter.counts.num_drafts) == (12, 36)
+    assert drafter.counts.accepted_by_position == [6, 6, 6]
+
+
+def test_what_a_draft_model_takes_is_no_part_of_what_steps_take():
+    """Catches drafts that make steps look dear, so that more of them seem to pay."""
+    drafter, _, sequence = dear(base_s=1.0)
+    made = StepPlan(0, (SeqSlice(sequence.id, sequence.row, 0, 3, (1, 2, 3)),))
+    plan = StepPlan(0, (), drafting=(made, made))
+    assert drafter.seconds(plan) == pytest.approx(0.6)
+    assert drafter.seconds(StepPlan(0, ())) == 0.0
+
+
+def test_after_a_step_that_failed_a_draft_model_begins_anew():
+    proposer = small_model()
+    scheduler = scheduler_of({}, proposer=proposer)
+    scheduler.add(request("a", (0, 1), max_tokens=8))
+    land(scheduler, planned(scheduler), 5)
+    plan = planned(scheduler)
+    assert plan.drafting[0].slices[0].token_ids == (0, 1, 5)
+    scheduler.revert(plan.step_id)
+    assert proposer._pasts == {}
+    again = planned(scheduler)
+    land(scheduler, again, 6)
+    later = planned(scheduler)
+    assert later.drafting[0].slices[0].token_ids == (0, 1, 5, 6)
+
+
+def test_a_step_has_so_many_drafts_and_no_more(monkeypatch):
+    """Start-up leaves memory for their logits. Catches a bound for each sequence in place of one for the step."""
+    monkeypatch.setattr(planner, "MAX_STEP_DRAFTS", 4)
+    scheduler = scheduler_of({(0, 1, 5): (6, 7, 8), (2, 2, 5): (6, 7, 8)}, max_num_batched_tokens=20)
+    for name, prompt in (("a", (0, 1)), ("b", (2, 2))):
+        scheduler.add(request(name, prompt, max_tokens=8))
+    land(scheduler, planned(scheduler), 5, 5)
+    assert [piece.num_samples - 1 for piece in planned(scheduler).slices] == [3, 1]
