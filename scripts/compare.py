@@ -10,6 +10,8 @@ offline: the batch in the engine's own process, without HTTP.
 batch: --batch requests at once over HTTP ("generate" has no server: in its process).
 closed: a closed loop at each --concurrency, parts c1, c8, ...
 prefix: the first and later times to first token under a shared prefix.
+structured: as batch, of answers that are JSON by a schema, of those that can: some schemas at once, each answer cut at
+    --output-len. Beside the figure of batch it says what structures cost.
 trace: open loop, a stretch of --trace; goodput under --slo-ttft-ms and --slo-itl-ms.
 
     python scripts/compare.py --model MODEL --rounds 3
@@ -17,12 +19,13 @@ trace: open loop, a stretch of --trace; goodput under --slo-ttft-ms and --slo-it
 """
 
 import argparse
+import asyncio
 import json
 import random
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
@@ -30,17 +33,18 @@ from bench_serving import add_trace, arrivals_of
 from bench_startup import add_setting, measure_startup, setting_of, start
 from load.arrivals import Arrival
 from load.comparison import figures_of, render, rows
-from load.drive import Round, Target, closed_loop, open_loop, run
+from load.drive import Round, Target, closed_loop, open_loop, run, together
 from load.figures import Figures, Limits, medians, of_round
 from load.http import AnswerError
 from load.prefix import prefix_figures, sharing
 from load.process import Server, ServerError, exit_on_sigterm, run_program
 from load.prompts import Prompts
+from load.structures import SCHEMAS, asking_for
 from peers.table import PEERS, Peer, Setting
 from report import emit, rounded
 
-PARTS = ("startup", "offline", "batch", "closed", "prefix", "trace")
-SERVED = frozenset({"startup", "batch", "closed", "prefix", "trace"})
+PARTS = ("startup", "offline", "batch", "closed", "prefix", "structured", "trace")
+SERVED = frozenset(PARTS) - {"offline"}
 FAILURES = (ServerError, AnswerError, OSError, ValueError)
 
 Parts = dict[str, Figures]
@@ -85,6 +89,8 @@ class Comparison:
         if "prefix" in asked:
             requests = [sharing(args.prefix_len, args.unique_len, args.prefix_output_len)] * args.prefix_requests
             found["prefix"] = prefix_figures(await closed_loop(target, requests, 1, rng, rng.getrandbits(32)))
+        if "structured" in asked and peer.has_structures:
+            found["structured"] = checked(await structured_batch(target, request, args.batch, rng))
         if "trace" in asked:
             limits = Limits(args.slo_ttft_ms / 1e3, args.slo_itl_ms / 1e3)
             found["trace"] = of_round(await open_loop(target, arrivals_of(args, rng), rng), limits)
@@ -113,6 +119,15 @@ class Comparison:
         if not lines:
             raise ServerError(f"the program printed no figures: {printed[-300:]!r}")
         return {"output_tokens_per_s": json.loads(lines[-1])["output_tokens_per_s"]}
+
+
+async def structured_batch(target: Target, request: Arrival, num_requests: int, rng: random.Random) -> Round:
+    """So many requests at once, a share of them with each schema, which have all been compiled before."""
+    share = -(-num_requests // len(SCHEMAS))
+    targets = [replace(target, extra_body={**target.extra_body, **asking_for(schema)}) for schema in SCHEMAS]
+    for one in targets:
+        (await closed_loop(one, [request], 1, rng)).check()
+    return together(await asyncio.gather(*(closed_loop(one, [request] * share, share, rng) for one in targets)))
 
 
 def checked(done: Round) -> Figures:

@@ -16,7 +16,17 @@ import msgspec
 from aserve.core.ids import BlockId, HostBlockId, Row, SeqId
 from aserve.core.layout import Window
 from aserve.core.outputs import SeqDelta, StepTokens
-from aserve.core.plan import TO_COME, BlockOps, RowInit, RowSampling, SeqSlice, StepPlan, StepResult, TokenScores
+from aserve.core.plan import (
+    TO_COME,
+    BlockOps,
+    RowInit,
+    RowSampling,
+    SeqSlice,
+    StepPlan,
+    StepResult,
+    TokenMask,
+    TokenScores,
+)
 
 BYTE_TOKENS = range(256, 512)
 """Ids that a tokenizer of bytes and merges has, and that spell no single byte."""
@@ -68,7 +78,10 @@ AllowedAfter = Callable[[Sequence[int]], Collection[int]]
 
 
 class FakeConstraint:
-    """A `Constraint` that is a function of the answer. Says so where it is told of a token that it did not allow."""
+    """A `Constraint` that is a function of the answer. Says so where it is told of a token that it did not allow.
+
+    What is forced is what is left of one token, again and again, up to three: a run of letters that a grammar spells.
+    """
 
     def __init__(self, allowed_after: AllowedAfter, said: Sequence[int] = ()) -> None:
         self._allowed_after = allowed_after
@@ -88,11 +101,25 @@ class FakeConstraint:
             assert token_id in self._allowed_after(self._said), f"{token_id} after {self._said}"
             self._said.append(token_id)
 
-    def rollback(self, num_tokens: int) -> None:
-        del self._said[len(self._said) - num_tokens :]
+    def masks(self, draft_ids: Sequence[int] = ()) -> bytes:
+        valid = self.num_valid(draft_ids)
+        masks = [self._mask([*self._said, *draft_ids[:k]] if k <= valid else None) for k in range(len(draft_ids) + 1)]
+        return b"".join(masks)
 
-    def mask(self) -> bytes:
-        bits = sum(1 << token_id for token_id in self._allowed_after(self._said))
+    def forced(self) -> tuple[int, ...]:
+        forced: list[int] = []
+        while len(forced) < 3 and len(allowed := tuple(self._allowed_after([*self._said, *forced]))) == 1:
+            forced += allowed
+        return tuple(forced)
+
+    def num_valid(self, token_ids: Sequence[int]) -> int:
+        for num, token_id in enumerate(token_ids):
+            if token_id not in self._allowed_after([*self._said, *token_ids[:num]]):
+                return num
+        return len(token_ids)
+
+    def _mask(self, said: Sequence[int] | None) -> bytes:
+        bits = 0 if said is None else sum(1 << token_id for token_id in self._allowed_after(said))
         return bits.to_bytes(BYTE_TOKENS.stop // 8, "little")
 
 
@@ -113,6 +140,13 @@ class FakeStructure:
 def ids_of(mask: bytes) -> set[int]:
     """The tokens that a mask leaves."""
     return {byte * 8 + bit for byte, bits in enumerate(mask) for bit in range(8) if bits >> bit & 1}
+
+
+def masks_of(mask: TokenMask, draft_ids: Sequence[int]) -> list[set[int]]:
+    """The tokens that each of its masks leaves."""
+    masks = mask.masks(draft_ids)
+    num_bytes = len(masks) // (len(draft_ids) + 1)
+    return [ids_of(masks[first : first + num_bytes]) for first in range(0, len(masks), num_bytes)]
 
 
 def scores_of(context: Context, vocabulary: range, token_id: int, num_top: int) -> TokenScores:
@@ -171,6 +205,7 @@ class FakeRow:
         self.sampling = init.sampling
         self.block_ids = list(init.block_ids)
         self.mark = mark
+        self.mask = init.mask
         self.last_token: int | None = None
         self.is_spoiled = False
 
@@ -199,7 +234,6 @@ class FakeKV:
         self._mark = mark
         self._seeded = seeded
         self._rows: dict[Row, FakeRow] = {}
-        self._masks: dict[Row, set[int]] = {}
         self._blocks: dict[BlockId, dict[int, tuple[int, int, int]]] = {}
         self._host_blocks: dict[HostBlockId, dict[int, tuple[int, int, int]]] = {}
 
@@ -216,7 +250,6 @@ class FakeKV:
             self._write(piece, written)
         for piece in plan.slices:
             self._context(self._rows[piece.row], piece.start + 1)  # its first position reads too, sampled or not
-        self._masks = {row: ids_of(mask.mask()) for row, mask in plan.masks}
         sampling = [piece for piece in plan.slices if piece.num_samples]
         runs = [self._sample(piece) for piece in sampling]
         scores = [score for piece, run in zip(sampling, runs, strict=True) for score in self._scores(piece, run)]
@@ -305,15 +338,17 @@ class FakeKV:
         """The tokens that a slice yields: drafts as long as they are what is sampled, and the one after them."""
         row = self._rows[piece.row]
         seed = row.sampling.columns.seed if self._seeded and row.sampling.columns.temperature > 0 else 0
-        mask = self._masks.get(piece.row)
-        assert mask is None or not piece.draft_ids, "a mask is of one token"
+        masks = None if row.mask is None else masks_of(row.mask, piece.draft_ids)
         run: list[int] = []
         for position, draft_id in enumerate((*piece.draft_ids, None), start=_first_sampled(piece)):
             banned_ids = row.sampling.banned_ids if position < row.sampling.banned_before else ()
+            mask = None if masks is None else masks[len(run)]
             row.last_token = next_token(self._context(row, position), self._vocabulary, banned_ids, seed, mask)
             run.append(row.last_token)
             if draft_id != row.last_token:
                 break
+        if row.mask is not None and run[-1] != NO_TOKEN:
+            row.mask.advance(run)
         return run
 
     def _scores(self, piece: SeqSlice, run: Sequence[int]) -> list[TokenScores | None]:

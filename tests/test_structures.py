@@ -55,7 +55,7 @@ async def test_a_structure_comes_from_a_thread_of_the_texts(workers: Workers) ->
 
 async def test_a_structure_of_the_library_is_compiled(workers: Workers) -> None:
     made = await Structures(byte_tokenizer(), INFO, workers).compiled(StructuredOutputs(choice=("a", "b")))
-    mask = made.constraint().mask()
+    mask = made.constraint().masks()
     assert [i for i in range(VOCAB_SIZE) if mask[i // 8] >> i % 8 & 1] == [97, 98]
 
 

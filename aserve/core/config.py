@@ -290,10 +290,8 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
     notes: list[str] = []
     max_num_seqs = options.max_num_seqs or default_max_num_seqs()
     budget = options.max_num_batched_tokens or default_max_num_batched_tokens(facts.device, facts.flops_per_token)
-    if options.max_model_len is not None and options.max_model_len > facts.context_len:
-        raise ConfigError(
-            f"max_model_len {options.max_model_len} is over the model's context of {facts.context_len} tokens"
-        )
+    if (wanted_len := options.max_model_len) is not None and wanted_len > facts.context_len:
+        raise ConfigError(f"max_model_len {wanted_len} is over the model's context of {facts.context_len} tokens")
     max_model_len = options.max_model_len or facts.context_len
     chunk = choose_max_chunk(options, budget)
     footprint = Footprint(facts.kv_windows, options.block_size, stretched(chunk, budget))

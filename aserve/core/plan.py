@@ -65,10 +65,31 @@ class RowSampling(msgspec.Struct, frozen=True, gc=False):
     controls: RowControls | None = None
 
 
+class TokenMask(Protocol):
+    """Which tokens an answer may take. The one thing in a plan that is no value: the runner tells it of each token that
+    its row gets, and asks it for masks while the device computes what comes before them.
+    """
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """The answer has these tokens more."""
+        ...
+
+    def masks(self, draft_ids: Sequence[int]) -> bytes:
+        """Of the next token, and of those behind each of the drafts, one mask after the other.
+
+        A bit for each token of the vocabulary, 1 where it is allowed: token i is bit i % 8 of byte i // 8. Padded to
+        whole words of 4 bytes. All 0 where nothing may follow, and behind a draft that is not allowed. The drafts have
+        left nothing behind when it returns. Called in a thread of the runner's, as `advance` is.
+        """
+        ...
+
+
 class RowInit(msgspec.Struct, frozen=True, gc=False):
     """A sequence takes a row, at admission or again after preemption. block_ids hold its matched prefix.
 
     adapter: by which the model is changed for this row; None for the model as it is.
+    mask: of every token that the row samples; has followed what the answer has when the row is set up, and is the
+        runner's from then on. None where any token may come.
     """
 
     row: Row
@@ -76,6 +97,7 @@ class RowInit(msgspec.Struct, frozen=True, gc=False):
     sampling: RowSampling
     block_ids: tuple[BlockId, ...] = ()
     adapter: AdapterId | None = None
+    mask: TokenMask | None = None
 
 
 class SeqSlice(msgspec.Struct, frozen=True, gc=False):
@@ -119,24 +141,10 @@ class BlockOps(msgspec.Struct, frozen=True, gc=False):
     swap_ins: tuple[tuple[HostBlockId, BlockId], ...] = ()
 
 
-class TokenMask(Protocol):
-    """Which tokens one sequence may take next. The one thing in a plan that need not be there when the plan is made:
-    the mask is worked out while the device computes what comes before it.
-    """
-
-    def mask(self) -> bytes:
-        """A bit for each token of the vocabulary, 1 where it is allowed: token i is bit i % 8 of byte i // 8.
-
-        Padded to whole words of 4 bytes. All 0 where nothing may follow. Called in a thread of the runner's, once for
-        each step that the mask is in, and before that step has landed.
-        """
-        ...
-
-
 class StepPlan(msgspec.Struct, frozen=True, gc=False):
     """One step. Blocks are moved first, then rows named in `inits` are set up, then slices run.
 
-    slices may be empty where block_ops are not. masks: of rows whose slices sample once; others may take any token.
+    slices may be empty where block_ops are not.
     drafting: steps of the draft model, before all this: what the i-th samples is the i-th draft of that sequence.
     """
 
@@ -144,7 +152,6 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
     slices: tuple[SeqSlice, ...]
     inits: tuple[RowInit, ...] = ()
     block_ops: BlockOps | None = None
-    masks: tuple[tuple[Row, TokenMask], ...] = ()
     drafting: tuple["StepPlan", ...] = ()
 
     @property

@@ -11,28 +11,31 @@ Clock = Callable[[], float]
 
 
 class Constraint(TokenMask, Protocol):
-    """What one answer may say: it follows the tokens that the answer has, and its mask is of what may come next.
+    """What one answer may say, behind the tokens that it has been told of.
 
-    The scheduler calls `advance` and `rollback` where it plans, and only when no step is under way that has the mask in
-    it: so there is nothing to lock. What goes wrong raises nothing: from then on every mask is 0.
+    Each answer has two, that never meet: the runner's, in its row, is told what is sampled and makes masks; the
+    scheduler's, where there are drafts, is told what has landed and says what is sure to come. So there is nothing to
+    lock. What goes wrong raises nothing: from then on every mask is 0.
     """
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens of the answer it has followed."""
+        """How many tokens of the answer it has been told of."""
         ...
 
     @property
     def failure(self) -> str | None:
-        """Why its masks are 0, in words for the user: a limit of the library, or a vocabulary that cannot say it."""
+        """Why one of its last masks is 0, in words for the user: a limit of the library, or a vocabulary that cannot
+        say what has to come.
+        """
         ...
 
-    def advance(self, token_ids: Sequence[int]) -> None:
-        """The answer has these tokens more."""
+    def forced(self) -> tuple[int, ...]:
+        """Tokens that have to come next, one after the other: the masks leave no others. () where it is open."""
         ...
 
-    def rollback(self, num_tokens: int) -> None:
-        """The answer's last tokens, so many, are taken back."""
+    def num_valid(self, token_ids: Sequence[int]) -> int:
+        """How many of these tokens may follow one another."""
         ...
 
 
@@ -40,7 +43,7 @@ class Structure(Protocol):
     """What answers are asked to be, compiled once. Shared by requests, and never changed."""
 
     def constraint(self) -> Constraint:
-        """Of one answer, that has no token yet."""
+        """Of one answer that has no token yet."""
         ...
 
     def after(self, token_ids: Sequence[int]) -> "Structure":

@@ -10,7 +10,7 @@ Knows nothing of models and of how to sample.
 Letters: kernels/ops.py and rows.py; F tokens fed from the device.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, TypeVar
 
@@ -19,11 +19,10 @@ from torch import Tensor, add
 
 from aserve.core.columns import SamplingColumns
 from aserve.core.plan import SeqSlice, StepPlan
-from aserve.kernels.ops import AttentionBatch, LogitControls, LoraBatch, SamplingBatch
+from aserve.kernels.ops import AttentionBatch, LogitControls, LoraBatch, SamplingBatch, TokenMasks
 from aserve.runner.adapters import AdapterSlots
 from aserve.runner.controls import ControlTable
 from aserve.runner.device import Array, StepDevice
-from aserve.runner.masks import PendingMasks
 from aserve.runner.rows import RowChanges, RowSamplings, RowTable
 from aserve.runner.scoring import PromptTargets, SampledTargets
 from aserve.runner.verification import Drafts, MadeDrafts, fill_in, num_samples_back, upload_drafts
@@ -46,7 +45,8 @@ class StepBatch:
     sampled_targets: SampledTargets | None = None
     prompt_targets: PromptTargets | None = None
     drafts: Drafts | None = None
-    masks: PendingMasks | None = None
+    masks: Callable[[], TokenMasks] | None = None
+    """Called when the forward pass is launched; waits until they are made."""
     lora: LoraBatch | None = None
 
 

@@ -37,6 +37,11 @@ class StepDevice(Protocol):
         """Whether kernels are compiled when they are first run, which takes seconds."""
         ...
 
+    @property
+    def is_host(self) -> bool:
+        """Whether steps run in the thread that launches them, on the cores that all other threads share."""
+        ...
+
     def stepping(self) -> AbstractContextManager[Any]:
         """Inside it, work goes to the device's own stream."""
         ...
@@ -66,6 +71,7 @@ class CpuDevice:
     """The host itself: arrays are shared, not copied, and a step is over when its function returns."""
 
     compiles: Final = False
+    is_host: Final = True
 
     def stepping(self) -> AbstractContextManager[Any]:
         """Nothing to enter."""
@@ -94,6 +100,7 @@ class CudaDevice:
     """One GPU, by a stream of its own. During a step nothing waits for the device, except the waiter thread."""
 
     compiles: Final = True
+    is_host: Final = False
 
     def __init__(self, device: torch.device, cuda: Cuda | None = None) -> None:
         self._device = device

@@ -12,16 +12,21 @@ MAX_GRAPHS: Final = 128
 
 
 class Kind(NamedTuple):
-    """Which kernels sample, see SamplingBatch. What filters also draws and takes the likeliest, at some cost."""
+    """Which kernels sample, see SamplingBatch. What filters also draws and takes the likeliest, at some cost.
+
+    is_masked: rows may have a mask. Its words are read where they lie, and all bits are 1 for a row without one.
+    """
 
     all_greedy: bool
     any_filter: bool
+    is_masked: bool = False
 
 
+MASKED: Final = Kind(all_greedy=False, any_filter=True, is_masked=True)
 FILTERED: Final = Kind(all_greedy=False, any_filter=True)
 DRAWN: Final = Kind(all_greedy=False, any_filter=False)
 GREEDY: Final = Kind(all_greedy=True, any_filter=False)
-KINDS: Final = (FILTERED, DRAWN, GREEDY)
+KINDS: Final = (MASKED, FILTERED, DRAWN, GREEDY)
 """Each does what those after it do."""
 
 
@@ -55,12 +60,13 @@ def capture_order(max_num_seqs: int, max_model_len: int, *, adapted: bool = Fals
     """The graphs that are captured unasked: the largest of each kind, then those for short contexts, large ones first.
 
     The first is larger than any other, in every respect. What it leaves free in the pool of all graphs therefore holds
-    each of the others, whenever it is captured, and the pool stays as large as it was after the first.
+    each of the others, whenever it is captured, and the pool stays as large as it was after the first. Of those that
+    mask only the largest is among them: not all servers are ever asked for a structure.
     adapted: rows may have adapters; steps without any have their own graphs when they have come up often.
     """
     largest = [GraphKey(max_num_seqs, max_model_len, kind, adapted) for kind in KINDS]
     shortest = context_bounds(max_model_len)[0]
-    others = product(reversed(buckets(max_num_seqs)), [shortest], KINDS, [adapted])
+    others = product(reversed(buckets(max_num_seqs)), [shortest], KINDS[1:], [adapted])
     return list(dict.fromkeys([*largest, *(GraphKey(*other) for other in others)]))[:MAX_GRAPHS]
 
 

@@ -13,7 +13,14 @@ buffers too, so that one graph serves any mixture; see adapters.py. Start-up cap
 stand in for all others, and as many more as a second allows; the rest follow while there is nothing to do, or when a
 kind of step has come up often. Small steps with prompts have graphs of their own (mixed_graphs.py). All others go the
 eager way, which computes the same; so do, after a capture that failed, those that no graph stands in for.
-Letters: kernels/ops.py and rows.py; B rows of a bucket.
+
+Rows with masks have graphs in two parts, so that masks are made while the first runs. Between the parts they are
+written to where the second reads them:
+
+    device    | forward part .......... |    | sampling part |        hidden states stay in a buffer in between
+    masks     | tokens -> masks ... | upload |
+
+Letters: kernels/ops.py and rows.py; B rows of a bucket   W words of a mask.
 """
 
 import time
@@ -30,7 +37,7 @@ from torch import Tensor
 from aserve.core.columns import SAMPLING, SamplingColumns
 from aserve.core.ids import Row
 from aserve.core.plan import RowInit, StepPlan
-from aserve.kernels.ops import LoraBatch, SamplingBatch
+from aserve.kernels.ops import LoraBatch, SamplingBatch, TokenMasks
 from aserve.runner.adapters import AdapterSlots
 from aserve.runner.batch import BatchBuilder, Places, StepBatch
 from aserve.runner.device import TORCH_DTYPES, StepDevice
@@ -40,6 +47,7 @@ from aserve.runner.graph_keys import (
     FILTERED,
     GREEDY,
     KINDS,
+    MASKED,
     MAX_GRAPHS,
     GraphKey,
     Kind,
@@ -47,6 +55,7 @@ from aserve.runner.graph_keys import (
     capture_order,
     context_bound,
 )
+from aserve.runner.masks import num_mask_words
 from aserve.runner.mixed_graphs import MixedGraphs
 from aserve.runner.rows import RowTable
 from aserve.runner.step import EagerStep, StepOutput
@@ -122,7 +131,12 @@ class DecodeGraphs:
         self._lora = None if slots is None else LoraBatch(zeros(torch.int64), slots.no_starts())
         self._count_B = torch.arange(num_rows + 1, device=torch_device)
         self._query_starts_B1 = self._count_B.int()
-        self._graphs: dict[GraphKey, Callable[[], None]] = {}
+        num_words = num_mask_words(step.model.spec.vocab_size)
+        self._words_BW = torch.full((num_rows, num_words), -1, dtype=torch.int32, device=torch_device)
+        self._hidden_BE: Tensor | None = None
+        """Made when the first part of a graph is run before it is captured: the model knows its type."""
+        self._graphs: dict[GraphKey, tuple[Callable[[], None], ...]] = {}
+        """Their parts, in the order in which they are launched."""
         self._stand_ins: dict[GraphKey, GraphKey | None] = {}
         self._num_without: Counter[GraphKey] = Counter()
         self._eager_before: dict[Row, float] = {}
@@ -133,11 +147,15 @@ class DecodeGraphs:
         self._loaded: tuple[int, list[int], int] | None = None
         """What the inputs hold for them: padding up to a bucket, these positions, and this version of the slots."""
 
-    def execute(self, plan: StepPlan) -> StepOutput | None:
-        """Launch the plan's graph; None where it has none, and nothing was done. Must see every plan."""
+    def execute(self, plan: StepPlan, masks: Callable[[], TokenMasks] | None = None) -> StepOutput | None:
+        """Launch the plan's graph; None where it has none, and nothing was done. Must see every plan.
+
+        masks: waits for those of the plan, where it has some.
+        """
         self._note(plan.inits)
         if not decodes_alone(plan, self._eager_before):
-            return None if is_controlled(plan, self._eager_before) else self._mixed.execute(plan)
+            goes_eager = masks is not None or is_controlled(plan, self._eager_before)
+            return None if goes_eager else self._mixed.execute(plan)
         rows = [piece.row for piece in plan.slices]
         positions = [piece.start for piece in plan.slices]
         if rows != self._members:
@@ -145,7 +163,8 @@ class DecodeGraphs:
             self._has_adapters = self._slots is not None and self._slots.any_in(rows)
         bucket = next(bucket for bucket in self._buckets if bucket >= len(rows))
         bound = context_bound(max(positions) + 1, self._max_model_len)
-        key = self._choose(GraphKey(bucket, bound, self._kind, self._has_adapters))
+        kind = self._kind if masks is None else MASKED
+        key = self._choose(GraphKey(bucket, bound, kind, self._has_adapters))
         if key is None:
             return None
         if (key.bucket, positions, self._version) != self._loaded:
@@ -153,7 +172,10 @@ class DecodeGraphs:
         if any(piece.new_blocks for piece in plan.slices):
             self._builder.apply_changes(plan)
         self._loaded = None  # where the launch fails, nobody knows
-        self._graphs[key]()
+        for number, part in enumerate(self._graphs[key]):
+            if number:
+                self._load_masks(masks, key.bucket)
+            part()
         self._loaded = (key.bucket, [position + 1 for position in positions], self._version)
         return StepOutput(self._ids_B[: len(rows)], None, None)
 
@@ -196,6 +218,13 @@ class DecodeGraphs:
             buffer_B.copy_(uploaded_B)
         if self._slots is not None and self._lora is not None:
             self._slots.load(self._lora, padded[0], np.ones_like(padded[0]))
+
+    def _load_masks(self, masks: Callable[[], TokenMasks] | None, bucket: int) -> None:
+        """Write the masks of a bucket's rows, once they are made."""
+        made = None if masks is None else masks()
+        self._words_BW[:bucket].fill_(-1)
+        if made is not None:
+            self._words_BW.index_copy_(0, made.rows_Q, made.words_QW)
 
     def capture_at_start_up(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Capture the largest graph of each kind, and more until `START_UP_S` are over. clock: in seconds."""
@@ -241,17 +270,45 @@ class DecodeGraphs:
             return False
         self._load([], [], key.bucket)
         self._loaded = None
-        replay = self._captures.capture(key, partial(self._run, key))
-        if replay is not None:
-            self._graphs[key] = replay
-            self._stand_ins.clear()
-        return replay is not None
+        parts = []
+        for part in (self._run_forward, self._run_sampling) if key.kind.is_masked else (self._run,):
+            replay = self._captures.capture(key, partial(part, key))
+            if replay is None:
+                return False
+            parts.append(replay)
+        self._graphs[key] = tuple(parts)
+        self._stand_ins.clear()
+        return True
 
     def _run(self, key: GraphKey) -> None:
         """The step that is captured: every tensor that it reads or leaves behind is where it will be at a replay."""
+        self._ids_B[: key.bucket].copy_(self._step.execute(self._batch(key)).ids_N)
+        self._move_on(key)
+
+    def _run_forward(self, key: GraphKey) -> None:
+        """Its first part, where rows have masks."""
+        hidden_BE = self._step.forward(self._batch(key))
+        if self._hidden_BE is None:
+            self._hidden_BE = hidden_BE.new_zeros((len(self._words_BW), *hidden_BE.shape[1:]))
+        self._hidden_BE[: key.bucket].copy_(hidden_BE)
+
+    def _run_sampling(self, key: GraphKey) -> None:
+        """Its second part."""
         bucket = key.bucket
+        assert self._hidden_BE is not None, "the first part ran before"
+        masks = TokenMasks(self._count_B[:bucket], self._words_BW[:bucket])
+        batch = replace(self._batch(key), masks=lambda: masks)
+        self._ids_B[:bucket].copy_(self._step.sample(self._hidden_BE[:bucket], batch).ids_N)
+        self._move_on(key)
+
+    def _move_on(self, key: GraphKey) -> None:
+        self._inputs.positions_B[: key.bucket].add_(self._inputs.alive_B[: key.bucket])
+
+    def _batch(self, key: GraphKey) -> StepBatch:
+        """Of a bucket's inputs."""
+        bucket, lora = key.bucket, self._lora
         inputs = self._inputs.up_to(bucket)
-        batch = StepBatch(
+        return StepBatch(
             token_ids_T=self._rows.last_token_R.index_select(0, inputs.rows_B),
             positions_T=inputs.positions_B,
             attention=self._builder.attention(
@@ -266,12 +323,8 @@ class DecodeGraphs:
                 all_greedy=key.kind.all_greedy,
                 any_filter=key.kind.any_filter,
             ),
+            lora=LoraBatch(lora.tokens_N[:bucket], lora.starts_G1) if key.adapted and lora is not None else None,
         )
-        if key.adapted and self._lora is not None:
-            lora = LoraBatch(self._lora.tokens_N[:bucket], self._lora.starts_G1)
-            batch = replace(batch, lora=lora)
-        self._ids_B[:bucket].copy_(self._step.execute(batch).ids_N)
-        inputs.positions_B.add_(inputs.alive_B)
 
     def _places(self, inputs: DecodeInputs) -> Places:
         """Padding has a context of no position."""
@@ -300,8 +353,8 @@ def decodes_alone(plan: StepPlan, eager_before: dict[Row, float]) -> bool:
 
 
 def is_controlled(plan: StepPlan, eager_before: dict[Row, float]) -> bool:
-    """Whether a plan goes beyond temperatures and filters: by masks, scores, drafts, or rows that go the eager way."""
-    return bool(plan.masks) or any(
+    """Whether a plan goes beyond temperatures, filters and masks: by scores, drafts, or rows that go the eager way."""
+    return any(
         piece.target_ids or piece.num_samples > 1 or piece.start + piece.num_tokens < eager_before.get(piece.row, 0)
         for piece in plan.slices
     )

@@ -219,18 +219,19 @@ class ModelRunner:
                 raise SkippedStepError("the step before it failed")
             mover, builder, step, graphs = self._stages
             with torch.inference_mode(), self._device.stepping(), self._threads.of(plan.num_tokens):
-                masks = self._masks.start(plan) if plan.masks else None
+                masks = self._masks.start(plan, landed)
                 if plan.block_ops is not None:
                     mover.move(plan.block_ops)
                 made = self._make_drafts(plan)
-                output = None if graphs is None else graphs.execute(plan)
+                masked = None if masks is None else masks.made
+                output = None if graphs is None else graphs.execute(plan, masked)
                 batch = None
                 if output is None:
                     batch = builder.build(plan, made)
                 else:
                     builder.forget()
                 if batch is not None:
-                    output = step.execute(batch if masks is None else replace(batch, masks=masks))
+                    output = step.execute(batch if masked is None else replace(batch, masks=masked))
                 landing = None if output is None else Landing(plan, batch, output, self._device)
         except BaseException as error:  # the edge of a thread
             self._failed(landed, error)

@@ -48,7 +48,7 @@ def sample_next(model: CausalLM, ops: Ops, hidden_TE: Tensor, last_token_R: Tens
     if is_changed or batch.sampling.banned_SC is not None:
         finite_N = logits_NV.amax(-1).isfinite()
     if batch.masks is not None:
-        ops.mask_logits(logits_NV, batch.masks.made())
+        ops.mask_logits(logits_NV, batch.masks())
     if batch.controls is not None:
         controls = batch.controls if batch.drafts is None else with_history(batch.controls, batch.drafts)
         ops.control_logits(logits_NV, controls)

@@ -9,7 +9,7 @@ from aserve.kernels.ops import KVLayer, Ops, Scores
 from aserve.models.interface import CausalLM, ForwardBatch
 from aserve.runner.batch import StepBatch
 from aserve.runner.rows import RowTable
-from aserve.runner.sampler import sample_next
+from aserve.runner.sampler import Sampled, sample_next
 from aserve.runner.scoring import score_prompt
 
 
@@ -36,13 +36,21 @@ class EagerStep:
     rows: RowTable
 
     def execute(self, batch: StepBatch) -> StepOutput:
-        """The forward pass, which writes the KV cache, and what is sampled and scored after it."""
-        seen = ForwardBatch(batch.positions_T, batch.attention, batch.lora)
-        hidden_TE = self.model.forward(batch.token_ids_T, self.kv, seen)
+        """The forward pass, and what is sampled and scored after it."""
+        hidden_TE = self.forward(batch)
         prompt_scores = None
         if batch.prompt_targets is not None:
             prompt_scores = score_prompt(self.model, self.ops, hidden_TE, batch.prompt_targets)
         if not len(batch.sampled_rows_N):
             return StepOutput(batch.sampled_rows_N, None, prompt_scores)
-        sampled = sample_next(self.model, self.ops, hidden_TE, self.rows.last_token_R, batch)
+        sampled = self.sample(hidden_TE, batch)
         return StepOutput(sampled.ids_N, sampled.scores, prompt_scores, sampled.num_accepted_S)
+
+    def forward(self, batch: StepBatch) -> Tensor:
+        """Hidden states, [T, E]. Writes the KV cache."""
+        seen = ForwardBatch(batch.positions_T, batch.attention, batch.lora)
+        return self.model.forward(batch.token_ids_T, self.kv, seen)
+
+    def sample(self, hidden_TE: Tensor, batch: StepBatch) -> Sampled:
+        """As `sample_next`."""
+        return sample_next(self.model, self.ops, hidden_TE, self.rows.last_token_R, batch)

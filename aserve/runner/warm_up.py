@@ -3,7 +3,7 @@
 They are of one sequence, in row 0 and on the null block, and leave nothing behind that a sequence could see.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -29,9 +29,12 @@ class AnyToken(NamedTuple):
 
     vocab_size: int
 
-    def mask(self) -> bytes:
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """Nothing changes."""
+
+    def masks(self, draft_ids: Sequence[int]) -> bytes:
         """All bits are 1."""
-        return b"\xff" * num_mask_bytes(self.vocab_size)
+        return b"\xff" * num_mask_bytes(self.vocab_size) * (1 + len(draft_ids))
 
 
 MAX_PROMPT_TOKENS: Final = 512
@@ -64,7 +67,8 @@ def warm_up_plans(
         yield one_slice(start, num_tokens, sampling, block_size, step_id)
     if compiles:
         masked = one_slice(0, 1, DRAWN, block_size, len(steps))
-        yield msgspec.structs.replace(masked, masks=((Row(0), AnyToken(vocab_size)),))
+        inits = tuple(msgspec.structs.replace(init, mask=AnyToken(vocab_size)) for init in masked.inits)
+        yield msgspec.structs.replace(masked, inits=inits)
         here, there = BlockId(0), HostBlockId(0)
         swaps = BlockOps(swap_outs=((here, there),), swap_ins=((there, here),)) if can_swap else BlockOps()
         yield StepPlan(len(steps) + 1, (), (), msgspec.structs.replace(swaps, copies=((here, here),)))

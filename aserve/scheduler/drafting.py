@@ -11,6 +11,9 @@ not: its own tokens say later which were right. What does not pay costs the gues
 
 While tokens of a sequence are in flight nothing can be drafted behind them. One whose next tokens are guessed may wait
 until they have landed: if more drafts are expected to be accepted than steps are lost.
+
+Where an answer has a structure, what that forces comes first (foresight.py), and of a guess as much is drafted as the
+structure allows; of a draft model's, which is not known here, nothing.
 """
 
 from collections.abc import Sequence as Several
@@ -19,6 +22,7 @@ from typing import Final
 from aserve.core.ids import SeqId
 from aserve.core.plan import SeqSlice, StepPlan, num_agreeing
 from aserve.core.ports import Proposer
+from aserve.scheduler.foresight import Foresight
 from aserve.scheduler.sequence import Sequence
 from aserve.scheduler.step_cost import Prices, StepCost
 
@@ -32,10 +36,16 @@ PRICE: Final = 0.25
 """Of a draft, before step times are known."""
 ROWS_A_REST: Final = 2
 """Who has no drafts is asked again after a position for each so many rows: of however many, some two in a step."""
+ROWS_A_FORCED_REST: Final = 16
+"""The same, where a structure may force tokens: these come in short runs, of which a rest of any length misses some."""
 LONGEST_REST: Final = 16
 VAIN_A_REST: Final = 4
 """And for each so many times that it was asked in vain, up to `LONGEST_VAIN`."""
 LONGEST_VAIN: Final = 4
+PRICE_OF_FORCED: Final = 0.5
+"""Beyond, what a structure forces is not asked for: to find that out, and to wait, takes what it saves."""
+STEPS_MISSED: Final = 2
+"""By who waits for its tokens, among others who do not: one before its drafts are computed, and one after."""
 CALLS_A_LOOK: Final = 64
 """Between two looks at what steps cost, which are worked out anew for each."""
 
@@ -44,7 +54,7 @@ class DraftCounts:
     """What became of drafts since the start.
 
     num_slices: with drafts, that have landed. num_drafts: of them. accepted_by_position: how many of those that came
-    first behind a known token, second, and so on; empty where nobody has drafts.
+    first behind a known token, second, and so on; empty where nobody has had drafts, and `most` is 0.
     """
 
     def __init__(self, most: int) -> None:
@@ -55,12 +65,13 @@ class DraftCounts:
         """A slice with drafts has landed."""
         self.num_slices += 1
         self.num_drafts += num_drafts
+        self.accepted_by_position += [0] * (num_accepted - len(self.accepted_by_position))
         for position in range(num_accepted):
             self.accepted_by_position[position] += 1
 
 
 class Drafter:
-    """proposer: whom to ask; with None nobody has drafts. cost: of steps."""
+    """proposer: whom to ask; with None nobody has drafts but those that a structure forces. cost: of steps."""
 
     def __init__(self, proposer: Proposer | None, cost: StepCost) -> None:
         self.counts = DraftCounts(0 if proposer is None else proposer.most)
@@ -69,21 +80,30 @@ class Drafter:
         self._prices: Prices | None = None
         self._num_calls = 0
         self._records: dict[SeqId, _Record] = {}
+        self._foresights: dict[SeqId, Foresight] = {}
 
     def adopt(self, sequence: Sequence) -> None:
-        """A sequence is new. It may have drafts if nothing masks its logits, and it is no beam: the search chooses."""
-        is_beam = sequence.group is not None and sequence.group.beams is not None
-        if self._proposer is not None and sequence.constraint is None and not is_beam:
-            sequence.allow_drafts()
+        """A sequence is new. It may have drafts if it is no beam: the search chooses."""
+        if sequence.group is not None and sequence.group.beams is not None:
+            return
+        structure, proposer = sequence.request.structure, self._proposer
+        if structure is not None:
+            self._foresights[sequence.id] = Foresight(structure)
+        if proposer is not None and (structure is None or proposer.foresees):
             self._records[sequence.id] = _Record()
+        if structure is not None or proposer is not None:
+            sequence.allow_drafts()
 
     def forget(self, seq_id: SeqId) -> None:
         """It has ended."""
+        self._foresights.pop(seq_id, None)
         if self._proposer is not None and self._records.pop(seq_id, None) is not None:
             self._proposer.forget(seq_id)
 
     def rewind(self) -> None:
         """A step failed, or what was planned is not to be trusted: nothing that a draft model computed counts."""
+        for foresight in self._foresights.values():
+            foresight.forget()
         if self._proposer is not None and not self._proposer.foresees:
             for seq_id in self._records:
                 self._proposer.forget(seq_id)
@@ -93,14 +113,18 @@ class Drafter:
 
         num_rows: how many sequences share the step.
         """
-        drafts = self._drafts_for(sequence, most, num_rows)
-        record = self._records[sequence.id]
-        if drafts != ():
-            record.num_vain = 0
+        self._look_at_prices()
+        foresight, record = self._foresights.get(sequence.id), self._records.get(sequence.id)
+        if foresight is not None and (drafts := self._forced(foresight, sequence, most, num_rows)) != ():
             return drafts
-        record.num_vain += 1
-        rest = max(num_rows // ROWS_A_REST, min(record.num_vain // VAIN_A_REST, LONGEST_VAIN))
-        sequence.rest_from_drafts(min(rest, LONGEST_REST))
+        drafts = () if record is None else self._guessed(sequence, record, most, num_rows)
+        if drafts == ():
+            sequence.rest_from_drafts(_rest(num_rows, foresight, record))
+            return ()
+        assert record is not None, "it was asked"
+        record.num_vain = 0
+        if drafts and foresight is not None:
+            drafts = foresight.possible(sequence, drafts)
         return drafts
 
     def steps(self, step_id: int, slices: Several[SeqSlice]) -> tuple[StepPlan, ...]:
@@ -118,16 +142,35 @@ class Drafter:
         """A slice with drafts has landed."""
         num_drafts = piece.num_samples - 1
         self.counts.verified(num_drafts, num_accepted)
-        assert self._proposer is not None, "somebody made the drafts"
-        if not self._proposer.foresees and (record := self._records.get(piece.seq_id)) is not None:
+        if self._proposer is None or self._proposer.foresees:
+            return
+        if (record := self._records.get(piece.seq_id)) is not None:
             record.judge(num_accepted, num_drafts)
 
-    def _drafts_for(self, sequence: Sequence, most: int, num_rows: int) -> tuple[int, ...] | None:
-        proposer, record, tokens = self._proposer, self._records[sequence.id], sequence.token_ids
-        assert proposer is not None, "only who was adopted may have drafts"
+    def _forced(self, foresight: Foresight, sequence: Sequence, most: int, num_rows: int) -> tuple[int, ...] | None:
+        """What the structure forces behind a sequence's next token, where it pays; None if that is to wait.
+
+        One that is alone loses no step by waiting, and always does: most runs are of two or three tokens.
+        """
+        if self._price(sequence, num_rows) > PRICE_OF_FORCED:
+            return ()
+        num_flying = sequence.num_computed + 1 - len(sequence.token_ids)
+        if num_flying > 0 and num_rows == 1:
+            return None
+        forced = foresight.forced(sequence)
+        if num_flying > 0:
+            return None if len(forced) > num_flying + STEPS_MISSED else ()
+        return forced[:most]
+
+    def _look_at_prices(self) -> None:
         if self._num_calls % CALLS_A_LOOK == 0:  # who always has drafts never decodes without: roughly is what is known
-            self._prices = self._cost.prices() if proposer.foresees else self._cost.rough_prices()
+            is_rough = self._proposer is not None and not self._proposer.foresees
+            self._prices = self._cost.rough_prices() if is_rough else self._cost.prices()
         self._num_calls += 1
+
+    def _guessed(self, sequence: Sequence, record: "_Record", most: int, num_rows: int) -> tuple[int, ...] | None:
+        proposer, tokens = self._proposer, sequence.token_ids
+        assert proposer is not None, "only who was adopted may have drafts"
         guess: tuple[int, ...] = ()
         if proposer.foresees:
             if record.guess:
@@ -136,7 +179,8 @@ class Drafter:
             if not guess:
                 return ()
             record.note(guess, len(tokens))
-        num_worth, num_expected = record.worth(self._price(sequence, num_rows), proposer.most)
+        making_s = proposer.seconds(num_rows) / num_rows
+        num_worth, num_expected = record.worth(self._price(sequence, num_rows, making_s), proposer.most)
         num_flying = sequence.num_computed + 1 - len(tokens)
         if num_flying > 0:
             return None if num_expected > num_flying else ()
@@ -147,14 +191,20 @@ class Drafter:
                 guess = proposer.propose(sequence.id, tokens, min(num_worth, most))
         return guess[: min(num_worth, most)]
 
-    def _price(self, sequence: Sequence, num_rows: int) -> float:
-        """Of a draft, as a share of what a token of the sequence costs otherwise."""
-        assert self._proposer is not None, "only who was adopted may have drafts"
+    def _price(self, sequence: Sequence, num_rows: int, making_s: float = 0.0) -> float:
+        """Of a draft, as a share of what a token of the sequence costs otherwise. making_s: what the guess takes."""
         if (prices := self._prices) is None:
             return PRICE
         own = prices.base / num_rows + prices.token + prices.row + prices.key * sequence.num_computed
-        making = self._proposer.seconds(num_rows) / num_rows
-        return (prices.token + making) / own if own else PRICE
+        return (prices.token + making_s) / own if own else PRICE
+
+
+def _rest(num_rows: int, foresight: Foresight | None, record: "_Record | None") -> int:
+    """For how many positions one that was asked in vain is left alone."""
+    if foresight is not None or record is None:
+        return min(num_rows // ROWS_A_FORCED_REST, LONGEST_REST)
+    record.num_vain += 1
+    return min(max(num_rows // ROWS_A_REST, min(record.num_vain // VAIN_A_REST, LONGEST_VAIN)), LONGEST_REST)
 
 
 class _Record:

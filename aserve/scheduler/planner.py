@@ -6,9 +6,9 @@ Makes the slices of a plan and moves `num_computed` on. Knows no request and no 
 from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Several
 
-from aserve.core.ids import BlockId, RequestId, Row, SeqId
+from aserve.core.ids import BlockId, RequestId, SeqId
 from aserve.core.layout import STRETCH
-from aserve.core.plan import RowInit, SeqSlice, StepPlan, TokenMask
+from aserve.core.plan import RowInit, SeqSlice, StepPlan
 from aserve.core.speculation import MAX_STEP_DRAFTS
 from aserve.scheduler.admission import Admission, Pace
 from aserve.scheduler.drafting import Drafter
@@ -108,9 +108,8 @@ class Planner:
         self.num_tokens += len(slices)
         moves = residents.copies or residents.scrubs or residents.has_host_memory
         block_ops = residents.take_block_ops() if moves else None
-        masks = draft.masks() if draft.constrained else ()
         drafting = self._drafter.steps(step_id, slices)
-        return StepPlan(step_id, tuple(slices), tuple(draft.inits), block_ops, masks, drafting)
+        return StepPlan(step_id, tuple(slices), tuple(draft.inits), block_ops, drafting)
 
     def _not_free(self, sequence: Sequence, budget: int, draft: "_Draft") -> int | None:
         """Plan a sequence that may have to wait, or may have drafts; returns the number of tokens, 0 if it waits.
@@ -118,7 +117,7 @@ class Planner:
         None, and nothing is planned, where it goes on as any other does.
         """
         start = sequence.num_computed
-        if not draft.takes(sequence):
+        if not sequence.may_advance():
             return 0
         if not sequence.may_have_drafts or sequence.awaits_tokens or start < sequence.num_prefill:
             return None  # what is sampled next may depend on the token that it awaits, by more than the model
@@ -220,8 +219,6 @@ class Planner:
             )
         )
         sequence.num_computed = end
-        if sequence.constraint is not None and end == sequence.num_prefill:
-            draft.constrained.append(sequence)
         return end - start
 
     def _newcomers(
@@ -274,34 +271,17 @@ class Planner:
 
 
 class _Draft:
-    """What a plan will be made of. constrained: who may get a token in it that a constraint decides on."""
+    """What a plan will be made of."""
 
-    __slots__ = ("allowance", "constrained", "inits", "knows_allowance", "num_drafts_left", "slices", "step_id")
+    __slots__ = ("allowance", "inits", "knows_allowance", "num_drafts_left", "slices", "step_id")
 
     def __init__(self, step_id: int) -> None:
         self.step_id = step_id
         self.slices: list[SeqSlice] = []
         self.inits: list[RowInit] = []
-        self.constrained: list[Sequence] = []
         self.allowance: Allowance | None = None
         self.knows_allowance = False
         self.num_drafts_left = MAX_STEP_DRAFTS
-
-    def takes(self, sequence: Sequence) -> bool:
-        """Whether a running sequence may advance. One that does by a token, which a constraint decides on, is noted."""
-        if not sequence.may_advance():
-            return False
-        if sequence.constraint is not None and sequence.num_computed >= sequence.num_prefill:
-            self.constrained.append(sequence)
-        return True
-
-    def masks(self) -> tuple[tuple[Row, TokenMask], ...]:
-        """Of the constrained sequences that have a slice which samples: others may have found no room after all."""
-        return tuple(
-            (sequence.row, sequence.constraint_now())
-            for sequence in self.constrained
-            if sequence.row is not None and sequence.num_computed == len(sequence.token_ids)
-        )
 
 
 def _only_running(running: Several[Sequence], only: Collection[RequestId]) -> Iterator[Sequence]:

@@ -59,8 +59,7 @@ class Sequence:
     may_have_drafts: whether tokens may be guessed for it, see drafting.py. drafted_until: the end of its newest slice
         with drafts; -1 where it has had none.
     free_until: up to this position it may advance without `may_advance` being asked; -1 where that is always asked.
-    constraint: what its answer may say, None where that is anything. It awaits its tokens then, each of which decides
-        what may follow.
+    constraint: what its answer may say, as its row was told; None where that is anything, or it has had no row.
     quiet_until: a token that lands with at most so many positions computed is passed on as it is, if it ends nothing;
         all others take the slow way, as the first does. -1 where all do (scores, ranked choices).
     settled_in: id of the step that was planned when it took its row.
@@ -140,9 +139,7 @@ class Sequence:
         self.last_position = self.free_until = self.max_len - 2
         self.awaits_tokens = self.may_have_drafts = False
         self.drafted_until = -1
-        self.constraint = None if request.structure is None else request.structure.constraint()
-        if self.constraint is not None:
-            self.await_tokens()
+        self.constraint: Constraint | None = None
         scores_prompt = self.sampling.num_prompt_logprobs is not None
         self.quiet_until = -1
         self.num_prefill = num_prompt
@@ -180,17 +177,6 @@ class Sequence:
         """The next positions are planned without asking whether tokens are to be guessed behind them."""
         self.free_until = min(self.num_computed + num_positions, self.last_position)
 
-    def constraint_now(self) -> Constraint:
-        """Its constraint, that has followed all of the answer that is on the host."""
-        constraint = self.constraint
-        assert constraint is not None, "the sequence has a constraint"
-        start, end = self.num_prompt + constraint.num_tokens, len(self.token_ids)
-        if start > end:
-            constraint.rollback(start - end)
-        elif start < end:
-            constraint.advance(self.token_ids[start:])
-        return constraint
-
     @property
     def num_prompt(self) -> int:
         """Tokens of the prompt."""
@@ -220,14 +206,18 @@ class Sequence:
 
     def row_init(self, row: Row, num_bound: int) -> RowInit:
         """What sets its row up: the first `num_bound` blocks, and its history where sampling looks at that."""
-        sampling = self.sampling
+        sampling, structure = self.sampling, self.request.structure
+        if structure is not None:
+            self.constraint = structure.after(self.token_ids[self.num_prompt :]).constraint()
         if sampling.controls is not None:
             output_ids = tuple(self.token_ids[self.num_prompt :])
             controls = msgspec.structs.replace(
                 sampling.controls, prompt_ids=self.request.prompt_token_ids, output_ids=output_ids
             )
             sampling = msgspec.structs.replace(sampling, controls=controls)
-        return RowInit(row, self.id, sampling, tuple(self.table.block_ids[:num_bound]), self.request.adapter)
+        return RowInit(
+            row, self.id, sampling, tuple(self.table.block_ids[:num_bound]), self.request.adapter, self.constraint
+        )
 
     def __repr__(self) -> str:
         return (

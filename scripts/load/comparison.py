@@ -14,12 +14,13 @@ SHOWN: Final[Mapping[str, Sequence[str]]] = {
         *("output_tokens_per_s", "ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms", "per_token_p50_ms"),
         "same_read_fraction",
     ),
+    "structured": ("output_tokens_per_s", "ttft_p50_ms", "itl_p50_ms", "short_answers"),
     "prefix": ("ttft_first_ms", "ttft_later_p50_ms"),
     "trace": ("errors", "goodput_per_s", "output_tokens_per_s", "ttft_p50_ms", "ttft_p99_ms", "per_token_p50_ms"),
 }
 """The figures of the table, by part. Of a closed loop there is a part for each concurrency: c1, c8, ..."""
 
-NOT_COMPARED: Final = ("same_read_fraction", "errors")
+NOT_COMPARED: Final = ("same_read_fraction", "errors", "short_answers")
 """Shown to judge the others by; there is no better or worse."""
 
 

@@ -79,6 +79,19 @@ class Round:
             raise AnswerError(f"{len(self.failures)} of {self.num_asked} requests failed: {self.failures[0]}")
 
 
+def together(rounds: Sequence[Round]) -> Round:
+    """Rounds that ran at the same time, as one."""
+    done = Round(0, wall_s=max(each.wall_s for each in rounds), cpu_s=max(each.cpu_s for each in rounds))
+    for each in rounds:
+        done.num_asked += each.num_asked
+        done.samples += each.samples
+        done.failures += each.failures
+        done.late_s += each.late_s
+        done.num_short += each.num_short
+        done.num_retries += each.num_retries
+    return done
+
+
 @dataclass(slots=True)
 class _Job:
     """A rendered request, when it comes in an open loop, and then: when it was due, and what came back."""

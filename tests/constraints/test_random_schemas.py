@@ -91,7 +91,7 @@ def answer(compiled: Compiled, rng: random.Random) -> str | None:
     """A text drawn from what is allowed; None where it has found no end."""
     constraint, said = compiled.constraint(), bytearray()
     while len(said) < 400:
-        mask = constraint.mask()
+        mask = constraint.masks()
         assert constraint.failure is None
         allowed = [i for i in range(VOCAB_SIZE) if mask[i // 8] >> i % 8 & 1]
         likely = [i for i in allowed if i in LIKELY or i == EOS]

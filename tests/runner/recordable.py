@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aserve.core.layout import KVLayout
-from aserve.kernels.ops import AttentionBatch, KVLayer, Ops, SamplingBatch
+from aserve.kernels.ops import AttentionBatch, KVLayer, Ops, SamplingBatch, TokenMasks
 from aserve.kernels.reference import ReferenceOps
 from aserve.models.interface import CausalLM, ForwardBatch
 from aserve.models.lora import LoraLayers
@@ -30,7 +30,13 @@ LAYOUTS = MappingProxyType({"one group": None, "two groups": KVLayout(windows=(N
 
 
 class RecordableOps(ReferenceOps):
-    """Samples by torch alone; every input of SamplingBatch changes the tokens."""
+    """Masks and samples by torch alone; every input of SamplingBatch changes the tokens."""
+
+    def mask_logits(self, logits_SV: Tensor, masks: TokenMasks) -> None:
+        ids_V = torch.arange(logits_SV.shape[1])
+        is_allowed_QV = masks.words_QW[:, ids_V >> 5] >> (ids_V & 31) & 1 == 1
+        rows_QV = logits_SV.index_select(0, masks.rows_Q)
+        logits_SV.index_copy_(0, masks.rows_Q, rows_QV.masked_fill(~is_allowed_QV, -torch.inf))
 
     def sample(self, logits_SV: Tensor, batch: SamplingBatch) -> Tensor:
         if batch.all_greedy:

@@ -1,7 +1,7 @@
 """Captured decoding steps give what eager ones give, whatever joins, leaves, grows or is sampled how."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import pytest
@@ -145,10 +145,10 @@ def test_after_start_up_no_decoding_step_is_eager(monkeypatch: pytest.MonkeyPatc
     tape = TapeGraphs()
     eager, warm = recordable_runner(None), recordable_runner(tape)
     warm.warm_up()
-    assert tape.num_captures == 4
+    assert tape.num_captures == 6  # those that mask have two parts, those of prompts are one
     before = tape.num_replays
     assert decoded(warm) == decoded(eager)
-    assert (tape.num_captures, tape.num_replays - before) == (4, 8)
+    assert (tape.num_captures, tape.num_replays - before) == (6, 8)
     warm.close()
     eager.close()
 
@@ -159,7 +159,7 @@ def test_start_up_captures_for_a_second_and_no_longer() -> None:
     times_s = (0.3 * tick for tick in range(100))
     runner._with_graphs(lambda graphs: graphs.capture_at_start_up(times_s.__next__))
     runner.close()
-    assert tape.num_captures == 4 + 3  # at 0.3, 0.6 and 0.9 s
+    assert tape.num_captures == 6 + 3  # at 0.3, 0.6 and 0.9 s
 
 
 def test_what_is_missing_is_captured_while_nothing_is_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,26 +258,48 @@ def test_rows_with_something_to_control_go_the_eager_way(changes: dict[str, obje
     assert tape.num_captures == 0
 
 
-def test_a_masked_step_goes_the_eager_way_and_those_around_it_do_not() -> None:
-    """A graph would sample a token that the mask forbids, and one that was loaded before it stands at old positions."""
+def test_masked_steps_have_graphs_and_masks_are_read_where_they_lie() -> None:
+    """Rows with a mask and without, in one step, that come and go: a mask of a step before, of another row, or of
+    padding would change a token. Each row's mask changes with each token.
+    """
+
+    def tokens(graphs: TapeGraphs | None) -> list[tuple[int, ...]]:
+        runner = recordable_runner(graphs)
+        masks = {0: OneOf(3), 2: OneOf(5)}
+        inits = tuple(msgspec.structs.replace(init(row), mask=masks.get(row)) for row in range(4))
+        results = [runner.run(msgspec.structs.replace(four_prompts(), inits=inits)).token_ids]
+        starts = [3] * 4
+        for rows in [[3, 2, 1, 0]] * 6 + [[1, 3]] * 3 + [[0, 1, 2]] * 5:
+            results.append(runner.run(StepPlan(1, tuple(fed(row, starts[row]) for row in rows))).token_ids)
+            for row in rows:
+                starts[row] += 1
+        runner.close()
+        return results
+
     tape = TapeGraphs()
-    eager, captured = recordable_runner(None), recordable_runner(tape)
-    steps = [StepPlan(0, (chunk(0, 0, [1, 2, 3], 1, 2, 3),), (init(0),))]
-    steps += [StepPlan(1 + k, (fed(0, 3 + k),)) for k in range(8)]
-    steps[6] = msgspec.structs.replace(steps[6], masks=((Row(0), OneToken()),))
-    expected = [eager.run(plan).token_ids for plan in steps]
-    assert [captured.run(plan).token_ids for plan in steps] == expected
-    assert expected[6] == (5,)
-    assert tape.num_captures == 1
-    eager.close()
-    captured.close()
+    found = tokens(tape)
+    assert found == tokens(None)
+    assert all(result[1] % 5 == result[3] % 3 == 0 for result in found[1:7])
+    assert tape.num_captures == 2, (
+        "both parts of one graph, which stands in where fewer rows, or none with a mask, go on"
+    )
+    assert tape.num_replays == 2 * (14 - CAPTURE_AFTER)
 
 
-class OneToken:
-    """The mask of token 5."""
+class OneOf:
+    """Masks of every so-manieth token, but for one that changes from token to token."""
 
-    def mask(self) -> bytes:
-        return (1 << 5).to_bytes(num_mask_bytes(VOCAB_SIZE), "little")
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._num_told = 0
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        self._num_told += len(token_ids)
+
+    def masks(self, draft_ids: Sequence[int]) -> bytes:
+        assert not draft_ids
+        ids = range(self._every * (self._num_told % 7), VOCAB_SIZE, self._every)
+        return sum(1 << token_id for token_id in ids).to_bytes(num_mask_bytes(VOCAB_SIZE), "little")
 
 
 def test_buckets_reach_the_largest_batch() -> None:

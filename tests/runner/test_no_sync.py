@@ -32,6 +32,7 @@ from aserve.runner.batch import BatchBuilder
 from aserve.runner.controls import ControlTable
 from aserve.runner.device import TORCH_DTYPES, Array
 from aserve.runner.draft_model import DraftModel
+from aserve.runner.flight import Landed
 from aserve.runner.graphs import DecodeGraphs
 from aserve.runner.kv_store import allocate_kv
 from aserve.runner.masks import MaskMaker
@@ -118,6 +119,7 @@ class MetaDevice:
     """A `StepDevice` whose uploads have no values."""
 
     compiles = False
+    is_host = False
 
     def stepping(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -258,15 +260,17 @@ def check_steps(model: CausalLM) -> None:
     kv = allocate_kv(model.spec, num_blocks=1, block_size=BLOCK_SIZE, dtype=torch.bfloat16, device=META)
     controls = ControlTable(num_rows=4, vocab_size=model.spec.vocab_size, torch_device=META, device=MetaDevice())
     builder, step = BatchBuilder(rows, controls, MetaDevice(), BLOCK_SIZE), EagerStep(model, MetaOps(), kv.layers, rows)
-    masks = MaskMaker(model.spec.vocab_size, MetaDevice())
-    masked = msgspec.structs.replace(DECODE, masks=((Row(1), AnyToken(model.spec.vocab_size)),))
+    masks, over = MaskMaker(model.spec.vocab_size, MetaDevice()), Landed()
+    over.set_result(RuntimeError())
+    mask = AnyToken(model.spec.vocab_size)
+    masked = StepPlan(9, DECODE.slices, (msgspec.structs.replace(PREFILL.inits[0], row=Row(1), mask=mask),))
     draft_model = DraftModel(model, MetaOps(), kv, MetaDevice(), num_rows=2, max_model_len=64, most=2)
     for plan in (PREFILL, MIXED, DECODE, CHUNK_ALONE, CONTROLLED, DRAFTED, SCORED, masked):
         with torch.inference_mode(), no_waiting():
             batch = builder.build(plan, draft_model.make(plan.drafting))
             assert batch is not None
-            if plan.masks:
-                batch = replace(batch, masks=masks.start(plan))
+            if (pending := masks.start(plan, over)) is not None:
+                batch = replace(batch, masks=pending.made)
             ids_N = step.execute(batch).ids_N
         assert (ids_N.shape, ids_N.dtype) == ((sum(piece.num_samples for piece in plan.slices),), torch.int64)
     masks.close()

@@ -22,6 +22,7 @@ from aserve.kernels.cpu import CpuOps
 from aserve.kernels.ops import KVLayer
 from aserve.models.interface import ForwardBatch
 from aserve.models.spec import ModelSpec
+from aserve.runner.device import StepDevice
 from aserve.runner.flight import StepFlight
 from aserve.runner.kv_store import allocate_kv
 from aserve.runner.runner import ModelRunner, SkippedStepError
@@ -104,7 +105,12 @@ def continuation(prompt: Iterable[int], num_tokens: int) -> list[int]:
 
 
 def toy_runner(
-    *, num_blocks: int = 32, block_size: int = 4, max_num_seqs: int = 8, num_host_blocks: int = 0
+    *,
+    num_blocks: int = 32,
+    block_size: int = 4,
+    max_num_seqs: int = 8,
+    num_host_blocks: int = 0,
+    device: StepDevice | None = None,
 ) -> ModelRunner:
     kv = allocate_kv(
         ToyLM.spec, num_blocks=num_blocks, block_size=block_size, dtype=torch.float32, device=torch.device("cpu")
@@ -116,6 +122,7 @@ def toy_runner(
         max_num_seqs=max_num_seqs,
         max_model_len=ToyLM.spec.context_len,
         num_host_blocks=num_host_blocks,
+        device=device,
     )
 
 

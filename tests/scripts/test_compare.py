@@ -73,6 +73,15 @@ def test_who_is_missing_or_fails_is_named_and_the_others_go_on(capsys, monkeypat
     assert [line["peer"] for line in lines if line["bench"] == "compare"] == ["aserve", "other"]
 
 
+def test_structures_are_asked_of_those_that_can_with_all_schemas_at_once(capsys, monkeypatch):
+    """The small server knows no schema: what is checked is that each is asked for, and that all count as one round."""
+    peers = [small_peer("aserve", 0.001, has_structures=True), small_peer("other", 0.001)]
+    code, lines, *_ = run(peers, capsys, monkeypatch, "--parts", "structured", "--batch", "8")
+    assert code == 0
+    [found] = [line for line in lines if line["bench"] == "compare"]
+    assert (found["peer"], found["part"], found["requests"], found["output_tokens"]) == ("aserve", "structured", 8, 32)
+
+
 def test_a_server_that_refuses_requests_has_failed(capsys, monkeypatch):
     code, _, rest, _ = run([small_peer("aserve", 0)], capsys, monkeypatch, "--parts", "closed", "--output-len", "13")
     assert code == 1

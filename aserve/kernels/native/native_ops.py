@@ -16,7 +16,7 @@ from aserve.kernels.cpu import CpuOps
 from aserve.kernels.native.attention import NativeAttention
 from aserve.kernels.native.library import Library
 from aserve.kernels.native.lora import NativeLora
-from aserve.kernels.ops import AttentionBatch, LoraBatch, LoraWeights, SamplingBatch, Scores
+from aserve.kernels.ops import AttentionBatch, LoraBatch, LoraWeights, SamplingBatch, Scores, TokenMasks
 
 _NAMES: Final = {torch.float32: "f32", torch.bfloat16: "bf16"}
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -70,6 +70,7 @@ class NativeOps(CpuOps):
         self._attention = NativeAttention(library)
         self._lora = NativeLora(library)
         self._score = library.function("score_f32", [_POINTER, _INT, _INT, _POINTER, _INT, *[_POINTER] * 4])
+        self._mask = library.function("mask_f32", [_POINTER, _INT, _INT, _POINTER, _POINTER, _INT, _INT])
         self._scratch = torch.empty(0)
 
     def rms_norm(self, x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
@@ -254,6 +255,22 @@ class NativeOps(CpuOps):
         )
         self._kernels[logits_SV.dtype]["sample"](how, logits_SV.data_ptr(), out_S.data_ptr())
         return out_S
+
+    def mask_logits(self, logits_SV: Tensor, masks: TokenMasks) -> None:
+        """A word of a mask at a time."""
+        words_QW = masks.words_QW
+        if logits_SV.dtype != torch.float32 or logits_SV.stride(1) != 1 or not words_QW.is_contiguous():
+            super().mask_logits(logits_SV, masks)
+            return
+        self._mask(
+            logits_SV.data_ptr(),
+            logits_SV.stride(0),
+            logits_SV.shape[1],
+            masks.rows_Q.data_ptr(),
+            words_QW.data_ptr(),
+            words_QW.shape[1],
+            words_QW.shape[0],
+        )
 
     def score(self, logits_SV: Tensor, targets_S: Tensor, num_top: int) -> Scores:
         """A row at a time, in four passes over it; nothing is sorted."""

@@ -258,6 +258,21 @@ void sample_f32(const Sampling* how, const float* logits, int64_t* out) { sample
 
 void sample_bf16(const Sampling* how, const bf16* logits, int64_t* out) { sample_rows(*how, logits, out); }
 
+// -inf where the bit of a mask is 0, in the row that the mask is of; see TokenMasks in ops.py.
+void mask_f32(
+    float* logits, int64_t stride, int64_t vocab, const int64_t* rows, const uint32_t* words, int64_t num_words,
+    int64_t num_masks) {
+#pragma omp parallel for schedule(dynamic) if (num_masks > 1 && num_masks * vocab > GRAIN)
+    for (int64_t mask = 0; mask < num_masks; mask++)
+        for (int64_t first = 0; first < vocab; first += 32) {
+            const uint32_t bits = words[mask * num_words + first / 32];
+            if (bits == ~0u) continue;
+            float* own = logits + rows[mask] * stride + first;
+            const int64_t count = vocab - first < 32 ? vocab - first : 32;
+            for (int64_t i = 0; i < count; i++) own[i] = bits >> i & 1 ? own[i] : -INFINITY;
+        }
+}
+
 // Of a target a row, and of the num_top likeliest; see Scores in ops.py.
 void score_f32(
     const float* logits, int64_t rows, int64_t vocab, const int64_t* targets, int64_t num_top, float* logprobs,
