@@ -49,7 +49,7 @@ def accepts(tokenizer):
     def check(rules, text):
         constraint = compiler.compiled(StructuredOutputs(calls=rules)).constraint()
         for token_id in (*tokenizer.encode(text, add_special_tokens=False), EOS):
-            allowed = constraint.mask()
+            allowed = constraint.masks()
             assert any(allowed), constraint.failure
             if not allowed[token_id // 8] >> token_id % 8 & 1:
                 return False

@@ -51,8 +51,14 @@ async def test_it_is_served_before_a_model_is_there():
 
 @pytest.mark.thorough
 @pytest.mark.timeout(3600)
-async def test_twenty_thousand_requests_from_the_document_find_no_5xx_and_leave_nothing_behind(tmp_path):
-    """By schemathesis, over a real socket: bodies that fit the document and that do not, wrong methods and types."""
+async def test_twenty_thousand_requests_from_the_document_find_no_5xx_and_leave_nothing_behind(tmp_path, caplog):
+    """By schemathesis, over a real socket: bodies that fit the document and that do not, wrong methods and types.
+
+    A deadline of a microsecond may be over before the request is served: that 503 is the right answer, and no other is.
+    """
+    (tmp_path / "schemathesis.toml").write_text(
+        "[checks.not_a_server_error]\nexpected-statuses = ['2xx', '4xx', 503]\n"
+    )
     engine = scripted_engine()
     async with running(engine) as run:
         url = f"http://127.0.0.1:{run.port}"
@@ -67,6 +73,8 @@ async def test_twenty_thousand_requests_from_the_document_find_no_5xx_and_leave_
         said = report.read_text()
         print(said[-2000:])
         assert code == 0, said[-6000:]
+        unavailable = [line for line in caplog.messages if " 503 " in line]
+        assert all("error=queue_timeout" in line for line in unavailable), unavailable
         num_cases = int(re.search(r"(\d+) generated", said)[1])
         assert num_cases >= 20_000
         await asyncio.sleep(1.0)
