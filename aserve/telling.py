@@ -1,6 +1,6 @@
 """What was decided at loading, in lines for people. Knows words, and nothing of how things were decided."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from aserve.core.config import EngineConfig, Facts, GiB, ModelInfo, Options
 from aserve.drafters import num_draft_blocks
@@ -9,6 +9,10 @@ from aserve.kv_cache.host_memory import has_host_tier
 
 if TYPE_CHECKING:
     from aserve.models.checkpoint import Checkpoint
+
+
+UNKNOWN_FORMAT: Final = "none known of this model"
+"""Of what a model writes as calls of tools, or as thoughts."""
 
 
 def startup_lines(parts: EngineParts) -> list[str]:
@@ -31,8 +35,7 @@ def plan_lines(info: ModelInfo, config: EngineConfig, facts: Facts, weights: str
         f"{config.max_num_seqs} at most",
         *swap_space,
         f"generation_config.json: {sampling or 'no sampling defaults'}",
-        f"answers: tool calls as {info.call_format or 'no format that is known'}, "
-        f"thoughts as {info.thought_format or 'no format that is known'}",
+        f"tool calls: {info.call_format or UNKNOWN_FORMAT}; thoughts: {info.thought_format or UNKNOWN_FORMAT}",
     )
 
 

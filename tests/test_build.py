@@ -155,6 +155,7 @@ def test_the_plan_is_printed(folder):
         "KV cache: 511 blocks x 8 = 4088 tokens, 1.0 MiB",
         "concurrency: 7 sequences at the full length of 512 tokens, 256 at most",
         "generation_config.json: temperature 0.6",
+        "tool calls: none known of this model; thoughts: none known of this model",
         describe(select_ops(torch.device("cpu"))),
     ]
     dummy = startup_lines(parts_of(folder, load_format="dummy", dtype="bfloat16", seed=3))

@@ -108,7 +108,7 @@ class Prophet:
 @pytest.fixture
 def prophesy(monkeypatch):
     """Guesses are those of the completions that were seen, and worth it whatever steps take."""
-    monkeypatch.setattr(Drafter, "_price", lambda _drafter, _sequence, _num_rows: 0.0)
+    monkeypatch.setattr(Drafter, "_price", lambda *_: 0.0)
     return lambda seen: monkeypatch.setattr(NgramProposer, "propose", partialmethod(Prophet(seen)))
 
 
@@ -147,7 +147,7 @@ def small_drafts(shrunken):
 
 @pytest.mark.parametrize("kind", PARAMS)
 def test_a_draft_model_changes_no_answer(plain, small_drafts, monkeypatch, kind):
-    monkeypatch.setattr(Drafter, "_price", lambda _drafter, _sequence, _num_rows: 0.0)
+    monkeypatch.setattr(Drafter, "_price", lambda *_: 0.0)
     before = small_drafts.statistics()
     for one, other in zip(
         answers(small_drafts, **PARAMS[kind]), expected := answers(plain, **PARAMS[kind]), strict=True
@@ -162,7 +162,7 @@ def test_a_draft_model_changes_no_answer(plain, small_drafts, monkeypatch, kind)
 
 @pytest.mark.parametrize("kind", ["greedy", "words"])
 def test_a_draft_model_changes_no_answer_where_memory_is_short(plain, shrunken, monkeypatch, kind):
-    monkeypatch.setattr(Drafter, "_price", lambda _drafter, _sequence, _num_rows: 0.0)
+    monkeypatch.setattr(Drafter, "_price", lambda *_: 0.0)
     expected = answers(plain, **PARAMS[kind])
     speculative = {"method": "draft_model", "model": shrunken, "num_speculative_tokens": 4}
     tight = TIGHT | {"kv_cache_memory_bytes": 75 * 2**13}  # of which the draft model has a third
@@ -176,7 +176,7 @@ def test_a_draft_model_changes_no_answer_where_memory_is_short(plain, shrunken, 
 
 def test_the_model_as_its_own_draft_model_is_always_right(monkeypatch):
     """Catches a draft model that has seen another past than its sequence's, and drafts that are compared amiss."""
-    monkeypatch.setattr(Drafter, "_price", lambda _drafter, _sequence, _num_rows: 0.0)
+    monkeypatch.setattr(Drafter, "_price", lambda *_: 0.0)
     with LLM("demo", speculative_config={"model": "demo", "num_speculative_tokens": 4}, dtype="float32") as llm:
         answers(llm, temperature=0.0)
         answers(llm, temperature=0.0)  # what the prefix cache has, the draft model has to compute

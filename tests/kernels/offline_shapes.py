@@ -11,6 +11,7 @@ from collections import defaultdict
 import torch
 from triton.compiler import CompiledKernel
 
+from aserve.core.columns import PenaltyColumns
 from aserve.kernels.fixed_ops import FixedOps
 from aserve.kernels.ops import AttentionBatch, BadWords, LogitControls, LoraBatch, LoraWeights, TokenMasks
 from aserve.kernels.triton_ops import TritonOps
@@ -84,13 +85,14 @@ def sample(ops: TritonOps, vocab_size: int) -> None:
 def control(ops: TritonOps, vocab_size: int) -> None:
     """Every control, then none but a ban."""
     one_Q, row_Q = torch.ones(1), torch.zeros(1, dtype=torch.int64)
+    penalties = PenaltyColumns(one_Q, one_Q, one_Q)
     banned_QC, words_WM = torch.zeros(1, 3, dtype=torch.int64), torch.zeros(2, 4, dtype=torch.int64)
     words = BadWords(words_WM, torch.zeros(2, dtype=torch.int64), torch.zeros(1, 9, dtype=torch.int64))
     counts_RV, bias_RV = torch.zeros(4, vocab_size, dtype=torch.int32), torch.zeros(4, vocab_size)
     logits_SV = torch.empty(2, vocab_size)
     for tables in (
-        (bias_RV, counts_RV, one_Q, one_Q, one_Q, None, words),
-        (None, None, one_Q, one_Q, one_Q, banned_QC, None),
+        (bias_RV, counts_RV, penalties, None, words),
+        (None, None, penalties, banned_QC, None),
     ):
         ops.control_logits(logits_SV, LogitControls(row_Q, row_Q, *tables))
 

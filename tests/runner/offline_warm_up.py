@@ -91,9 +91,11 @@ def steps(rng: random.Random) -> Iterator[StepPlan]:
             length = rng.choice([1, 1, 1, rng.randrange(2, 200)])
             pieces.append(fed(row, start) if length == 1 else chunk(row, start, [0] * length))
         blocks = [0] * -(-MAX_MODEL_LEN // BLOCK_SIZE)
-        inits = tuple(init(p.row, *blocks, sampling=rng.choice(samplings)) for p in pieces)
-        masks = tuple((p.row, AnyToken(SPEC.vocab_size)) for p in pieces if rng.random() < 0.1)
-        yield StepPlan(step_id, tuple(pieces), inits, masks=masks)
+        inits = [init(p.row, *blocks, sampling=rng.choice(samplings)) for p in pieces]
+        masked = (
+            msgspec.structs.replace(i, mask=AnyToken(SPEC.vocab_size)) if rng.random() < 0.1 else i for i in inits
+        )
+        yield StepPlan(step_id, tuple(pieces), tuple(masked))
 
 
 def main() -> None:

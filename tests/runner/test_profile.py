@@ -6,7 +6,7 @@ import torch
 from aserve.core.config import GiB
 from aserve.core.speculation import MAX_STEP_DRAFTS
 from aserve.kernels.cpu import CpuOps
-from aserve.runner.graph_keys import MAX_GRAPHS
+from aserve.runner.graph_keys import KINDS, MAX_GRAPHS
 from aserve.runner.kv_store import allocate_kv
 from aserve.runner.mixed_graphs import MAX_MIXED_GRAPHS
 from aserve.runner.profile import BYTES_PER_GRAPH, MARGIN_BYTES, cpu_kv_budget, graph_budget, kv_budget, largest_step
@@ -39,7 +39,7 @@ def test_graphs_that_are_captured_later_have_their_share():
 
 def test_each_graph_has_a_share_beyond_the_pool_that_all_have_together():
     one, many = (graph_budget(800 * 2**20, *sizes) - 900 * 2**20 for sizes in [(1, 2048), (256, 8192)])
-    assert one == (3 + MAX_MIXED_GRAPHS) * BYTES_PER_GRAPH
+    assert one == (len(KINDS) + MAX_MIXED_GRAPHS) * BYTES_PER_GRAPH
     assert many == (MAX_GRAPHS + MAX_MIXED_GRAPHS) * BYTES_PER_GRAPH
 
 

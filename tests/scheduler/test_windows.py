@@ -14,7 +14,7 @@ from tests.scheduler.sync_loop import SyncLoop, request
 from tests.scheduler.traces import run_trace
 
 WINDOWS = ((3,), (None, 3), (5, None, 1), (1,))
-NUM_TRACES = 40
+NUM_TRACES = 80
 
 
 def trace(seed: int, *, checked: bool = True) -> SyncLoop:

@@ -332,7 +332,7 @@ async def test_who_does_not_read_refusals_does_not_make_them_pile_up():
             await asyncio.sleep(0)
         transports = [one._transport for one in place.site.connections._open]
         written = [transport.get_write_buffer_size() for transport in transports if not transport.is_closing()]
-        assert max(written) < 2 * MAX_HELD_BYTES
+        assert max(written, default=0) < 2 * MAX_HELD_BYTES
         client.reset()
         await place.site.quiet(num_open=2)
         await place.let_go()
