@@ -64,4 +64,4 @@ async def round_trip(client):
 
 
 def test_the_formats_that_were_chosen_are_told_at_the_start(server):
-    assert re.search(r"answers: tool calls as hermes, thoughts as no format that is known", "\n".join(server.lines))
+    assert re.search(r"tool calls: hermes; thoughts: none known of this model", "\n".join(server.lines))
