@@ -12,7 +12,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 : "${1:?a folder for the wheels}"
 PYTHON=${PYTHON:-$([ -x "$here/../.venv/bin/python" ] && echo "$here/../.venv/bin/python" || echo python3)}
 platforms=(--platform manylinux2014_x86_64)
-for glibc in $(seq 17 28); do
+for glibc in $(seq 17 34); do
     platforms+=(--platform "manylinux_2_${glibc}_x86_64")
 done
 

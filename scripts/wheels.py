@@ -102,7 +102,7 @@ def _applies(requirement: Requirement) -> bool:
 
 
 def _fits(wheel: Path) -> bool:
-    platforms = ["manylinux2014_x86_64", *(f"manylinux_2_{minor}_x86_64" for minor in range(5, 29))]
+    platforms = ["manylinux2014_x86_64", *(f"manylinux_2_{minor}_x86_64" for minor in range(5, 35))]
     accepted: set[Tag] = {*cpython_tags(PYTHON, platforms=platforms), *compatible_tags(PYTHON, "cp312", platforms)}
     return not accepted.isdisjoint(parse_wheel_filename(wheel.name)[3])
 

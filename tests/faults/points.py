@@ -110,8 +110,12 @@ class _Pieces:
 
 
 async def _later(result: Any) -> Any:
-    for _ in range(TURNS):
-        await asyncio.sleep(0)
+    try:
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+    except BaseException:
+        result.close()
+        raise
     return await result
 
 
@@ -188,7 +192,7 @@ POINTS = (
     Point("server send", of("transport", "send"), cuts=True),
     Point("direct line write", of("transport", "write"), cuts=True),
     Point("direct line is_clear", of("transport", "is_clear")),
-    Point("request id", at((request_id, "Headers"))),
+    Point("request id", at((request_id, "id_of"))),
     Point("guard head", at((middleware, "check_head"))),
     Point("executor submit", lambda world: [(world.engine.workers._executor, "submit")]),
     Point("whose it is", at((endpoint, "tenant_of"))),
