@@ -9,6 +9,7 @@ import asyncio
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from aserve.mailbox import Keeper, Mailbox
 from aserve.metrics.engine_metrics import EngineMetrics, RequestTimes
 from aserve.scheduler import landing
 from aserve.scheduler.beam import BeamSearch
+from aserve.scheduler.deadlines import Deadlines
 from aserve.scheduler.held_back import Ranking
 from aserve.scheduler.residents import Residents
 from aserve.tenants import Tenants
@@ -160,6 +162,17 @@ def of(part: str, attribute: str) -> Callable[[World], list[tuple[Any, str]]]:
     return lambda world: [(getattr(world, part), attribute)]
 
 
+class _AlwaysDue(Deadlines):
+    """Is looked at before every plan, as if somebody's time were up."""
+
+    next_s = property(lambda _: -inf, lambda _, __: None)  # type: ignore[assignment]
+
+
+def _expire(world: World) -> list[tuple[Any, str]]:
+    world.scheduler._deadlines = _AlwaysDue()
+    return [(world.scheduler, "expire")]
+
+
 class _Table:
     """A table of the tokenizer's whose look-ups can be trapped."""
 
@@ -224,7 +237,7 @@ POINTS = (
     Point("preparation hashes", of("scheduler", "prompt_hashes"), wraps_pieces=True),
     # The scheduler.
     Point("scheduler check_room", of("scheduler", "check_room")),
-    Point("scheduler expire", of("scheduler", "expire"), of_nobody=True),
+    Point("scheduler expire", _expire, of_nobody=True),
     Point("scheduler add", of("scheduler", "add")),
     Point("scheduler fork", of("scheduler", "fork")),
     Point("scheduler history", of("scheduler", "history")),
