@@ -245,7 +245,9 @@ class Residents:
             if sequence.settled_in >= first_step or blocks.intersection(sequence.table.block_ids):
                 self.quarantine([sequence])  # others get the blocks, and nobody knows what was written there
                 self.preempt([sequence], None, may_swap=False)
-        self._forget_swapped([s for s in self.swapped if host_ids.intersection(s.table.host_ids)])
+        # What was swapped out by one of these steps is lost, and so is what is still to be, of who took its row in one.
+        lost = [s for s in self.swapped if s.settled_in >= first_step or host_ids.intersection(s.table.host_ids)]
+        self._forget_swapped(lost)
         self._cache.distrust_host(host_ids)
 
     def restart(self, sequences: Iterable[Sequence]) -> None:

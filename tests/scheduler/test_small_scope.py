@@ -82,9 +82,9 @@ def essence(loop: SyncLoop) -> bytes:
     return pickle.dumps((sequences, answers, flying, cached, list(scheduler._residents._free_rows), inquest))
 
 
-def explore(depth: int, *, num_host_blocks: int) -> int:
-    """Make every sequence of `depth` moves, checking each; from each state drain, and compare. Returns the states."""
-    first = SyncLoop(
+def beginning(num_host_blocks: int) -> SyncLoop:
+    """Nothing has happened yet."""
+    return SyncLoop(
         num_blocks=5,
         block_size=2,
         max_num_seqs=3,
@@ -93,6 +93,11 @@ def explore(depth: int, *, num_host_blocks: int) -> int:
         num_host_blocks=num_host_blocks,
         preemption=PreemptionRule("swap"),
     )
+
+
+def explore(depth: int, *, num_host_blocks: int) -> int:
+    """Make every sequence of `depth` moves, checking each; from each state drain, and compare. Returns the states."""
+    first = beginning(num_host_blocks)
     seen = {essence(first)}
     frontier = [first]
     for _ in range(depth):
@@ -109,6 +114,16 @@ def explore(depth: int, *, num_host_blocks: int) -> int:
         loop.drain()
         loop.compare()
     return len(seen)
+
+
+def test_what_a_failed_step_was_to_copy_is_not_swapped_out_afterwards():
+    """A second choice shares a block, whose copy is in the step that fails, and is swapped out behind that step."""
+    loop = beginning(num_host_blocks=4)
+    loop = made(made(loop, ("add", "a")), ("add", "b"))
+    for kind in ("plan", "plan", "commit", "plan", "commit", "commit", "plan", "plan", "commit", "plan", "fail"):
+        loop = made(loop, (kind, ""))
+    loop.drain()
+    loop.compare()
 
 
 def test_every_short_interleaving_keeps_every_invariant():
