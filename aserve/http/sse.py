@@ -83,6 +83,7 @@ class EventStream(EventSourceResponse):
             line.request(self._first)
             self._line = line
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        self._since_s = self._time()  # else the silence before the first piece would be broken at once
         async with task_group() as tasks:
             keeper = tasks.create_task(self._keep_alive(send), name="aserve: keep-alive")
             await self._write_all(send)
