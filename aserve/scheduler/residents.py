@@ -245,7 +245,8 @@ class Residents:
             if sequence.settled_in >= first_step or blocks.intersection(sequence.table.block_ids):
                 self.quarantine([sequence])  # others get the blocks, and nobody knows what was written there
                 self.preempt([sequence], None, may_swap=False)
-        # What was swapped out by one of these steps is lost, and so is what is still to be, of who took its row in one.
+        # Lost on the host: what these steps were to swap out, and all of who took its row in one of them and is swapped
+        # out already, for what was copied or computed for it never was.
         lost = [s for s in self.swapped if s.settled_in >= first_step or host_ids.intersection(s.table.host_ids)]
         self._forget_swapped(lost)
         self._cache.distrust_host(host_ids)
