@@ -19,13 +19,17 @@ from aserve.http.middleware import MAX_BODY_BYTES, MAX_TOTAL_BODY_BYTES, PUBLIC_
 from aserve.http.openai.adapters import load_adapter, unload_adapter
 from aserve.http.openai.chat import chat_completions
 from aserve.http.openai.completions import completions
-from aserve.http.openai.glance import generation_glance, text_glance
+from aserve.http.openai.glance import generation_glance, input_glance, text_glance
 from aserve.http.openai.models import model_routes
+from aserve.http.openai.responses.create import create_response
+from aserve.http.openai.responses.keeping import Kept
+from aserve.http.openai.responses.later import later_routes
 from aserve.http.openai.tokenize import detokenize, tokenize
 from aserve.http.openapi import openapi_route
 from aserve.http.ops import ops_routes
 from aserve.http.request_id import RequestIds
 from aserve.http.sse import StreamLimits
+from aserve.stores.responses import MemoryStore, ResponseStore
 
 BASE_BODY_BYTES: Final = 3 * 1024 * 1024
 """Of a body, whatever the context: a long field besides the prompt, or a batch of short prompts."""
@@ -42,6 +46,7 @@ def create_app(
     max_total_body_bytes: int = MAX_TOTAL_BODY_BYTES,
     body_timeout_s: float = 10.0,
     stream_limits: StreamLimits | None = None,
+    response_store: ResponseStore | None = None,
 ) -> Starlette:
     """The application. `engine` may be entered later, and by whom is not its business: until then it answers 503.
 
@@ -50,8 +55,10 @@ def create_app(
     max_body_bytes: of a request; None for `body_limit`, up to which a body that is refused costs little to refuse.
     body_timeout_s: how long the client may be silent within its body.
     max_total_body_bytes: of all that are being received; a large one beyond it is answered with 503.
+    response_store: where /v1/responses keeps them; None is memory of its own. Whoever made it closes it.
     """
     limits = stream_limits or StreamLimits()
+    kept = Kept(response_store or MemoryStore())
 
     def post(path: str, handler: Handler, glance: Glance, *, generates: bool = False) -> Route:
         return Route(path, JsonEndpoint(engine, handler, glance, generates=generates), methods=["POST"])
@@ -59,6 +66,8 @@ def create_app(
     routes = [
         post("/v1/chat/completions", chat_completions(engine, limits), generation_glance(engine), generates=True),
         post("/v1/completions", completions(engine, limits), generation_glance(engine), generates=True),
+        post("/v1/responses", create_response(engine, limits, kept), input_glance(engine), generates=True),
+        *later_routes(kept, limits),
         post("/tokenize", tokenize(engine), text_glance(engine)),
         post("/detokenize", detokenize(engine), text_glance(engine)),
         post("/v1/load_lora_adapter", load_adapter(engine), at_nothing),

@@ -75,7 +75,7 @@ class Edge:
             await error_response(error, scope.get(SCOPE_KEY))(scope, receive, send)
 
 
-class _Reply:
+class Reply:
     """The answer to a request. has_begun: an error can have no status any more, nor anything after it.
 
     headers: what every answer says besides its own.
@@ -120,7 +120,7 @@ class JsonEndpoint:
         """Answer one request."""
 
         tenant, workers = tenant_of(scope), self._engine.workers
-        reply = _Reply(scope, receive, send, lambda: limit_headers(self._engine.tenants.allowances(tenant)))
+        reply = Reply(scope, receive, send, lambda: limit_headers(self._engine.tenants.allowances(tenant)))
         with ExitStack() as while_open:
             try:
                 _ = self._engine.info  # without a model no request is worth reading
@@ -141,7 +141,7 @@ class JsonEndpoint:
             async with while_connected(receive):
                 await self._handle(exchange, reply)
 
-    async def _handle(self, exchange: Exchange, reply: _Reply) -> None:
+    async def _handle(self, exchange: Exchange, reply: Reply) -> None:
         try:
             await self._handler(exchange)
         except ClientGone:
