@@ -96,35 +96,37 @@ class Output:
 
     def end(self, finish_reason: FinishReason | None) -> list[Event]:
         """What is left at the end. finish_reason: None where it failed."""
+        status = "completed" if finish_reason is FinishReason.STOP else "incomplete"
         if self._parser is not None:
-            self._take(self._parser.finish())
+            self._take(self._parser.finish(), status)
             self._parser = None
         if not self.items and self._open is None and finish_reason is FinishReason.STOP:
             self._begin(MESSAGE)
-        self._close("completed" if finish_reason is FinishReason.STOP else "incomplete")
+        self._close(status)
         return self._told()
 
     def _told(self) -> list[Event]:
         events, self._events = self._events, []
         return events
 
-    def _take(self, events: Sequence[AnswerEvent]) -> None:
+    def _take(self, events: Sequence[AnswerEvent], status: str = "completed") -> None:
+        """status: of a call that ends with them."""
         for event in events:
             if isinstance(event, Content):
                 self._say(MESSAGE, event.text)
             elif isinstance(event, Reasoning):
                 self._say(REASONING, event.text)
             elif event.index == 0 or not self._reading.is_single:
-                self._call(event)
+                self._call(event, status)
 
-    def _call(self, event: CallBegins | Arguments | CallEnds) -> None:
+    def _call(self, event: CallBegins | Arguments | CallEnds, status: str) -> None:
         if isinstance(event, CallBegins):
             self._close()
             self._begin(CALL, call_id=event.call_id or self._reading.new_id(), name=event.name)
         elif isinstance(event, Arguments):
             self._say(CALL, event.text)
         else:
-            self._close()
+            self._close(status)
 
     def _say(self, kind: str, text: str, scores: Sequence[TokenScores] = ()) -> None:
         if self._open is None or self._open["type"] != kind:
