@@ -63,6 +63,10 @@ class ResponseStore(Protocol):
         """Forget it; whether it was there."""
         ...
 
+    def close(self) -> None:
+        """Do what was asked for before, and take no more. Idempotent."""
+        ...
+
 
 class MemoryStore:
     """Keeps responses as long as the process lives."""
@@ -99,6 +103,9 @@ class MemoryStore:
             return False
         self._drop(id)
         return True
+
+    def close(self) -> None:
+        """There is nothing to close."""
 
     def _drop(self, id: str) -> None:
         self.num_bytes -= self._records.pop(id)[1].num_bytes
@@ -143,7 +150,7 @@ class SqliteStore:
         return await self._run(self._delete, tenant, id)
 
     def close(self) -> None:
-        """Do what was asked for before, and close the file. Idempotent."""
+        """See `ResponseStore`."""
         if not self._is_closed:
             self._is_closed = True
             self._thread.submit(self._connection.close)
