@@ -1,4 +1,4 @@
-"""openai-agents with its default model, which is /v1/responses: runs, streams, tools, types, handoffs, conversations."""
+"""openai-agents with its default model, which is /v1/responses: runs, streams, tools, types, conversations."""
 
 import pytest
 

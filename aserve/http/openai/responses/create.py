@@ -22,7 +22,14 @@ from aserve.http.openai.responses.background import Job
 from aserve.http.openai.responses.items import Messages, input_items, messages_of
 from aserve.http.openai.responses.keeping import Kept
 from aserve.http.openai.responses.output import Output, Tokens
-from aserve.http.openai.responses.shapes import ENCRYPTED, ResponseFields, params_of, parse_response, tool_use_of
+from aserve.http.openai.responses.shapes import (
+    ENCRYPTED,
+    ResponseFields,
+    flat_name,
+    params_of,
+    parse_response,
+    tool_use_of,
+)
 from aserve.http.openai.responses.wire import Response, ResponseWire
 from aserve.http.openai.tools import thinking_hints
 from aserve.http.reading import Reading, enforced, reading_of
@@ -63,7 +70,8 @@ async def _create(engine: Engine, limits: StreamLimits, kept: Kept, exchange: Ex
     items = await exchange.work(input_items, fields.input)
     if fields.previous_response_id is not None:
         items = [*await kept.history(tenant, fields.previous_response_id, exchange.workers), *items]
-    messages = await exchange.work(messages_of, items, fields.instructions)
+    has_developer = engine.texts.has_role("developer")
+    messages = await exchange.work(messages_of, items, fields.instructions, has_developer=has_developer)
     prompt = await _prompt(engine, fields, messages, use)
     reading = reading_of(engine, use, prompt)
     generation = Generation(
@@ -167,6 +175,11 @@ def _output(engine: Engine, fields: ResponseFields, reading: Reading) -> Output:
     return Output(
         reading,
         None if reading.new_parser is None else Tokens(token_bytes),
+        names={
+            flat_name(namespace, function.name): (namespace, function.name)
+            for namespace, function in fields.functions
+            if namespace is not None
+        },
         spell=(lambda scores: list(chat_logprobs(speller, scores)["content"])) if fields.with_logprobs else None,
         seals=ENCRYPTED in (fields.include or ()),
     )
@@ -175,9 +188,7 @@ def _output(engine: Engine, fields: ResponseFields, reading: Reading) -> Output:
 def _head(fields: ResponseFields, model: str, params: SamplingParams) -> Response:
     """A response before anything of it is made."""
     text = fields.text
-    tools = [
-        {"type": tool.type, **_told(tool, "name", "description", "parameters", "strict")} for tool in fields.tools or ()
-    ]
+    tools = [_tool_told(msgspec.to_builtins(tool)) for tool in fields.tools or ()]
     choice = fields.tool_choice or "auto"
     reasoning = fields.reasoning
     return {
@@ -217,8 +228,12 @@ def _head(fields: ResponseFields, model: str, params: SamplingParams) -> Respons
     }
 
 
-def _told(struct: msgspec.Struct, *names: str) -> dict[str, Any]:
-    return {name: getattr(struct, name) for name in names}
+def _tool_told(tool: dict[str, Any]) -> dict[str, Any]:
+    """With null for what SDKs look for in a function."""
+    told = {name: value for name, value in tool.items() if value is not None}
+    if tool["type"] == "namespace":
+        return told | {"tools": [_tool_told(function) for function in tool["tools"]]}
+    return {"description": None, "parameters": None, "strict": None, **told}
 
 
 def _given(struct: msgspec.Struct) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from msgspec import Meta
 from aserve.core.errors import InvalidRequestError
 from aserve.http.errors import echo
 from aserve.http.openai.fields import check_names
+from aserve.http.openai.responses.shapes import flat_name
 from aserve.http.shapes import converted
 
 Item = dict[str, Any]
@@ -53,7 +54,7 @@ class CallItem(msgspec.Struct, frozen=True, kw_only=True):
     id: ItemId | None = None
     status: Status | None = None
     caller: None = None
-    namespace: None = None
+    namespace: Annotated[str, Meta(max_length=256)] | None = None
 
 
 class CallOutputItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +67,7 @@ class CallOutputItem(msgspec.Struct, frozen=True, kw_only=True):
     status: Status | None = None
     name: str | None = None
     caller: None = None
-    namespace: None = None
+    namespace: Annotated[str, Meta(max_length=256)] | None = None
 
 
 class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,8 +186,12 @@ def _thoughts(item: Item) -> str:
         raise InvalidRequestError("encrypted_content was not made here, and cannot be read") from None
 
 
-def messages_of(items: Iterable[Item], instructions: str | None) -> Messages:
-    """The conversation, as chat templates take it. items: of `input_items`, and outputs of earlier responses."""
+def messages_of(items: Iterable[Item], instructions: str | None, *, has_developer: bool) -> Messages:
+    """The conversation, as chat templates take it. items: of `input_items`, and outputs of earlier responses.
+
+    has_developer: the template has such messages; else they are told as the system's. Those at the beginning are one:
+    most templates take one.
+    """
     messages: Messages = []
     if instructions:
         messages.append({"role": "system", "content": instructions})
@@ -204,15 +209,20 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> Messages:
                 }
             )
         elif kind == "message" and item["role"] != "assistant":
-            messages.append({"role": item["role"], "content": "\n".join(_texts("content", item["content"]))})
+            role = "system" if item["role"] == "developer" and not has_developer else item["role"]
+            text = "\n".join(_texts("content", item["content"]))
+            if role == "system" and len(messages) == 1 and messages[0]["role"] == "system":
+                messages[0]["content"] += f"\n\n{text}"
+            else:
+                messages.append({"role": role, "content": text})
         elif kind == "reasoning":
             if thoughts := _thoughts(item):
                 _turn(messages, "reasoning", "content", "tool_calls")["reasoning"] = thoughts
         elif kind == "message":
             _turn(messages, "content", "tool_calls")["content"] = "\n".join(_texts("content", item["content"]))
         else:
-            called[item["call_id"]] = item["name"]
-            function = {"name": item["name"], "arguments": item["arguments"]}
+            called[item["call_id"]] = name = flat_name(item.get("namespace"), item["name"])
+            function = {"name": name, "arguments": item["arguments"]}
             call = {"id": item["call_id"], "type": "function", "function": function}
             _turn(messages).setdefault("tool_calls", []).append(call)
     return messages

@@ -7,7 +7,8 @@ once: whatever pieces a text comes in, its items are the same, but for their ids
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 from aserve.core.answer_events import AnswerEvent, AnswerParser, Arguments, CallBegins, CallEnds, Content, Reasoning
@@ -64,17 +65,24 @@ class Output:
     """The items of one response. num_reasoning_tokens: those of thoughts, without their markers.
 
     tokens: where not all that is said is content. spell: None where logprobs are not asked for. seals: reasoning items
-    have encrypted_content.
+    have encrypted_content. names: of functions in namespaces, by what the model calls them: (namespace, name).
     """
 
     def __init__(
-        self, reading: Reading, tokens: Tokens | None = None, *, spell: Spell | None = None, seals: bool = False
+        self,
+        reading: Reading,
+        tokens: Tokens | None = None,
+        *,
+        names: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+        spell: Spell | None = None,
+        seals: bool = False,
     ) -> None:
         self.items: list[Item] = []
         self.num_reasoning_tokens = 0
         self._reading = reading
         self._parser: AnswerParser | None = None if reading.new_parser is None else reading.parser()
         self._tokens = tokens
+        self._names = names
         self._spell = spell
         self._seals = seals
         self._open: Item | None = None  # as it was added
@@ -122,7 +130,9 @@ class Output:
     def _call(self, event: CallBegins | Arguments | CallEnds, status: str) -> None:
         if isinstance(event, CallBegins):
             self._close()
-            self._begin(CALL, call_id=event.call_id or self._reading.new_id(), name=event.name)
+            namespace, name = self._names.get(event.name, (None, event.name))
+            within = {} if namespace is None else {"namespace": namespace}
+            self._begin(CALL, call_id=event.call_id or self._reading.new_id(), name=name, **within)
         elif isinstance(event, Arguments):
             self._say(CALL, event.text)
         else:

@@ -49,13 +49,25 @@ REFUSED: Final[Mapping[str, str]] = {
 """Fields of OpenAI's that do not work here, with what there is instead. Null asks for nothing."""
 
 
-class FunctionTool(Tool, frozen=True, kw_only=True):
-    """tools[]."""
+class FunctionTool(Tool, frozen=True, kw_only=True, tag_field="type", tag="function"):
+    """tools[] of the type function."""
 
-    type: Literal["function"]
     allowed_callers: None = None
     defer_loading: None = None
     output_schema: None = None
+
+
+class NamespaceTool(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="namespace"):
+    """tools[] of the type namespace: functions that are called by its name and their own, as Codex has them."""
+
+    name: ToolName
+    tools: Annotated[list[FunctionTool], Meta(min_length=1, max_length=MAX_TOOLS)]
+    description: str | None = None
+
+
+def flat_name(namespace: str | None, name: str) -> str:
+    """What the model is told that a function is called."""
+    return name if namespace is None else f"{namespace}__{name}"
 
 
 class ChosenTool(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +134,8 @@ class ResponseFields(msgspec.Struct, frozen=True, kw_only=True):
     user: ShortText | None = None
     safety_identifier: ShortText | None = None
     prompt_cache_key: ShortText | None = None
-    tools: Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None = None
+    client_metadata: dict[str, str] | None = None
+    tools: Annotated[list[FunctionTool | NamespaceTool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: PositiveInt | None = None
@@ -165,6 +178,17 @@ class ResponseFields(msgspec.Struct, frozen=True, kw_only=True):
         return LOGPROBS in (self.include or ())
 
     @property
+    def functions(self) -> list[tuple[str | None, Tool]]:
+        """The tools that there are, each with its namespace."""
+        found: list[tuple[str | None, Tool]] = []
+        for tool in self.tools or ():
+            if isinstance(tool, NamespaceTool):
+                found += [(tool.name, function) for function in tool.tools]
+            else:
+                found.append((None, tool))
+        return found
+
+    @property
     def effort(self) -> Effort | None:
         """Of reasoning."""
         return None if self.reasoning is None else self.reasoning.effort
@@ -196,12 +220,16 @@ def parse_response(raw: Mapping[str, Any]) -> ResponseFields:
     return fields
 
 
+FUNCTION_NAMES: Final = ("type", *FunctionTool.__struct_fields__)
+NAMESPACE_NAMES: Final = ("type", *NamespaceTool.__struct_fields__)
+
+
 def _check_kinds(raw: Mapping[str, Any]) -> None:
     """Raise `InvalidRequestError` for tools that OpenAI runs, or a choice of one, by what they are called."""
     tools = raw.get("tools")
     for index, tool in enumerate(tools if isinstance(tools, list) else ()):
         kind = tool.get("type") if isinstance(tool, dict) else None
-        if isinstance(kind, str) and kind != "function":
+        if isinstance(kind, str) and kind not in ("function", "namespace"):
             raise InvalidRequestError(
                 f"tools[{index}]: the type {echo(kind)} is not supported; tools are functions that the client calls",
                 "tools",
@@ -222,14 +250,21 @@ def _check_parts(raw: Mapping[str, Any]) -> None:
     if (format := (raw.get("text") or {}).get("format")) is not None:
         check_names(format, TextFormat.__struct_fields__, "text.format.")
     for index, tool in enumerate(raw.get("tools") or ()):
-        check_names(tool, FunctionTool.__struct_fields__, f"tools[{index}].")
+        is_function = tool["type"] == "function"
+        check_names(tool, (FUNCTION_NAMES if is_function else NAMESPACE_NAMES), f"tools[{index}].")
+        for place, function in enumerate(tool.get("tools", ())):
+            check_names(function, FUNCTION_NAMES, f"tools[{index}].tools[{place}].")
     if isinstance(choice := raw.get("tool_choice"), dict):
         check_names(choice, ToolChoice.__struct_fields__, "tool_choice.")
 
 
 def tool_use_of(fields: ResponseFields) -> ToolUse | None:
     """What tools and tool_choice come to; None where nothing may be called. Raises `InvalidRequestError`."""
-    tools, choice = fields.tools or [], fields.tool_choice
+    choice = fields.tool_choice
+    tools = [
+        function if namespace is None else _renamed(function, flat_name(namespace, function.name))
+        for namespace, function in fields.functions
+    ]
     if not tools:
         if choice not in (None, "none", "auto"):
             raise InvalidRequestError("tool_choice needs tools", "tool_choice")
@@ -248,6 +283,12 @@ def tool_use_of(fields: ResponseFields) -> ToolUse | None:
         raise InvalidRequestError("tool_choice of the type allowed_tools has mode and tools", "tool_choice")
     allowed = named_tools(tools, [tool.name for tool in choice.tools])
     return ToolUse(tools=allowed, is_required=choice.mode == "required", is_single=is_single)
+
+
+def _renamed(function: Tool, name: str) -> Tool:
+    """Raises `InvalidRequestError` where the name gets too long."""
+    given = {"name": name, "description": function.description, "strict": function.strict}
+    return converted({**given, "parameters": function.parameters}, Tool)
 
 
 def params_of(engine: Engine, fields: ResponseFields) -> SamplingParams:
