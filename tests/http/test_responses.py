@@ -11,7 +11,7 @@ from tests.engines import SPECIAL_TOKENS, says, scripted_engine
 from tests.fakes import FakeKV, FakeScript, ScriptedRunner
 from tests.http.conftest import client_of
 from tests.http.responses import TOOLS, URL, ask, events_of, put_together, sdk
-from tests.http.test_tools import CALL, THOUGHT, speaking
+from tests.http.test_tools import CALL, TEMPLATE, THOUGHT, speaking
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
@@ -161,6 +161,47 @@ async def test_items_become_the_messages_of_the_template():
         )
         sealed = [*items[:1], {"type": "reasoning", "summary": [], "encrypted_content": "aserve.SG0="}, *items[2:3]]
         assert await prompt_of(engine, runner, input=sealed) == "<|user|>hi<|end|><|assistant|>HmSo<|end|><|assistant|>"
+
+
+async def test_a_developers_messages_are_told_to_a_template_that_has_none():
+    """As the system's, those at the beginning as one: a template may drop a role that it does not know."""
+    runner = ScriptedRunner(model=FakeScript(says("x")))
+    items = [{"role": role, "content": role[0]} for role in ("developer", "system", "user", "developer")]
+    async with speaking("x", runner=runner) as engine:
+        told = await prompt_of(engine, runner, input=items, instructions="i")
+    assert told == "<|system|>i\n\nd\n\ns<|end|><|user|>u<|end|><|system|>d<|end|><|assistant|>"
+    runner = ScriptedRunner(model=FakeScript(says("x")))
+    async with speaking("x", runner=runner, template="{# developer #}" + TEMPLATE) as engine:
+        told = await prompt_of(engine, runner, input=items)
+    assert told.count("<|developer|>d<|end|>") == 2
+
+
+async def test_functions_in_a_namespace_are_called_by_both_names():
+    """As Codex has them: the model is told one name, the client gets two, and sends them back."""
+    spaces = [{"type": "namespace", "name": "agents", "description": "d", "tools": [TOOLS[1]]}, TOOLS[1]]
+    text = CALL.replace("weather", "agents__now") + CALL.replace("weather", "now")
+    runner = ScriptedRunner(model=FakeScript(says(text)))
+    async with speaking("", runner=runner) as engine:
+        answer = await ask(engine, tools=spaces, client_metadata={"a": "b"})
+        assert [(call.get("namespace"), call["name"]) for call in answer["output"]] == [
+            ("agents", "now"),
+            (None, "now"),
+        ]
+        assert [tool["type"] for tool in answer["tools"]] == ["namespace", "function"]
+        assert answer["tools"][0]["tools"] == answer["tools"][1:]
+        told = await prompt_of(engine, runner, input=answer["output"], tools=spaces)
+        assert 'agents__now{"city": "Rom"}now{"city": "Rom"}' in told
+        assert '"name": "agents__now"' in told
+    async with speaking("x") as engine, client_of(create_app(engine)) as client:
+        for changed, message in {
+            "name": "tools[0].tools[0].name: this field is required",
+            "x": "unknown field tools[0].tools[0].x",
+        }.items():
+            function = {"type": "function", "x": 1, "name": "f"}
+            del function["name" if changed == "name" else "type"]
+            refused = await client.post(URL, json={"input": "hi", "tools": [{**spaces[0], "tools": [function]}]})
+            assert refused.status_code == 400
+            assert message in refused.json()["error"]["message"]
 
 
 async def test_truncation_drops_the_oldest_turns_and_keeps_the_instructions():

@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from aserve.core.errors import UnavailableError
+from aserve.engine import EngineState
 from aserve.http import Keyring, create_app
 from aserve.stores.responses import MemoryStore, SqliteStore
 from tests.engines import says, scripted_engine
@@ -265,6 +266,21 @@ async def test_what_is_made_when_the_engine_closes_is_failed(tmp_path):
             await until(lambda: not [task for task in asyncio.all_tasks() if "background" in task.get_name()])
             failed = (await client.get(f"{URL}/{id}")).json()
             assert (failed["status"], failed["error"]["code"]) == ("failed", UnavailableError.code)
+
+
+async def test_a_drain_waits_for_what_is_made_in_the_background(engine, runner):
+    """Catches a background that an orderly end of the server cuts."""
+    runner.hold()
+    app = create_app(engine)
+    async with client_of(app) as client:
+        id = (await client.post(URL, json={"input": "hi", "background": True})).json()["id"]
+        draining = asyncio.create_task(engine.drain(30.0))
+        await until(lambda: engine.state is EngineState.DRAINING)
+        assert (await client.post(URL, json={"input": "hi"})).status_code == 503
+        runner.let_land()
+        assert await draining
+        await until(lambda: not [task for task in asyncio.all_tasks() if "background" in task.get_name()])
+        assert (await client.get(f"{URL}/{id}")).json()["status"] == "completed"
 
 
 async def test_what_a_killed_process_was_making_reads_as_failed(tmp_path, runner):
