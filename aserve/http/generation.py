@@ -23,7 +23,7 @@ from aserve.engine import Engine
 from aserve.http.endpoint import Exchange
 from aserve.http.json_response import JsonResponse
 from aserve.http.sse import EventStream, StreamLimits
-from aserve.http.tally import Tally, TokenIds, usage_of
+from aserve.http.tally import Tally, TokenIds, less, usage_of
 from aserve.http.tasks import task_group
 from aserve.mailbox import Keeper, Mailbox
 
@@ -208,7 +208,8 @@ class Events:
         opening = b""
         if begins:
             prompt_scores = _first(self.tallies, delta.index, self._n).prompt_scores
-            opening = self._wire.opening(delta.index, tally.prompt_token_ids, prompt_scores, usage)
+            before = None if usage is None else less(usage, tally.num_tokens)
+            opening = self._wire.opening(delta.index, tally.prompt_token_ids, prompt_scores, before)
         return opening + self._wire.delta(delta, usage) + self._end(delta)
 
     def _end(self, delta: TextDelta) -> bytes:
