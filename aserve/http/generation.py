@@ -112,7 +112,11 @@ async def answer(engine: Engine, generation: Generation, wire: Wire, exchange: E
             keeper.take(delta)
     n = generation.params.n
     completions = [tally.completion(_first(tallies, i, n).prompt_scores) for i, tally in enumerate(tallies)]
-    whole = partial(wire.whole, completions, usage_of(tallies, n))
+    told = {"warnings": exchange.warnings} if exchange.warnings else {}
+
+    def whole() -> dict[str, Any]:
+        return wire.whole(completions, usage_of(tallies, n)) | told
+
     is_long = sum(len(completion.text) for completion in completions) > OFF_LOOP_CHARS
     await exchange.reply(JsonResponse(await exchange.workers.run(whole) if is_long else whole()))
 
