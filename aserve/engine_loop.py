@@ -36,14 +36,14 @@ from aserve.scheduler.scheduler import Scheduler
 from aserve.scheduler.statistics import Statistics
 from aserve.stepping import Stepper
 from aserve.tenants import Tenants
-from aserve.text.stream import TextStream
+from aserve.text.stream import TextStream, VectorStream
 
 WATCH_S: Final = 0.1
 """Between two looks at how late the event loop is."""
 
 ENDED: Final = "the engine has stopped"
 
-StreamMaker = Callable[[], TextStream]
+StreamMaker = Callable[[], TextStream | VectorStream]
 """Makes the stream of one more choice."""
 
 
@@ -67,7 +67,7 @@ class _Choice:
 
     __slots__ = ("num_cached", "reader", "stream")
 
-    def __init__(self, reader: _Reader, stream: TextStream) -> None:
+    def __init__(self, reader: _Reader, stream: TextStream | VectorStream) -> None:
         self.reader = reader
         self.stream = stream
         self.num_cached = 0
