@@ -21,7 +21,7 @@ from aserve.core.config import EngineConfig, ModelInfo
 from aserve.core.errors import AserveError, StepTimeoutError, UnavailableError
 from aserve.core.ids import RequestId
 from aserve.core.params import SamplingParams
-from aserve.core.pooling import PoolingParams, check_params
+from aserve.core.pooling import PoolingParams, TokenizedInput
 from aserve.core.ports import Clock, Structure
 from aserve.core.request import RequestTerms, Terms
 from aserve.core.rules import check, text
@@ -44,7 +44,6 @@ from aserve.preparation import Preparer
 from aserve.scheduler.statistics import Statistics
 from aserve.structures import Structures
 from aserve.tenants import Tenants
-from aserve.text.inputs import TokenizedInput
 from aserve.text.stream import TextStream, VectorStream
 from aserve.texts import Texts
 from aserve.vectors import DEFAULT, Vectors
@@ -311,7 +310,7 @@ class Engine(Encoding, Answers, Vectors):
         Raises as `open`, and `InvalidRequestError` for a model that generates.
         """
         parts, loop = self._serving()
-        check_params(self.pooling, params)
+        self.check_pooling(params)
         settled = self._terms(**terms)
         parts.scheduler.check_room(settled)
         try:

@@ -15,11 +15,11 @@ from aserve.core.config import ModelInfo
 from aserve.core.errors import ContextLengthError, InvalidRequestError
 from aserve.core.ids import RequestId
 from aserve.core.params import SamplingParams
+from aserve.core.pooling import TokenizedInput
 from aserve.core.ports import Structure
 from aserve.core.request import TIMEOUT, Request, Terms
 from aserve.core.rules import check, instance, integers
 from aserve.tenants import Tenant
-from aserve.text.inputs import TokenizedInput
 from aserve.text.tokenizer import Tokenizer
 
 MAX_BAD_WORD_TOKENS: Final = 4096
@@ -184,13 +184,17 @@ def check_generates(info: ModelInfo) -> None:
         )
 
 
-def check_input(info: ModelInfo, num_tokens: int, param: str) -> None:
-    """Raise for an input of a model that pools that has no tokens, or more than the model takes."""
+def check_input(info: ModelInfo, num_tokens: int, name: str) -> None:
+    """Raise for an input of a model that pools that has no tokens, or more than the model takes.
+
+    name: of the input, such as "input[3]"; an error's param is its outermost field.
+    """
+    param = name.partition("[")[0]
     if num_tokens == 0:
-        raise InvalidRequestError(f"{param} is empty: it has no tokens", param)
+        raise InvalidRequestError(f"{name} is empty: it has no tokens", param)
     if num_tokens > info.max_model_len:
         raise ContextLengthError(
-            f"{param} has {num_tokens} tokens, and the model takes at most {info.max_model_len}:"
+            f"{name} has {num_tokens} tokens, and the model takes at most {info.max_model_len}:"
             " truncate_prompt_tokens cuts longer ones",
             param,
         )

@@ -15,14 +15,14 @@ from typing import Any, Final, Unpack
 from aserve.core.answer_events import AnswerParser
 from aserve.core.config import ModelInfo
 from aserve.core.errors import ContextLengthError, InvalidRequestError
-from aserve.core.pooling import InputTerms
+from aserve.core.pooling import InputTerms, TokenizedInput
 from aserve.intake import check_ids, check_input, check_room, prompt_ids
 from aserve.text.chat_template import ChatTemplate
 from aserve.text.formats.choice import answer_format, can_enforce
 from aserve.text.formats.parser import parser_of
 from aserve.text.formats.reading import Schemas
 from aserve.text.formats.syntax import AnswerFormat
-from aserve.text.inputs import Cut, TextInput, TokenizedInput, cut_ids, tokenized
+from aserve.text.inputs import Cut, TextInput, cut_ids, tokenized
 from aserve.text.tokenizer import Tokenizer
 from aserve.workers import Workers
 

@@ -5,19 +5,30 @@ classify    text -> a number for each label
 score       two texts -> a number: their classifier's, or the cosine of their embeddings
 """
 
+import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final, Unpack
 
 from aserve.answers import Prompt
-from aserve.core.config import ModelInfo
+from aserve.core.config import EngineConfig, ModelInfo
 from aserve.core.errors import InvalidRequestError
 from aserve.core.outputs import TextDelta
-from aserve.core.pooling import InputTerms, Pooled, Pooling, PoolingParams, PoolingTask, activated, cosine
-from aserve.core.request import RequestTerms
+from aserve.core.pooling import (
+    InputTerms,
+    Pooled,
+    Pooling,
+    PoolingParams,
+    PoolingTask,
+    TokenizedInput,
+    activated,
+    check_params,
+    cosine,
+)
+from aserve.core.request import RequestTerms, SharedTerms
 from aserve.core.rules import check, instance
 from aserve.mailbox import Mailbox
-from aserve.text.inputs import TokenizedInput
 from aserve.texts import Texts
 
 _PARAMS: Final = instance(PoolingParams)
@@ -44,6 +55,11 @@ class Vectors(ABC):
 
     @property
     @abstractmethod
+    def config(self) -> EngineConfig:
+        """The numbers that were decided at loading."""
+
+    @property
+    @abstractmethod
     def texts(self) -> Texts:
         """What is done with texts."""
 
@@ -67,6 +83,10 @@ class Vectors(ABC):
                 f"this model was started to {own}: start aserve with --convert {tasks[0]} to {tasks[0]} by it", "model"
             )
 
+    def check_pooling(self, params: PoolingParams) -> None:
+        """Raise `InvalidRequestError` for what the model cannot give."""
+        check_params(self.pooling, params)
+
     async def pool(
         self, tokens: TokenizedInput, params: PoolingParams = DEFAULT, **terms: Unpack[RequestTerms]
     ) -> Pooled:
@@ -80,6 +100,25 @@ class Vectors(ABC):
             num_cached_tokens=delta.num_cached_tokens,
             timings=delta.timings,
         )
+
+    async def pool_all(
+        self, inputs: Sequence[TokenizedInput], params: PoolingParams = DEFAULT, **terms: Unpack[SharedTerms]
+    ) -> list[Pooled]:
+        """`pool` of several, in their order; no more at once than run at once. When one fails, all are ended."""
+        found: dict[int, Pooled] = {}
+        places = iter(range(len(inputs)))
+
+        async def work() -> None:
+            for place in places:
+                found[place] = await self.pool(inputs[place], params, **terms)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(len(inputs), self.config.max_num_seqs)):
+                    group.create_task(work(), name="aserve: inputs")
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0]  # noqa: B904  a group of one explains nothing
+        return [found[place] for place in range(len(inputs))]
 
     async def embed(
         self,

@@ -209,6 +209,16 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     draft_bytes_per_token: int = 0
     pooling: Pooling | None = None
 
+    @property
+    def num_outputs(self) -> int:
+        """Places behind a sequence's last token that it has to have: a vector takes that of a token."""
+        return 0 if self.pooling is None else 1
+
+    @property
+    def may_skip_prefixes(self) -> bool:
+        """Whether positions that are in the cache need not be computed."""
+        return self.pooling is None or not self.pooling.reads_all
+
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The decided numbers. num_blocks counts the null block too; notes are lines for the start-up print.
@@ -300,14 +310,11 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
     budget = options.max_num_batched_tokens or default_max_num_batched_tokens(facts.device, facts.flops_per_token)
     if (wanted_len := options.max_model_len) is not None and wanted_len > facts.context_len:
         raise ConfigError(f"max_model_len {wanted_len} is over the model's context of {facts.context_len} tokens")
-    max_model_len = options.max_model_len or facts.context_len
-    chunk = choose_max_chunk(options, budget)
+    max_model_len, chunk = options.max_model_len or facts.context_len, choose_max_chunk(options, budget)
     footprint = Footprint(facts.kv_windows, options.block_size, stretched(chunk, budget))
     bytes_per_block = footprint.block_bytes(facts.kv_bytes_per_token, facts.draft_bytes_per_token)
     num_blocks = (wanted_bytes := options.kv_cache_memory_bytes or facts.kv_budget_bytes) // bytes_per_block
-    pooling = facts.pooling
-    num_outputs = 0 if pooling is None else 1  # a vector takes the place of a token behind the last
-    blocks_per_seq = footprint.peak(max_model_len + num_outputs)
+    blocks_per_seq = footprint.peak(max_model_len + facts.num_outputs)
     if num_blocks > (useful_blocks := 1 + max_num_seqs * blocks_per_seq) and options.kv_cache_memory_bytes is None:
         num_blocks = useful_blocks
         notes.append(f"KV cache: {num_blocks - 1} blocks are enough for {max_num_seqs} sequences at full length")
@@ -317,7 +324,7 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
             "at least 2 are needed"
         )
     if blocks_per_seq > num_blocks - 1:
-        fits = footprint.longest(num_blocks - 1, max_model_len) - num_outputs
+        fits = footprint.longest(num_blocks - 1, max_model_len) - facts.num_outputs
         if options.max_model_len is not None:
             raise ConfigError(
                 f"max_model_len {max_model_len} does not fit the KV cache of {fits} tokens; "
@@ -334,7 +341,7 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
         watermark=options.watermark,
-        enable_prefix_caching=options.enable_prefix_caching and not (pooling is not None and pooling.reads_all),
+        enable_prefix_caching=options.enable_prefix_caching and facts.may_skip_prefixes,
         num_host_blocks=_num_host_blocks(options, facts.kv_bytes_per_token * options.block_size),
         kv_windows=facts.kv_windows,
         max_in_flight=default_max_in_flight(facts.device, facts.flops_per_token, facts.kv_windows),
@@ -351,7 +358,7 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         step_timeout=options.step_timeout,
         speculative_config=options.speculative_config,
         max_loras=options.max_loras if options.enable_lora else 0,
-        pools=pooling is not None,
+        pools=facts.pooling is not None,
         notes=tuple(notes),
     )
 

@@ -119,6 +119,13 @@ class Pooled(msgspec.Struct, frozen=True, kw_only=True):
     timings: RequestTimings | None = None
 
 
+class TokenizedInput(msgspec.Struct, frozen=True):
+    """An input of a model that pools. second_at: where the second of two texts begins, if the tokenizer tells."""
+
+    token_ids: tuple[int, ...]
+    second_at: int | None = None
+
+
 class InputTerms(TypedDict, total=False):
     """How an input becomes tokens, as keyword arguments.
 

@@ -24,6 +24,9 @@ from aserve.http.openai.models import model_routes
 from aserve.http.openai.tokenize import detokenize, tokenize
 from aserve.http.openapi import openapi_route
 from aserve.http.ops import ops_routes
+from aserve.http.pooling.classify import classify
+from aserve.http.pooling.embeddings import embeddings, pooling
+from aserve.http.pooling.scores import rerank, score
 from aserve.http.request_id import RequestIds
 from aserve.http.sse import StreamLimits
 
@@ -59,6 +62,11 @@ def create_app(
     routes = [
         post("/v1/chat/completions", chat_completions(engine, limits), generation_glance(engine), generates=True),
         post("/v1/completions", completions(engine, limits), generation_glance(engine), generates=True),
+        post("/v1/embeddings", embeddings(engine), at_nothing, generates=True),
+        post("/pooling", pooling(engine), at_nothing, generates=True),
+        post("/classify", classify(engine), at_nothing, generates=True),
+        *(post(path, score(engine), at_nothing, generates=True) for path in ("/score", "/v1/score")),
+        *(post(path, rerank(engine), at_nothing, generates=True) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
         post("/tokenize", tokenize(engine), text_glance(engine)),
         post("/detokenize", detokenize(engine), text_glance(engine)),
         post("/v1/load_lora_adapter", load_adapter(engine), at_nothing),

@@ -310,6 +310,11 @@ class RequestTimes:
         self.num_tokens += num_tokens
         self.last_s = now
 
+    def pooled(self, now: float, queued_s: float) -> None:
+        """A step brought a vector, which is all that there is."""
+        self._first_s, self._queued_s = now, queued_s
+        self._metrics.num_prompt_tokens += self._num_prompt_tokens
+
     def timings(self, now: float) -> RequestTimings:
         """For who asked, when a choice ends at `now`."""
         arrived_s = self._arrived_s

@@ -10,16 +10,10 @@ from typing import Literal
 import msgspec
 
 from aserve.core.errors import ContextLengthError
+from aserve.core.pooling import TokenizedInput
 from aserve.text.tokenizer import Tokenizer
 
 TextInput = str | tuple[str, str]
-
-
-class TokenizedInput(msgspec.Struct, frozen=True):
-    """second_at: where the second of two texts begins, if the tokenizer tells them apart."""
-
-    token_ids: tuple[int, ...]
-    second_at: int | None = None
 
 
 class Cut(msgspec.Struct, frozen=True):
