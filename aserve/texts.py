@@ -190,8 +190,10 @@ class Texts:
         return [
             self._chat_template.render(
                 [{"role": "query", "content": query}, {"role": "document", "content": document}],
+                add_generation_prompt=False,
                 variables=variables,
                 max_chars=self._max_chars,
+                roles=("query", "document"),
             )
             for query, document in pairs
         ]
