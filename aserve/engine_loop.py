@@ -330,9 +330,8 @@ class EngineLoop:
             if choice is not None:
                 choice.num_cached = delta.num_cached_tokens
                 count = choice.reader.times.tokens
-                aside(_log, "counting", delta.request_id, count, now, len(delta.token_ids), delta.queued_s)
-                if delta.vector is not None:
-                    aside(_log, "counting", delta.request_id, choice.reader.times.pooled, now, delta.queued_s)
+                told = partial(count, is_pooled=delta.vector is not None)
+                aside(_log, "counting", delta.request_id, told, now, len(delta.token_ids), delta.queued_s)
                 others.append((choice, delta))
         for choice, delta in others:  # after all tokens are counted, for any of them may end its request
             try:

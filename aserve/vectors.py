@@ -7,9 +7,9 @@ score       two texts -> a number: their classifier's, or the cosine of their em
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Final, Unpack
+from typing import Any, Final, Unpack, cast
 
 from aserve.answers import Prompt
 from aserve.core.config import EngineConfig, ModelInfo
@@ -27,16 +27,18 @@ from aserve.core.pooling import (
     cosine,
 )
 from aserve.core.request import RequestTerms, SharedTerms
-from aserve.core.rules import check, instance
 from aserve.mailbox import Mailbox
 from aserve.texts import Texts
 
-_PARAMS: Final = instance(PoolingParams)
 DEFAULT: Final = PoolingParams()
 
 
 class PoolingTerms(RequestTerms, InputTerms, total=False):
     """Terms of one input, as keyword arguments: those of any request, and how it becomes tokens."""
+
+
+class SharedInputTerms(SharedTerms, InputTerms, total=False):
+    """Terms that several inputs may have in common."""
 
 
 class Vectors(ABC):
@@ -133,33 +135,55 @@ class Vectors(ABC):
         dimensions: its first so many numbers, normalised anew, where the model's config allows it. use_activation:
         False leaves it unnormalised.
         """
-        self.check_task("embed")
         params = PoolingParams(dimensions=dimensions, use_activation=use_activation)
-        return await self._pool(prompt, params, terms)
+        return await self._pool_prompt(prompt, params, terms, "embed")
 
     async def classify(
         self, prompt: Prompt, *, use_activation: bool | None = None, **terms: Unpack[PoolingTerms]
     ) -> Pooled:
         """A number for each label (`info.pooling.labels`): its probability, or its score without the activation."""
-        self.check_task("classify", "reward")
-        return await self._pool(prompt, PoolingParams(use_activation=use_activation), terms)
+        return await self._pool_prompt(
+            prompt, PoolingParams(use_activation=use_activation), terms, "classify", "reward"
+        )
 
     async def score(
-        self, query: str, document: str, *, use_activation: bool | None = None, **terms: Unpack[PoolingTerms]
+        self, query: str, document: str, *, use_activation: bool | None = None, **terms: Unpack[SharedInputTerms]
     ) -> float:
         """How well a document answers a query.
 
         By a classifier with one label, which reads both; else the cosine of their embeddings.
         """
         params = PoolingParams(use_activation=use_activation)
-        input_terms, request_terms = split_terms(terms)
+        return (await self.score_pairs([(query, document)], params, **terms))[0]
+
+    async def pool_prompts(
+        self,
+        prompts: Sequence[Prompt],
+        params: PoolingParams,
+        *tasks: PoolingTask,
+        **terms: Unpack[SharedInputTerms],
+    ) -> list[Pooled]:
+        """What the model makes of several prompts, where it is for one of these tasks."""
+        self.check_task(*tasks)
+        of_input, of_request = _split(terms)
+        names = [f"prompts[{index}]" for index in range(len(prompts))]
+        return await self.pool_all(await self.texts.encode_inputs(prompts, names, **of_input), params, **of_request)
+
+    async def score_pairs(
+        self, pairs: Sequence[tuple[str, str]], params: PoolingParams = DEFAULT, **terms: Unpack[SharedInputTerms]
+    ) -> list[float]:
+        """`score` of several pairs. Where the model embeds, a text that comes twice is computed once."""
+        of_input, of_request = _split(terms)
         if self.pooling.task == "embed":
-            tokens = await self.texts.encode_inputs([query, document], ["query", "document"], **input_terms)
-            one, other = [await self.pool(each, params, **request_terms) for each in tokens]
-            return cosine(one.values, other.values)
+            texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+            names = [f"texts[{index}]" for index in range(len(texts))]
+            tokens = await self.texts.encode_inputs(texts, names, **of_input)
+            found = dict(zip(texts, await self.pool_all(tokens, params, **of_request), strict=True))
+            return [cosine(found[query].values, found[document].values) for query, document in pairs]
         self.check_scores_pairs()
-        [pair] = await self.texts.encode_pairs([(query, document)], ["document"], **input_terms)
-        return (await self.pool(pair, params, **request_terms)).values[0]
+        names = [f"documents[{index}]" for index in range(len(pairs))]
+        tokens = await self.texts.encode_pairs(pairs, names, **of_input)
+        return [output.values[0] for output in await self.pool_all(tokens, params, **of_request)]
 
     def check_scores_pairs(self) -> None:
         """Raise `InvalidRequestError` for a classifier of several labels, of which none is the score."""
@@ -168,15 +192,18 @@ class Vectors(ABC):
                 f"scores are made by a classifier with one label, and this one has {self.pooling.size}", "model"
             )
 
-    async def _pool(self, prompt: Prompt, params: PoolingParams, terms: PoolingTerms) -> Pooled:
-        input_terms, request_terms = split_terms(terms)
-        [tokens] = await self.texts.encode_inputs([prompt], ["prompt"], **input_terms)
-        return await self.pool(tokens, check("params", _PARAMS, params), **request_terms)
+    async def _pool_prompt(
+        self, prompt: Prompt, params: PoolingParams, terms: PoolingTerms, *tasks: PoolingTask
+    ) -> Pooled:
+        self.check_task(*tasks)
+        of_input, of_request = _split(terms)
+        [tokens] = await self.texts.encode_inputs([prompt], ["prompt"], **of_input)
+        return await self.pool(tokens, params, **of_request)
 
 
-def split_terms(terms: PoolingTerms) -> tuple[InputTerms, RequestTerms]:
+def _split(terms: Mapping[str, Any]) -> tuple[InputTerms, Any]:
     """How an input becomes tokens, and the terms of its request."""
     names = InputTerms.__annotations__
     of_input = {name: value for name, value in terms.items() if name in names}
     of_request = {name: value for name, value in terms.items() if name not in names}
-    return of_input, of_request  # type: ignore[return-value]  # each has the names of one of the two
+    return cast("InputTerms", of_input), of_request

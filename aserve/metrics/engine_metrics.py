@@ -292,11 +292,15 @@ class RequestTimes:
         self._queued_s: float | None = None
         self.has_ended = False
 
-    def tokens(self, now: float, num_tokens: int, queued_s: float = 0.0) -> None:
+    def tokens(self, now: float, num_tokens: int, queued_s: float = 0.0, *, is_pooled: bool = False) -> None:
         """A step brought `num_tokens` tokens; of several, each counts as an equal share of the time since the last.
 
-        queued_s: how long the request was in the queue, which the first of them tells.
+        queued_s: how long the request was in the queue, which the first of them tells. is_pooled: it brought a vector,
+        which is all that there is.
         """
+        if is_pooled:
+            self._first_s, self._queued_s = now, queued_s
+            self._metrics.num_prompt_tokens += self._num_prompt_tokens
         if num_tokens == 0:
             return
         metrics = self._metrics
@@ -309,11 +313,6 @@ class RequestTimes:
         metrics.num_generation_tokens += num_tokens
         self.num_tokens += num_tokens
         self.last_s = now
-
-    def pooled(self, now: float, queued_s: float) -> None:
-        """A step brought a vector, which is all that there is."""
-        self._first_s, self._queued_s = now, queued_s
-        self._metrics.num_prompt_tokens += self._num_prompt_tokens
 
     def timings(self, now: float) -> RequestTimings:
         """For who asked, when a choice ends at `now`."""
