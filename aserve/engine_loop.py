@@ -330,8 +330,8 @@ class EngineLoop:
             if choice is not None:
                 choice.num_cached = delta.num_cached_tokens
                 count = choice.reader.times.tokens
-                told = partial(count, is_pooled=delta.vector is not None)
-                aside(_log, "counting", delta.request_id, told, now, len(delta.token_ids), delta.queued_s)
+                told = len(delta.token_ids), delta.queued_s, int(delta.vector is not None)
+                aside(_log, "counting", delta.request_id, count, now, *told)
                 others.append((choice, delta))
         for choice, delta in others:  # after all tokens are counted, for any of them may end its request
             try:
