@@ -10,6 +10,10 @@ from aserve.core.errors import CheckpointError, ConfigError
 from aserve.models.checkpoint import Checkpoint
 from aserve.models.pooling import PoolingPlan, base_family, read_pooling
 
+ONE_LABEL = {"model_type": "bert", "id2label": {"0": "x"}}
+REGRESSION = {"problem_type": "regression", "num_labels": 1}
+SEVERAL = {"problem_type": "multi_label_classification"}
+LAST = {"pooling_mode_lasttoken": True}
 MODULES = [("", "Transformer"), ("1_Pooling", "Pooling")]
 
 
@@ -90,7 +94,7 @@ def test_modules_make_a_decoder_pool(tmp_path: Path):
     [
         ({"pooling_mode": "lasttoken"}, "last"),
         ({"pooling_mode": "cls"}, "cls"),
-        ({"pooling_mode_lasttoken": True}, "last"),
+        (LAST, "last"),
     ],
 )
 def test_both_spellings_of_the_mode_are_read(tmp_path: Path, written: dict[str, Any], method: str):
