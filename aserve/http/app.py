@@ -27,6 +27,9 @@ from aserve.http.openai.tokenize import detokenize, tokenize, tokenizer_info_rou
 from aserve.http.openapi import openapi_route
 from aserve.http.ops import ops_routes
 from aserve.http.options import DEFAULTS, AppOptions
+from aserve.http.pooling.classify import classify
+from aserve.http.pooling.embeddings import embeddings, pooling
+from aserve.http.pooling.scores import rerank, score
 from aserve.http.request_id import RequestIds
 from aserve.http.sse import StreamLimits
 
@@ -90,6 +93,11 @@ def _routes(engine: Engine, limits: StreamLimits, options: AppOptions) -> list[R
     routes = [
         post("/v1/chat/completions", chat, generation_glance(engine), generates=True),
         post("/v1/completions", text, generation_glance(engine), generates=True),
+        post("/v1/embeddings", embeddings(engine), at_nothing, generates=True),
+        post("/pooling", pooling(engine), at_nothing, generates=True),
+        post("/classify", classify(engine), at_nothing, generates=True),
+        *(post(path, score(engine), at_nothing, generates=True) for path in ("/score", "/v1/score")),
+        *(post(path, rerank(engine), at_nothing, generates=True) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
         post("/v1/messages", messages(engine, limits), at_nothing, generates=True),
         post("/v1/messages/count_tokens", count_tokens(engine), at_nothing),
         post("/tokenize", tokenize(engine), text_glance(engine)),
