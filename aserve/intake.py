@@ -141,7 +141,7 @@ def new_request(
         deadline_s=terms.deadline_s,
         tenant=terms.tenant,
         weight=terms.weight,
-        structure=structure,
+        structure=None if structure is None else structure.going_on(ignores_end=params.ignore_eos),
         adapter=terms.adapter,
     )
 
