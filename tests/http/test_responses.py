@@ -6,7 +6,7 @@ import openai
 import pydantic
 import pytest
 
-from aserve.http import create_app
+from aserve.http import AppOptions, create_app
 from tests.engines import SPECIAL_TOKENS, says, scripted_engine
 from tests.fakes import FakeKV, FakeScript, ScriptedRunner
 from tests.http.conftest import client_of
@@ -246,7 +246,7 @@ CALLED = {"type": "function_call", "call_id": "c", "name": "f"}
             "'input_image' is not supported",
         ),
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input", "input[0].content[0].text"),
-        ({"input": [{"role": "user", "content": "a", "contnt": 1}]}, "input", "unknown field contnt"),
+        ({"input": [{"role": "user", "content": "a", "contnt": 1}]}, "input", "unknown field input[0].contnt"),
         ({"input": [CALLED]}, "input", "input[0].arguments: this field is required"),
         ({"input": [{"type": "reasoning", "encrypted_content": "gAAA"}]}, "input", "was not made here"),
         ({"inputs": "hi"}, "inputs", "did you mean input?"),
@@ -281,6 +281,23 @@ async def test_what_cannot_be_is_a_400_that_says_so(fields, param, told):
     assert response.status_code == 400
     assert error["param"] == param, error
     assert told in error["message"], error
+
+
+async def test_what_an_operator_decides_holds_for_responses():
+    """Unknown names at any depth are left out by a lenient server; logprobs have the operator's limit and spelling."""
+    options = AppOptions(lenient=True, max_logprobs=2, return_tokens_as_token_ids=True)
+    async with scripted_engine() as engine, client_of(create_app(engine, options=options)) as client:
+        item = {"role": "user", "content": "hi", "colour": 1}
+        tool = {**TOOLS[1], "shape": 2}
+        body = {"input": [item], "hue": 3, "text": {"size": 4}, "include": [LOGPROBS]}
+        answer = (await client.post(URL, json=body)).json()
+        told = "; ".join(answer["warnings"])
+        assert all(name in told for name in ("input[0].colour", "hue", "text.size"))
+        assert answer["output"][0]["content"][0]["logprobs"][0]["token"] == f"token_id:{ord('H')}"
+        refused = await client.post(URL, json={**body, "tools": [tool]})
+        assert refused.json()["error"]["message"] == "the model's chat template takes no tools"
+        refused = await client.post(URL, json={**body, "top_logprobs": 3})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "top_logprobs")
 
 
 async def test_a_failure_in_the_midst_of_a_stream_is_told_and_kept():

@@ -61,6 +61,6 @@ def is_beginning(found, whole) -> bool:
 @pytest.mark.parametrize("text", ['{"a": "' + '\\"' * 200_000, '{"a":[' * 100_000, '"' * 400_000, "{" + ' "' * 200_000])
 def test_hostile_texts_take_linear_time(text):
     """Catches a scan to the end from every quote: that would be hours."""
-    start = time.perf_counter()
+    start = time.process_time()
     partial_object(text)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5

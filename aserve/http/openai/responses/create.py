@@ -32,6 +32,7 @@ from aserve.http.openai.responses.shapes import (
 )
 from aserve.http.openai.responses.wire import Response, ResponseWire
 from aserve.http.openai.tools import thinking_hints
+from aserve.http.options import AppOptions
 from aserve.http.reading import Reading, enforced, reading_of
 from aserve.http.served import adapter_of, check_model
 from aserve.http.shapes import told_as_asked
@@ -45,14 +46,15 @@ OTHER_NAMES: Final = ("prompt", "messages")
 """What the engine calls that which this API calls input."""
 
 
-def create_response(engine: Engine, limits: StreamLimits, kept: Kept) -> Handler:
+def create_response(engine: Engine, limits: StreamLimits, kept: Kept, options: AppOptions) -> Handler:
     """The handler of this route."""
 
     async def handle(exchange: Exchange) -> None:
         fields = await exchange.work(parse_response, exchange.fields)
+        options.check_logprobs(exchange.fields)
         try:
             with told_as_asked(fields.structures):
-                await _create(engine, limits, kept, exchange, fields)
+                await _create(engine, limits, kept, exchange, fields, options)
         except InvalidRequestError as error:
             if error.param in OTHER_NAMES:
                 error.param = "input"
@@ -61,13 +63,20 @@ def create_response(engine: Engine, limits: StreamLimits, kept: Kept) -> Handler
     return handle
 
 
-async def _create(engine: Engine, limits: StreamLimits, kept: Kept, exchange: Exchange, fields: ResponseFields) -> None:
+async def _create(
+    engine: Engine,
+    limits: StreamLimits,
+    kept: Kept,
+    exchange: Exchange,
+    fields: ResponseFields,
+    options: AppOptions,
+) -> None:
     model = check_model(engine, fields.model)
     tenant = exchange.tenant
     engine.check_room(tenant=tenant, priority=fields.priority or 0, timeout_s=fields.timeout_s)
     use = await exchange.work(tool_use_of, fields)
     params = params_of(engine, fields)
-    items = await exchange.work(input_items, fields.input)
+    items = await exchange.work(input_items, exchange.fields["input"])
     if fields.previous_response_id is not None:
         items = [*await kept.history(tenant, fields.previous_response_id, exchange.workers), *items]
     has_developer = engine.texts.has_role("developer")
@@ -87,7 +96,7 @@ async def _create(engine: Engine, limits: StreamLimits, kept: Kept, exchange: Ex
         lora=adapter_of(engine, model),
         timeout_s=fields.timeout_s,
     )
-    wire = ResponseWire(_head(fields, model, params), _output(engine, fields, reading))
+    wire = ResponseWire(_head(fields, model, params), _output(engine, fields, reading, options))
     workers = exchange.workers if len(prompt) > LARGE_PROMPT else None
     is_settled = False
 
@@ -169,9 +178,10 @@ def _starts(messages: Sequence[dict[str, Any]]) -> list[int]:
     return [num_pinned, *others]
 
 
-def _output(engine: Engine, fields: ResponseFields, reading: Reading) -> Output:
-    speller = Speller(engine, as_ids=False, skip_special_tokens=fields.skip_special_tokens is not False)
-    token_bytes = partial(engine.token_bytes, skip_special_tokens=fields.skip_special_tokens is not False)
+def _output(engine: Engine, fields: ResponseFields, reading: Reading, options: AppOptions) -> Output:
+    skips = fields.skip_special_tokens is not False
+    speller = Speller(engine, as_ids=options.return_tokens_as_token_ids, skip_special_tokens=skips)
+    token_bytes = partial(engine.token_bytes, skip_special_tokens=skips)
     return Output(
         reading,
         None if reading.new_parser is None else Tokens(token_bytes),

@@ -106,14 +106,16 @@ def sealed(thoughts: str) -> str:
     return SEALED + base64.b64encode(thoughts.encode(errors="surrogatepass")).decode()
 
 
-def input_items(given: str | Sequence[Mapping[str, Any]]) -> list[Item]:
-    """The items of an input, checked and as they are kept. Raises `InvalidRequestError` naming the place."""
+def input_items(given: str | Sequence[dict[str, Any]]) -> list[Item]:
+    """The items of an input, as it was sent, checked and as they are kept. Raises `InvalidRequestError`."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     items = []
     for index, item in enumerate(given):
-        with _told_of(f"input[{index}]"):
+        place = f"input[{index}]"
+        with _told_of(place):
             items.append(_item(item))
+        check_names(item, KINDS[items[-1]["type"]].__struct_fields__, f"{place}.")
     if not items:
         raise InvalidRequestError("input is empty", "input")
     return items
@@ -125,7 +127,6 @@ def _item(given: Mapping[str, Any]) -> Item:
         told = "this field is required" if kind is None else f"{echo(kind)} is not supported"
         raise InvalidRequestError(f"type: {told}; items are of the types {', '.join(KINDS)}")
     fields = converted({**given, "type": kind}, KINDS[kind])
-    check_names(given, fields.__struct_fields__)
     item = {name: value for name, value in msgspec.structs.asdict(fields).items() if value is not None}
     item["id"] = item.get("id") or new_item_id(kind)
     item.setdefault("status", "completed")

@@ -203,16 +203,15 @@ _AS_GIVEN: Final = tuple(name for name in ResponseFields.__struct_fields__ if na
 """Fields that `SamplingParams` has under the same name, and takes as they are."""
 
 
-def parse_response(raw: Mapping[str, Any]) -> ResponseFields:
+def parse_response(raw: dict[str, Any]) -> ResponseFields:
     """The fields of a request. Raises `InvalidRequestError` naming the one that is wrong, unknown or not supported."""
     for name, instead in REFUSED.items():
         if raw.get(name) is not None:
             raise InvalidRequestError(f"{name} is not supported: {instead}", name)
     _check_kinds(raw)
-    given = {name: value for name, value in raw.items() if name not in REFUSED}
-    fields = converted(given, ResponseFields)
-    check_names(given, ResponseFields.__struct_fields__)
-    _check_parts(given)
+    fields = converted(raw, ResponseFields)
+    check_names(raw, (*ResponseFields.__struct_fields__, *REFUSED))
+    _check_parts(raw)
     if fields.top_logprobs and not fields.with_logprobs:
         raise InvalidRequestError(f"top_logprobs needs logprobs: include {LOGPROBS}", "top_logprobs")
     if fields.background and not fields.is_stored:
