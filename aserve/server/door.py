@@ -1,6 +1,6 @@
 """Doors: where requests are refused before they are parsed, in front of each connection's HTTP/1.1 protocol.
 
-    inbox -> takes(): it may be refused --- 10 ms, with others --> answer() -> bytes  refused; the connection goes on,
+    inbox -> takes(): it may be refused --- 24 ms, with others --> answer() -> bytes  refused; the connection goes on,
                |                                                                      and is read from in the lobby
                '-- no: the protocol's at once                               -> b""    not whole: hold it
                                                                             -> None   let it in
@@ -31,8 +31,10 @@ from aserve.server.plain import PlainRequest, plain_request
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
-GATHER_S: Final = 0.01
-"""How long a request stands before it is looked at, while requests are being refused."""
+READ_S: Final = 0.008
+"""Between two times that the lobby is read from: so long waits whoever is to be let in, a probe of health, say."""
+LOOK_EVERY: Final = 3
+"""How many times it is read from until they who may be refused are looked at, all together."""
 BUSY_S: Final = 0.1
 """For how long after a refusal that is so."""
 HOLD_S: Final = 1.0
@@ -56,6 +58,7 @@ class Doors:
         self._refused_s = -inf
         self._waiting: list[Callable[[], None]] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._num_ticks = -1  # the first one looks
         self.lobby = Lobby()
 
     def new(self, look: Callable[[], None]) -> "Door":
@@ -75,7 +78,7 @@ class Doors:
     def look_later(self) -> None:
         """Call all that will wait in a while, and read in the lobby then."""
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(GATHER_S, self._look_again)
+            self._timer = asyncio.get_running_loop().call_later(READ_S, self._tick)
 
     def are_busy(self) -> bool:
         """Whether somebody was refused just now, so that it is not worth it to look at one alone."""
@@ -96,13 +99,21 @@ class Doors:
             for look in waiting:
                 look()
 
-    def _look_again(self) -> None:
+    def _tick(self) -> None:
         self._timer = None
-        self.look()
-        if not self.are_busy():
-            self.lobby.empty()
-        elif self.lobby:
-            self.look_later()
+        self._num_ticks += 1
+        try:
+            if self._num_ticks % LOOK_EVERY:
+                self.lobby.read()
+            else:
+                self.look()
+        finally:  # whatever one connection raises: nobody else would read from the others
+            if not self.are_busy():
+                self.lobby.empty()
+            if self.lobby or self._waiting:
+                self.look_later()
+            else:
+                self._num_ticks = -1
 
 
 class Door:

@@ -1,10 +1,13 @@
 """Connections that are read from together: alone, over socket pairs, and behind the doors of a full server."""
 
+import asyncio
 import os
 import socket
 
 import pytest
 
+from aserve.server.door import Doors
+from aserve.server.http1 import hypercorn_config
 from aserve.server.lobby import Lobby
 from tests.server.test_door import POST, full
 from tests.server.wire import request, until
@@ -80,6 +83,48 @@ def test_a_guest_who_leaves_while_others_are_read_from_is_not_called(pairs):
         theirs.send(b"a")
     lobby.read()
     assert [guest.received for guest in guests] == [[], [], []]
+
+
+async def test_what_waits_is_looked_at_every_third_time_that_the_lobby_is_read_from(pairs):
+    """Catches a look for each read, and a flood in which nobody is looked at, or read from, in time."""
+    doors = Doors(None, hypercorn_config())
+    doors.are_busy = lambda: True
+    guest = Reading(doors.lobby, pairs[0][0])
+    pairs[0][1].send(b"a")
+    num_reads, looks = 0, []
+
+    def read() -> None:
+        nonlocal num_reads
+        num_reads += 1
+        doors.wait(lambda: looks.append(num_reads))
+
+    guest.read = read
+    doors.look_later()
+    await until(lambda: len(looks) > 6)
+    assert looks == [1, 4, 4, 4, 7, 7, 7]
+    guest.leave_lobby()
+    await until(lambda: doors._timer is None)
+
+
+async def test_one_whose_reading_fails_does_not_keep_the_others_from_being_read(pairs):
+    """Catches a fault of one connection after which the lobby is never read from again."""
+    doors, faults = Doors(None, hypercorn_config()), []
+    doors.are_busy = lambda: True
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context["exception"]))
+    broken, other = (Reading(doors.lobby, ours) for ours, _ in pairs[:2])
+
+    def fail() -> None:
+        broken.leave_lobby()
+        raise KeyError("a fault")
+
+    broken.read = fail
+    for _, theirs in pairs[:2]:
+        theirs.send(b"a")
+    doors.look_later()
+    await until(lambda: other.received == [b"a"])
+    assert [type(fault) for fault in faults] == [KeyError]
+    other.leave_lobby()
+    await until(lambda: doors._timer is None)
 
 
 async def test_who_was_refused_is_read_from_in_the_lobby_until_nobody_is_refused():
