@@ -32,8 +32,8 @@ class Lines(NamedTuple):
 
     def plus(self, other: "Lines") -> "Lines":
         """Of both."""
-        *sums, _ = (a + b for a, b in zip(self, other, strict=True))
-        return Lines(*sums, max(self.longest, other.longest))
+        code, told, blank, files, _ = (a + b for a, b in zip(self, other, strict=True))
+        return Lines(code, told, blank, files, max(self.longest, other.longest))
 
 
 def lines_of(path: str, source: str) -> Lines:
