@@ -203,6 +203,13 @@ class Sequence:
             queued_s=self.queued_s,
         )
 
+    def pooled(self, vector: "array[float]") -> SeqDelta:
+        """What is told of it where a vector is made of the prompt."""
+        end = FinishReason.STOP
+        return SeqDelta(
+            self.request_id, (), end, num_cached_tokens=self.num_cached, queued_s=self.queued_s, vector=vector
+        )
+
     def row_init(self, row: Row, num_bound: int) -> RowInit:
         """What sets its row up: the first `num_bound` blocks, and its history where sampling looks at that."""
         sampling, structure = self.sampling, self.request.structure
@@ -214,9 +221,8 @@ class Sequence:
                 sampling.controls, prompt_ids=self.request.prompt_token_ids, output_ids=output_ids
             )
             sampling = msgspec.structs.replace(sampling, controls=controls)
-        return RowInit(
-            row, self.id, sampling, tuple(self.table.block_ids[:num_bound]), self.request.adapter, self.constraint
-        )
+        blocks, request = tuple(self.table.block_ids[:num_bound]), self.request
+        return RowInit(row, self.id, sampling, blocks, request.adapter, self.constraint, request.second_at)
 
     def __repr__(self) -> str:
         return (
