@@ -1,6 +1,6 @@
 """create_app: the OpenAI API of an engine, and Anthropic's, as an ASGI application, to be served or to be mounted."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from starlette.applications import Starlette
@@ -13,6 +13,9 @@ from aserve.engine import Engine
 from aserve.http.access import AccessLog
 from aserve.http.anthropic.errors import ANTHROPIC
 from aserve.http.anthropic.messages import count_tokens, messages
+from aserve.http.batch.batches import Batches
+from aserve.http.batch.files import file_routes
+from aserve.http.batch.routes import batch_routes, create_batch
 from aserve.http.body import Glance, at_nothing
 from aserve.http.endpoint import Edge, Handler, JsonEndpoint
 from aserve.http.errors import handle_error
@@ -29,6 +32,7 @@ from aserve.http.ops import ops_routes
 from aserve.http.options import DEFAULTS, AppOptions
 from aserve.http.request_id import RequestIds
 from aserve.http.sse import StreamLimits
+from aserve.stores.batches import BatchStore
 
 DIALECTS: Final = (ANTHROPIC,)
 """Of the APIs that are not OpenAI's."""
@@ -58,7 +62,11 @@ def create_app(
     max_total_body_bytes: of all that are being received; a large one beyond it is answered with 503.
     options: what else is decided of the API.
     """
-    routes = _routes(engine, stream_limits or StreamLimits(), options)
+    limits = stream_limits or StreamLimits()
+    made = {"/v1/chat/completions": chat_completions, "/v1/completions": completions}
+    handlers = {url: options.applied(handler(engine, limits)) for url, handler in made.items()}
+    batches = Batches(engine, BatchStore(options.batch_store), handlers)
+    routes = _routes(engine, limits, options, handlers, batches)
     app = Starlette(
         routes=routes,
         middleware=[
@@ -77,25 +85,29 @@ def create_app(
         ],
         exception_handlers=dict.fromkeys((AserveError, HTTPException, Exception), handle_error),
     )
+    app.state.batches = batches  # who serves it resumes those that a process before it has left, and closes their store
     app.router.redirect_slashes = False  # a redirect would be built from the Host header; and OpenAI's has none
     return app
 
 
-def _routes(engine: Engine, limits: StreamLimits, options: AppOptions) -> list[Route]:
+def _routes(
+    engine: Engine, limits: StreamLimits, options: AppOptions, handlers: Mapping[str, Handler], batches: Batches
+) -> list[Route]:
     def post(path: str, handler: Handler, glance: Glance, *, generates: bool = False) -> Route:
         endpoint = JsonEndpoint(engine, handler, glance, generates=generates, lenient=options.lenient)
         return Route(path, endpoint, methods=["POST"])
 
-    chat, text = (options.applied(made(engine, limits)) for made in (chat_completions, completions))
     routes = [
-        post("/v1/chat/completions", chat, generation_glance(engine), generates=True),
-        post("/v1/completions", text, generation_glance(engine), generates=True),
+        *(post(url, handler, generation_glance(engine), generates=True) for url, handler in handlers.items()),
         post("/v1/messages", messages(engine, limits), at_nothing, generates=True),
         post("/v1/messages/count_tokens", count_tokens(engine), at_nothing),
         post("/tokenize", tokenize(engine), text_glance(engine)),
         post("/detokenize", detokenize(engine), text_glance(engine)),
         post("/v1/load_lora_adapter", load_adapter(engine), at_nothing),
         post("/v1/unload_lora_adapter", unload_adapter(engine), at_nothing),
+        post("/v1/batches", create_batch(batches), at_nothing),
+        *batch_routes(batches),
+        *file_routes(batches.store),
         *model_routes(engine),
         *ops_routes(engine),
         openapi_route(options),

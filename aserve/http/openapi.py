@@ -3,6 +3,7 @@
 What the shapes do not say, a bound that depends on the model or on another field, is told by the 400 that comes.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from starlette.routing import Route
 from aserve import __version__
 from aserve.http.anthropic.errors import ANTHROPIC
 from aserve.http.anthropic.schema import MessagesFields, PromptFields
+from aserve.http.batch.routes import BatchFields
 from aserve.http.dialect import dialect_at
 from aserve.http.json_response import JsonResponse
 from aserve.http.openai.adapters import LoadAdapterFields, UnloadAdapterFields
@@ -32,6 +34,7 @@ JSON_ROUTES: Final[Mapping[str, tuple[type[msgspec.Struct], str]]] = {
     "/v1/messages/count_tokens": (PromptFields, "The number of tokens that such a conversation has."),
     "/tokenize": (TokenizeFields, "The tokens of a text or a conversation."),
     "/detokenize": (DetokenizeFields, "The text of tokens."),
+    "/v1/batches": (BatchFields, "Answer the lines of a file, behind everybody else's requests."),
     "/v1/load_lora_adapter": (LoadAdapterFields, "Load an adapter, which requests may then name as their model."),
     "/v1/unload_lora_adapter": (UnloadAdapterFields, "Forget an adapter."),
 }
@@ -40,6 +43,14 @@ JSON_ROUTES: Final[Mapping[str, tuple[type[msgspec.Struct], str]]] = {
 PLAIN_ROUTES: Final[Mapping[tuple[str, str], str]] = {
     ("/v1/models", "get"): "The names under which the model is served.",
     ("/v1/models/{model}", "get"): "One of them.",
+    ("/v1/files", "get"): "The files that were uploaded, and those that batches have made.",
+    ("/v1/files", "post"): "Keep a file, sent as multipart/form-data.",
+    ("/v1/files/{file_id}", "get"): "One of them.",
+    ("/v1/files/{file_id}", "delete"): "Forget it.",
+    ("/v1/files/{file_id}/content", "get"): "What is in it.",
+    ("/v1/batches", "get"): "The batches, the newest first.",
+    ("/v1/batches/{batch_id}", "get"): "One of them.",
+    ("/v1/batches/{batch_id}/cancel", "post"): "Run no more of its lines.",
     ("/v1/usage", "get"): "What the tenant whose key it is has used, and has left.",
     ("/load", "get"): "How many requests are open.",
     ("/health", "get"): "200 unless only a restart can help.",
@@ -103,7 +114,7 @@ def openapi(options: AppOptions = DEFAULTS) -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components(kinds, ref_template=COMPONENTS + "{name}")
     for kind in kinds:
         shape = schemas[kind.__name__]
-        if not issubclass(kind, PromptFields):
+        if not issubclass(kind, PromptFields | BatchFields):
             shape["properties"] |= {name: {} for name in sorted(WITHOUT_EFFECT - shape["properties"].keys())}
         shape["additionalProperties"] = False
     paths: dict[str, dict[str, Any]] = {}
@@ -153,7 +164,7 @@ def _operation(path: str, summary: str) -> dict[str, Any]:
             },
         },
     }
-    if "{model}" in path:
-        model = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-        operation["parameters"] = [model]
+    if names := re.findall(r"{(\w+)}", path):
+        schema = {"type": "string", "minLength": 1}
+        operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": schema} for name in names]
     return operation
