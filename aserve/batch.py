@@ -21,11 +21,12 @@ from aserve.engine import Engine
 from aserve.http.batch.lines import LineFields, LineRunner, failed_line, line_of
 from aserve.http.openai.chat import chat_completions
 from aserve.http.openai.completions import completions
+from aserve.http.pooling.embeddings import embeddings
 from aserve.http.sse import StreamLimits
 from aserve.http.tasks import task_group
 from aserve.terminal import StartupPrinter
 
-HANDLERS: Final = {"/v1/chat/completions": chat_completions, "/v1/completions": completions}
+URLS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 
 
 def run_batch(options: Options, input_file: str, output_file: str) -> int:
@@ -63,7 +64,9 @@ async def answer_lines(engine: Engine, lines: list[bytes], output: Path, file: T
 
     file: where the progress bar is shown.
     """
-    runner = LineRunner(engine, {url: handler(engine, StreamLimits()) for url, handler in HANDLERS.items()})
+    limits = StreamLimits()
+    handlers = (chat_completions(engine, limits), completions(engine, limits), embeddings(engine))
+    runner = LineRunner(engine, dict(zip(URLS, handlers, strict=True)))
     num_failed = 0
     try:
         opened = output.open("a+b")
@@ -119,7 +122,7 @@ def _pending(lines: list[bytes], done: set[str]) -> Iterator[LineFields | bytes]
     seen: set[str] = set()
     for number, raw in enumerate(lines, start=1):
         try:
-            line = line_of(raw, HANDLERS)
+            line = line_of(raw, URLS)
             if line.custom_id in seen:
                 raise InvalidRequestError(f"custom_id: {line.custom_id!r} is there twice", "custom_id")
         except InvalidRequestError as error:

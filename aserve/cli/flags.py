@@ -30,6 +30,7 @@ from aserve.core.config import (
     Options,
 )
 from aserve.core.params import MAX_LOGPROBS
+from aserve.core.pooling import CONVERT_KINDS, RUNNER_KINDS
 from aserve.stores.batches import IN_MEMORY
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
@@ -92,6 +93,19 @@ class Flag(msgspec.Struct, frozen=True):
 
 ENGINE_FLAGS: Final = (
     Flag("model", str, "FOLDER|ID", "a folder or a Hugging Face id; demo is the bundled demonstration model"),
+    Flag(
+        "runner",
+        read_choice(RUNNER_KINDS),
+        "|".join(RUNNER_KINDS),
+        "generate text, or pool; auto is what the model is for",
+    ),
+    Flag(
+        "convert",
+        read_choice(CONVERT_KINDS),
+        "|".join(CONVERT_KINDS),
+        "what a model that generates is made to pool for; auto is what its folder says, or embed",
+    ),
+    Flag("hf_overrides", read_object, "JSON", "fields that replace those of config.json"),
     Flag("tokenizer", str, "FOLDER|ID", "a folder or id whose tokenizer replaces the model's own"),
     Flag("chat_template", str, "FILE", "a Jinja file that replaces the model's own chat template"),
     Flag("tool_call_parser", str, "NAME", "how the model writes calls of tools; auto is what its chat template says"),

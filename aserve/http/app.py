@@ -30,6 +30,9 @@ from aserve.http.openai.tokenize import detokenize, tokenize, tokenizer_info_rou
 from aserve.http.openapi import openapi_route
 from aserve.http.ops import ops_routes
 from aserve.http.options import DEFAULTS, AppOptions
+from aserve.http.pooling.classify import classify
+from aserve.http.pooling.embeddings import embeddings, pooling
+from aserve.http.pooling.scores import rerank, score
 from aserve.http.request_id import RequestIds
 from aserve.http.sse import StreamLimits
 from aserve.stores.batches import BatchStore
@@ -65,7 +68,8 @@ def create_app(
     limits = stream_limits or StreamLimits()
     made = {"/v1/chat/completions": chat_completions, "/v1/completions": completions}
     handlers = {url: options.applied(handler(engine, limits)) for url, handler in made.items()}
-    batches = Batches(engine, BatchStore(options.batch_store), handlers)
+    lines = {**handlers, "/v1/embeddings": embeddings(engine)}
+    batches = Batches(engine, BatchStore(options.batch_store), lines)
     routes = _routes(engine, limits, options, handlers, batches)
     app = Starlette(
         routes=routes,
@@ -99,6 +103,11 @@ def _routes(
 
     routes = [
         *(post(url, handler, generation_glance(engine), generates=True) for url, handler in handlers.items()),
+        post("/v1/embeddings", embeddings(engine), at_nothing, generates=True),
+        post("/pooling", pooling(engine), at_nothing, generates=True),
+        post("/classify", classify(engine), at_nothing, generates=True),
+        *(post(path, score(engine), at_nothing, generates=True) for path in ("/score", "/v1/score")),
+        *(post(path, rerank(engine), at_nothing, generates=True) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
         post("/v1/messages", messages(engine, limits), at_nothing, generates=True),
         post("/v1/messages/count_tokens", count_tokens(engine), at_nothing),
         post("/tokenize", tokenize(engine), text_glance(engine)),

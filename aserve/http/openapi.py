@@ -24,12 +24,23 @@ from aserve.http.openai.completions import CompletionFields
 from aserve.http.openai.fields import WITHOUT_EFFECT
 from aserve.http.openai.tokenize import DetokenizeFields, TokenizeFields
 from aserve.http.options import DEFAULTS, AppOptions
+from aserve.http.pooling.classify import ClassifyFields
+from aserve.http.pooling.embeddings import EmbeddingFields, PoolFields
+from aserve.http.pooling.scores import RerankFields, ScoreFields
 
 COMPONENTS: Final = "#/components/schemas/"
 
 JSON_ROUTES: Final[Mapping[str, tuple[type[msgspec.Struct], str]]] = {
     "/v1/chat/completions": (ChatFields, "Answer a conversation; with stream, as server-sent events."),
     "/v1/completions": (CompletionFields, "Continue a text; with stream, as server-sent events."),
+    "/v1/embeddings": (EmbeddingFields, "The embedding of each input."),
+    "/pooling": (PoolFields, "What the model makes of each input, whatever it is for."),
+    "/classify": (ClassifyFields, "The probability of each label, for each input."),
+    "/score": (ScoreFields, "How well documents answer queries."),
+    "/v1/score": (ScoreFields, "The same."),
+    "/rerank": (RerankFields, "Documents by how well they answer a query, the best first."),
+    "/v1/rerank": (RerankFields, "The same."),
+    "/v2/rerank": (RerankFields, "The same."),
     "/v1/messages": (MessagesFields, "Answer a conversation in Anthropic's words; with stream, as server-sent events."),
     "/v1/messages/count_tokens": (PromptFields, "The number of tokens that such a conversation has."),
     "/tokenize": (TokenizeFields, "The tokens of a text or a conversation."),
@@ -110,7 +121,7 @@ def openapi_route(options: AppOptions) -> Route:
 
 def openapi(options: AppOptions = DEFAULTS) -> dict[str, Any]:
     """The document. options: which routes there are, and where."""
-    kinds = [kind for kind, _ in JSON_ROUTES.values()]
+    kinds = list(dict.fromkeys(kind for kind, _ in JSON_ROUTES.values()))
     _, schemas = msgspec.json.schema_components(kinds, ref_template=COMPONENTS + "{name}")
     for kind in kinds:
         shape = schemas[kind.__name__]

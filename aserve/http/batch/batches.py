@@ -227,7 +227,7 @@ def _parsed(raw: bytes, url: str) -> tuple[list[LineFields], list[State]]:
         return [], [{"code": "invalid_request_error", "message": told, "param": None, "line": None}]
     for number, text in texts:
         try:
-            line = line_of(text, {url: None})
+            line = line_of(text, (url,))
             if line.custom_id in names:
                 raise InvalidRequestError(f"custom_id: {line.custom_id!r} is there twice", "custom_id")
         except AserveError as error:

@@ -5,7 +5,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -40,7 +40,7 @@ class Answered(msgspec.Struct, frozen=True):
     is_error: bool
 
 
-def line_of(raw: bytes, urls: Mapping[str, object]) -> LineFields:
+def line_of(raw: bytes, urls: Collection[str]) -> LineFields:
     """What a line asks for. Raises `InvalidRequestError`."""
     try:
         given = msgspec.json.decode(raw, type=dict[str, Any])
