@@ -33,13 +33,14 @@ ENGINE = {
     ),
 }
 LOWER_FLOORS = ENGINE | {
+    "batch",
+    "stores",
     "constraints",
     "kv_cache",
     "drafting",
     "kernels",
     "models",
     "runner",
-    "stores",
     "http",
     "model_folder",
     "measuring",
@@ -95,6 +96,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "telling": {"core", "drafters", "engine_parts", "kv_cache", "models"},
     "build": LOWER_FLOORS,
     "llm": LOWER_FLOORS,
+    "batch": LOWER_FLOORS,
     "server": LOWER_FLOORS,
     "terminal": LOWER_FLOORS,
     "cli": LOWER_FLOORS,

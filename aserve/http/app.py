@@ -1,6 +1,6 @@
 """create_app: the OpenAI API of an engine, and Anthropic's, as an ASGI application, to be served or to be mounted."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from starlette.applications import Starlette
@@ -13,6 +13,9 @@ from aserve.engine import Engine
 from aserve.http.access import AccessLog
 from aserve.http.anthropic.errors import ANTHROPIC
 from aserve.http.anthropic.messages import count_tokens, messages
+from aserve.http.batch.batches import Batches
+from aserve.http.batch.files import file_routes
+from aserve.http.batch.routes import batch_routes, create_batch
 from aserve.http.body import Glance, at_nothing
 from aserve.http.endpoint import Edge, Handler, JsonEndpoint
 from aserve.http.errors import handle_error
@@ -35,6 +38,7 @@ from aserve.http.pooling.embeddings import embeddings, pooling
 from aserve.http.pooling.scores import rerank, score
 from aserve.http.request_id import RequestIds
 from aserve.http.sse import StreamLimits
+from aserve.stores.batches import BatchStore
 from aserve.stores.responses import MemoryStore, ResponseStore
 
 DIALECTS: Final = (ANTHROPIC,)
@@ -67,7 +71,11 @@ def create_app(  # noqa: PLR0913  all but the engine may be left out
     response_store: where /v1/responses keeps them; None is memory of its own. Whoever made it closes it.
     options: what else is decided of the API.
     """
-    routes = _routes(engine, stream_limits or StreamLimits(), options, Kept(response_store or MemoryStore()))
+    limits = stream_limits or StreamLimits()
+    made = {"/v1/chat/completions": chat_completions, "/v1/completions": completions}
+    handlers = {url: options.applied(handler(engine, limits)) for url, handler in made.items()}
+    batches = Batches(engine, BatchStore(options.batch_store), {**handlers, "/v1/embeddings": embeddings(engine)})
+    routes = _routes(engine, limits, options, handlers, Kept(response_store or MemoryStore()), batches)
     app = Starlette(
         routes=routes,
         middleware=[
@@ -86,19 +94,25 @@ def create_app(  # noqa: PLR0913  all but the engine may be left out
         ],
         exception_handlers=dict.fromkeys((AserveError, HTTPException, Exception), handle_error),
     )
+    app.state.batches = batches  # who serves it resumes those that a process before it has left, and closes their store
     app.router.redirect_slashes = False  # a redirect would be built from the Host header; and OpenAI's has none
     return app
 
 
-def _routes(engine: Engine, limits: StreamLimits, options: AppOptions, kept: Kept) -> list[Route]:
+def _routes(
+    engine: Engine,
+    limits: StreamLimits,
+    options: AppOptions,
+    handlers: Mapping[str, Handler],
+    kept: Kept,
+    batches: Batches,
+) -> list[Route]:
     def post(path: str, handler: Handler, glance: Glance, *, generates: bool = False) -> Route:
         endpoint = JsonEndpoint(engine, handler, glance, generates=generates, lenient=options.lenient)
         return Route(path, endpoint, methods=["POST"])
 
-    chat, text = (options.applied(made(engine, limits)) for made in (chat_completions, completions))
     routes = [
-        post("/v1/chat/completions", chat, generation_glance(engine), generates=True),
-        post("/v1/completions", text, generation_glance(engine), generates=True),
+        *(post(url, handler, generation_glance(engine), generates=True) for url, handler in handlers.items()),
         post("/v1/responses", create_response(engine, limits, kept, options), input_glance(engine), generates=True),
         *later_routes(kept, limits),
         post("/v1/embeddings", embeddings(engine), at_nothing, generates=True),
@@ -112,6 +126,9 @@ def _routes(engine: Engine, limits: StreamLimits, options: AppOptions, kept: Kep
         post("/detokenize", detokenize(engine), text_glance(engine)),
         post("/v1/load_lora_adapter", load_adapter(engine), at_nothing),
         post("/v1/unload_lora_adapter", unload_adapter(engine), at_nothing),
+        post("/v1/batches", create_batch(batches), at_nothing),
+        *batch_routes(batches),
+        *file_routes(batches.store),
         *model_routes(engine),
         *ops_routes(engine),
         openapi_route(options),

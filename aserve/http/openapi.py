@@ -15,6 +15,7 @@ from starlette.routing import Route
 from aserve import __version__
 from aserve.http.anthropic.errors import ANTHROPIC
 from aserve.http.anthropic.schema import MessagesFields, PromptFields
+from aserve.http.batch.routes import BatchFields
 from aserve.http.dialect import dialect_at
 from aserve.http.json_response import JsonResponse
 from aserve.http.openai.adapters import LoadAdapterFields, UnloadAdapterFields
@@ -46,6 +47,7 @@ JSON_ROUTES: Final[Mapping[str, tuple[type[msgspec.Struct], str]]] = {
     "/v1/messages/count_tokens": (PromptFields, "The number of tokens that such a conversation has."),
     "/tokenize": (TokenizeFields, "The tokens of a text or a conversation."),
     "/detokenize": (DetokenizeFields, "The text of tokens."),
+    "/v1/batches": (BatchFields, "Answer the lines of a file, behind everybody else's requests."),
     "/v1/load_lora_adapter": (LoadAdapterFields, "Load an adapter, which requests may then name as their model."),
     "/v1/unload_lora_adapter": (UnloadAdapterFields, "Forget an adapter."),
 }
@@ -58,6 +60,14 @@ PLAIN_ROUTES: Final[Mapping[tuple[str, str], str]] = {
     ("/v1/responses/{response_id}/input_items", "get"): "The items that a response answers.",
     ("/v1/models", "get"): "The names under which the model is served.",
     ("/v1/models/{model}", "get"): "One of them.",
+    ("/v1/files", "get"): "The files that were uploaded, and those that batches have made.",
+    ("/v1/files", "post"): "Keep a file, sent as multipart/form-data.",
+    ("/v1/files/{file_id}", "get"): "One of them.",
+    ("/v1/files/{file_id}", "delete"): "Forget it.",
+    ("/v1/files/{file_id}/content", "get"): "What is in it.",
+    ("/v1/batches", "get"): "The batches, the newest first.",
+    ("/v1/batches/{batch_id}", "get"): "One of them.",
+    ("/v1/batches/{batch_id}/cancel", "post"): "Run no more of its lines.",
     ("/v1/usage", "get"): "What the tenant whose key it is has used, and has left.",
     ("/load", "get"): "How many requests are open.",
     ("/health", "get"): "200 unless only a restart can help.",
@@ -126,7 +136,7 @@ def openapi(options: AppOptions = DEFAULTS) -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components(kinds, ref_template=COMPONENTS + "{name}")
     for kind in kinds:
         shape = schemas[kind.__name__]
-        if not issubclass(kind, PromptFields):
+        if not issubclass(kind, PromptFields | BatchFields):
             shape["properties"] |= {name: {} for name in sorted(WITHOUT_EFFECT - shape["properties"].keys())}
         shape["additionalProperties"] = False
     paths: dict[str, dict[str, Any]] = {}
