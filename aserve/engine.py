@@ -348,9 +348,8 @@ class Engine(Encoding, Answers, Vectors):
         given = [self.default_params()] * branches if isinstance(branches, int) else branches
         all_params = [check("params", PARAMS, params) for params in given]
         structures = [await self._compiled(params) for params in all_params]
+        all_terms = branch_terms(origin, len(all_params), self._clock(), request_ids, priority, timeout_s)
         history = parts.scheduler.history(origin.id, index)
-        now = self._clock()
-        all_terms = branch_terms(origin, len(all_params), now, request_ids, priority, timeout_s)
         requests = [
             new_branch(parts.info, parts.tokenizer, origin, history, params, terms, structure)
             for params, terms, structure in zip(all_params, all_terms, structures, strict=True)

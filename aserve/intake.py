@@ -80,7 +80,12 @@ def branch_terms(
     priority: int | None,
     timeout_s: float | None,
 ) -> list[Terms]:
-    """Those of `num` branches of a request, which are its own where they are None. Raises `InvalidRequestError`."""
+    """Those of `num` branches of a request, which are its own where they are None.
+
+    Raises `InvalidRequestError`, also for a request whose choices are ranked: which is which is known at its end.
+    """
+    if origin.params.is_ranked:
+        raise InvalidRequestError("ranked choices and beams cannot be forked", "index")
     ids: Sequence[str | None] = [None] * num if request_ids is None else request_ids
     if len(ids) != num:
         raise InvalidRequestError(f"request_ids must be as many as the branches ({num}), got {len(ids)}", "request_ids")
@@ -138,7 +143,7 @@ def new_request(
         deadline_s=terms.deadline_s,
         tenant=terms.tenant,
         weight=terms.weight,
-        structure=structure,
+        structure=None if structure is None else structure.going_on(ignores_end=params.ignore_eos),
         adapter=terms.adapter,
     )
 

@@ -107,6 +107,15 @@ class Texts:
                 f"tokens: at most {self._max_decoded} are decoded at a time, got {len(token_ids)}", "tokens"
             )
 
+    def tokenizer_info(self) -> dict[str, Any]:
+        """What a tokenizer_config.json would say of the tokenizer and its chat template."""
+        return {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": self._info.max_model_len,
+            **self.tokenizer.info(),
+            "chat_template": self._chat_template.source or None,
+        }
+
     async def encode(
         self, text: str, *, add_special_tokens: bool = True, must_fit: bool = False, param: str = "prompt"
     ) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from aserve.http.openai.chat import ChatFields
 from aserve.http.openai.completions import CompletionFields
 from aserve.http.openai.fields import WITHOUT_EFFECT
 from aserve.http.openai.tokenize import DetokenizeFields, TokenizeFields
+from aserve.http.options import DEFAULTS, AppOptions
 from aserve.http.pooling.classify import ClassifyFields
 from aserve.http.pooling.embeddings import EmbeddingFields, PoolFields
 from aserve.http.pooling.scores import RerankFields, ScoreFields
@@ -51,6 +52,7 @@ PLAIN_ROUTES: Final[Mapping[tuple[str, str], str]] = {
     ("/v1/models", "get"): "The names under which the model is served.",
     ("/v1/models/{model}", "get"): "One of them.",
     ("/v1/usage", "get"): "What the tenant whose key it is has used, and has left.",
+    ("/load", "get"): "How many requests are open.",
     ("/health", "get"): "200 unless only a restart can help.",
     ("/ping", "get"): "The same.",
     ("/ping", "post"): "The same.",
@@ -96,9 +98,9 @@ ANTHROPIC_ERROR: Final = {
 }
 
 
-def openapi_route() -> Route:
+def openapi_route(options: AppOptions) -> Route:
     """The route of the document."""
-    document = openapi()
+    document = openapi(options)
 
     async def show(_request: Request) -> Response:
         return JsonResponse(document)
@@ -106,8 +108,8 @@ def openapi_route() -> Route:
     return Route("/openapi.json", show)
 
 
-def openapi() -> dict[str, Any]:
-    """The document."""
+def openapi(options: AppOptions = DEFAULTS) -> dict[str, Any]:
+    """The document. options: which routes there are, and where."""
     kinds = list(dict.fromkeys(kind for kind, _ in JSON_ROUTES.values()))
     _, schemas = msgspec.json.schema_components(kinds, ref_template=COMPONENTS + "{name}")
     for kind in kinds:
@@ -120,9 +122,12 @@ def openapi() -> dict[str, Any]:
         paths[path] = {"post": _operation(path, summary) | _takes(kind)}
     for (path, method), summary in PLAIN_ROUTES.items():
         paths.setdefault(path, {})[method] = _operation(path, summary)
+    if options.enable_tokenizer_info_endpoint:
+        paths["/tokenizer_info"] = {"get": _operation("/tokenizer_info", "What the tokenizer's configuration says.")}
     return {
         "openapi": "3.1.0",
         "info": {"title": "aserve", "version": __version__, "license": {"name": "Apache-2.0"}},
+        **({"servers": [{"url": options.root_path}]} if options.root_path else {}),
         "paths": paths,
         "components": {
             "schemas": schemas | {"Error": ERROR, "AnthropicError": ANTHROPIC_ERROR},

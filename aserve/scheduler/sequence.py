@@ -23,7 +23,6 @@ Knows no budget, no block and no step; changed by the scheduler alone.
 
 from array import array
 from collections.abc import Callable
-from math import inf
 from typing import Final
 
 import msgspec
@@ -287,7 +286,7 @@ def row_sampling(request: Request, index: int = 0) -> RowSampling:
     """What the runner needs of a request's parameters; ending tokens are banned until min_tokens are generated.
 
     Where the answer has a structure, bans go the way of controls, by which they are void where they leave nothing of a
-    mask: it may be complete before min_tokens, and ends then, or where ignore_eos bans the model's own end.
+    mask: it may be complete before min_tokens, and ends then.
 
     index: which sequence of the request it is; each has a seed of its own, and the first alone scores the prompt.
     Choices to be ranked are scored; beams are scored and not sampled. Its history comes with `Sequence.row_init`.
@@ -299,12 +298,9 @@ def row_sampling(request: Request, index: int = 0) -> RowSampling:
     is_ranked = params.num_sequences > params.n
     banned_ids = tuple(sorted(request.stop_ids)) if params.min_tokens else ()
     is_masked = request.structure is not None
-    biases = params.logit_bias
-    if is_masked and params.ignore_eos:
-        biases += tuple((eos_id, -inf) for eos_id in sorted(request.eos_ids))
     controls = RowControls(
         penalties=PenaltyColumns(*(getattr(params, name) for name in PenaltyColumns._fields)),
-        logit_bias=biases,
+        logit_bias=params.logit_bias,
         allowed_ids=params.allowed_token_ids or (),
         bad_words=request.bad_word_ids,
     )

@@ -7,7 +7,7 @@ add_bos_token where there is a tokenizer.json. Does not know sequences that grow
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import tokenizers
 
@@ -33,6 +33,7 @@ class Tokenizer:
     def __init__(self, backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
         """backend is changed: the config's tokens are added to it. Raises `CheckpointError` as TokenBytes does."""
         self._backend = backend
+        self._config = config
         backend.no_truncation()  # a prompt is never shortened in silence
         backend.no_padding()
         self.num_base_tokens: Final = backend.get_vocab_size(with_added_tokens=False)
@@ -62,6 +63,18 @@ class Tokenizer:
         except Exception as error:  # the library raises nothing narrower
             raise CheckpointError(f"{path}: {error}") from error
         return cls(backend, read_tokenizer_config(Path(folder)))
+
+    def info(self) -> dict[str, Any]:
+        """Its named tokens, and those that were added to the vocabulary, by id."""
+        flags = ("content", "special", "normalized", "single_word", "lstrip", "rstrip")
+        added = sorted(self._backend.get_added_tokens_decoder().items())
+        return {
+            **self._config.named_tokens,
+            "additional_special_tokens": self._config.special_tokens,
+            "added_tokens_decoder": {
+                str(token_id): {flag: getattr(token, flag) for flag in flags} for token_id, token in added
+            },
+        }
 
     def encode(self, text: str, *, add_special_tokens: bool = True, param: str | None = "prompt") -> tuple[int, ...]:
         """Token ids of a text. A rendered chat has its special tokens already: add none to it.
