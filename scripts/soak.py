@@ -2,7 +2,7 @@
 
 A server in a process of its own (`soak_server`), with adapters, drafts and planted faults; in this process clients
 (`soak_clients`) that read whole answers and streams, of adapters, of structures and of tools too, cut them, send what
-no server wants, read nothing, and bring poison; SIGHUP every SIGHUP_S. The server tells every few seconds what it holds.
+no server wants, read nothing, and bring poison; SIGHUP every SIGHUP_S. The server tells at times what it holds.
 
 Prints one JSON line: requests by kind and outcome, the slopes of the resident memory after the first --settle-minutes
 and of what malloc has handed out in the second half of the time, what was left at the end, and all complaints. Resident
