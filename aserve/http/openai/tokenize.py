@@ -8,7 +8,9 @@ from aserve.core.errors import InvalidRequestError
 from aserve.engine import Engine
 from aserve.http.endpoint import Exchange, Handler
 from aserve.http.json_response import JsonResponse
-from aserve.http.openai.schema import Messages, ModelName, check_model, parse
+from aserve.http.openai.schema import Messages, parse
+from aserve.http.served import check_model
+from aserve.http.shapes import ModelName
 
 OFF_LOOP_TOKENS: Final = 2048
 """Answers of more are written in a thread."""

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from aserve.core.errors import AserveError
 from aserve.core.outputs import Completion, FinishReason, TextDelta
 from aserve.core.params import SamplingParams
 from aserve.core.plan import TokenScores
@@ -21,8 +22,8 @@ from aserve.edges import is_fault
 from aserve.engine import Engine
 from aserve.http.endpoint import Exchange
 from aserve.http.json_response import JsonResponse
-from aserve.http.openai.tally import Tally, TokenIds, usage_of
-from aserve.http.sse import DONE, EventStream, StreamLimits
+from aserve.http.sse import EventStream, StreamLimits
+from aserve.http.tally import Tally, TokenIds, usage_of
 from aserve.http.tasks import task_group
 from aserve.mailbox import Keeper, Mailbox
 
@@ -56,8 +57,12 @@ class Wire(Protocol):
         """
         ...
 
-    def usage(self, usage: Usage) -> bytes:
-        """The token counts, after everything else."""
+    def end(self, usage: Usage | None) -> bytes:
+        """What follows the last delta of all. usage: the token counts, where the request wants them at the end."""
+        ...
+
+    def failure(self, error: AserveError) -> bytes:
+        """What follows where the answer went wrong after it had begun."""
         ...
 
     def whole(self, completions: Sequence[Completion], usage: Usage) -> dict[str, Any]:
@@ -126,7 +131,7 @@ async def _stream(
 
     async with aclosing(pieces()) as rest:
         first = await anext(rest)  # what fails until now still has an HTTP status
-        stream = EventStream(first, rest, limits, exchange.request_id)
+        stream = EventStream(first, rest, limits, wire.failure, exchange.request_id)
         if not generation.scores_only:
             mailbox.shortcut(_Writer(events, stream))
         await exchange.reply(stream)
@@ -174,7 +179,7 @@ class _Writer:
 
 
 class Events:
-    """Deltas to events, in pieces that are each worth one send: the last answer's end, usage and [DONE] are one.
+    """Deltas to events, in pieces that are each worth one send: the last answer's end and what follows it are one.
 
     tallies, frames: of each choice; see `Wire.frame`.
     """
@@ -211,8 +216,7 @@ class Events:
         self._num_open -= delta.finish_reason is not None
         if self._num_open > 0:
             return b""
-        usage = self._wire.usage(usage_of(self.tallies, self._n)) if self._include_usage else b""
-        return usage + DONE
+        return self._wire.end(usage_of(self.tallies, self._n) if self._include_usage else None)
 
 
 def _first(tallies: Sequence[Tally], index: int, n: int) -> Tally:

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from aserve.core.outputs import Completion, TextDelta, Transcript
 from aserve.core.plan import TokenScores
 
@@ -67,8 +65,3 @@ def usage_of(tallies: Sequence[Tally], n: int) -> dict[str, Any]:
         "total_tokens": num_prompt_tokens + num_completion_tokens,
         "prompt_tokens_details": {"cached_tokens": sum(tally.num_cached_tokens for tally in prompts)},
     }
-
-
-def usage_suffix(usage: dict[str, Any] | None) -> bytes:
-    """The member of a JSON object that says the token counts, if there are any to say."""
-    return b"" if usage is None else b',"usage":' + msgspec.json.encode(usage)
