@@ -4,6 +4,7 @@ What the shapes do not say, a bound that depends on the model or on another fiel
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Final
 
 import msgspec
@@ -77,8 +78,9 @@ def openapi_route() -> Route:
     return Route("/openapi.json", show)
 
 
+@cache
 def openapi() -> dict[str, Any]:
-    """The document."""
+    """The document, which is the same for all applications: nobody changes it."""
     kinds = [kind for kind, _ in JSON_ROUTES.values()]
     _, schemas = msgspec.json.schema_components(kinds, ref_template=COMPONENTS + "{name}")
     for kind in kinds:

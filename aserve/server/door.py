@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from functools import lru_cache
 from math import inf
 from typing import Final, TypeVar
@@ -22,12 +22,15 @@ from typing import Final, TypeVar
 from hypercorn.config import Config
 
 from aserve.core.faults import log_fault
-from aserve.edges import is_fault
+from aserve.edges import aside, is_fault
 from aserve.http.doorman import Doorman, Objection, Refusal
 from aserve.server.plain import PlainRequest, plain_request
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
+
+PLACE: Final = "refusing"
+"""Where a fault was, in the log."""
 
 GATHER_S: Final = 0.01
 """How long a request stands before it is looked at, while requests are being refused."""
@@ -76,11 +79,16 @@ class Doors:
         return b"HTTP/1.1 %d \r\n%b\r\n%b" % (refusal.status, lines, refusal.body)
 
     def look(self) -> None:
-        """Call all that wait."""
+        """Call all that wait. Where one of them fails, the others are called all the same."""
         waiting, self._waiting = self._waiting, []
-        with nullcontext() if self.doorman is None else self.doorman.together():
+        with ExitStack() as together:
+            aside(_log, PLACE, None, self._bring_together, together)
             for look in waiting:
-                look()
+                aside(_log, PLACE, None, look)
+
+    def _bring_together(self, together: ExitStack) -> None:
+        if self.doorman is not None:
+            together.enter_context(self.doorman.together())
 
 
 class Door:
@@ -130,7 +138,7 @@ class Door:
         found = self._held or (_aside(self._found, received) if self.stands else None)
         self.open()
         if found is not None and self._doors.doorman is not None:
-            self._doors.doorman.left(found[0].scope, found[1])
+            aside(_log, PLACE, None, self._doors.doorman.left, found[0].scope, found[1])
 
     def _found(self, received: bytearray) -> tuple[PlainRequest, Objection] | None:
         """The plain request that has been received, whole or not, if it is to be refused."""
@@ -161,5 +169,5 @@ def _aside(call: Callable[[bytearray], T | None], received: bytearray) -> T | No
     except BaseException as error:
         if not is_fault(error):
             raise
-        log_fault(_log, "refusing", error)
+        log_fault(_log, PLACE, error)
         return None
