@@ -58,8 +58,10 @@ CONTENT: Final = Reading()
 """All that there is."""
 
 
-def reading_of(engine: Engine, use: ToolUse | None, prompt: Sequence[int]) -> Reading:
-    """How answers to a prompt are read. use: the tools that they may call."""
+def reading_of(
+    engine: Engine, use: ToolUse | None, prompt: Sequence[int], *, new_id: Callable[[], str] = call_id
+) -> Reading:
+    """How answers to a prompt are read. use: the tools that they may call. new_id: names a call."""
     info, texts = engine.info, engine.texts
     is_bare = use is not None and use.is_required and not texts.can_enforce_calls
     format = texts.format(with_calls=use is not None, is_bare=is_bare)
@@ -75,7 +77,7 @@ def reading_of(engine: Engine, use: ToolUse | None, prompt: Sequence[int]) -> Re
         markers=frozenset(filter(None, format.markers())),
         structure=structure,
         has_thoughts=format.thoughts is not None or format.channels is not None,
-        new_id=short_call_id if info.call_format == "mistral" else call_id,
+        new_id=short_call_id if info.call_format == "mistral" else new_id,
         is_single=use is not None and use.is_single,
         is_named=use is not None and use.is_named,
     )

@@ -191,6 +191,7 @@ LATER = (
     # Of every server: what came later to rooms that have points.
     Point("terms new", at((engine, "new_terms"))),
     Point("terms of branches", at((engine, "branch_terms"))),
+    Point("generates", at((engine, "check_generates"))),
     Point("prompt ids", at((engine, "prompt_ids"))),
     Point("prompt room", at((texts, "check_room"))),
     Point("engine check_room", at((Engine, "check_room"))),

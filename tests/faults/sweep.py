@@ -92,7 +92,7 @@ class Sweep:
         world = point.world(failing_steps=point.failing_steps)
         trap = Trap(world, k, fault)
         with pytest.MonkeyPatch.context() as patches:
-            patches.setattr(adapters, "PLACE_S", 3600.0)  # whoever hangs is told by `in_time`, and not by a slow machine
+            patches.setattr(adapters, "PLACE_S", 3600.0)  # a machine that stands still is nobody's fault
             if point.is_early:
                 point.arm(world, trap, patches)
             async with world:

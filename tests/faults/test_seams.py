@@ -37,6 +37,7 @@ NO_POINT: Mapping[str, Sequence[str]] = {
         "aserve.tenants Tenants.__init__",
         "aserve.tenants Tenants.declare",
         "aserve.tenants Tenants.usages",
+        "aserve.text.tokenizer Tokenizer.info",
         "aserve.workers Workers.__init__",
         "aserve.workers Workers.close",
     ),
@@ -55,7 +56,7 @@ NO_POINT: Mapping[str, Sequence[str]] = {
     "the loop itself, which ends the engine where it raises; all that it calls has points": (
         "aserve.engine_loop EngineLoop.run",
         "aserve.engine_loop EngineLoop.watch",
-        "aserve.stepping Stepper.step",
+        "aserve.stepping Stepper.run_until_idle",
     ),
     "what tests call, to look for what does not hold": (
         "aserve.kv_cache.checks check_hashes",
@@ -64,7 +65,6 @@ NO_POINT: Mapping[str, Sequence[str]] = {
     ),
     "a name that is another's: no such call is made": (
         "aserve.adapters Adapters._load",
-        "aserve.answers Answers.encode_chat",
         "aserve.answers Answers.open",
         "aserve.engine Engine.__init__",
         "aserve.engine Engine.abort",
@@ -72,6 +72,16 @@ NO_POINT: Mapping[str, Sequence[str]] = {
     ),
     "a constructor that keeps its arguments, made where texts are worked on, which has points": (
         "aserve.texts Texts.__init__",
+    ),
+    "of vectors, for which there is no world yet": (
+        "aserve.intake check_input",
+        "aserve.intake new_input",
+        "aserve.text.inputs cut_ids",
+        "aserve.text.inputs tokenized",
+        "aserve.text.stream VectorStream.push",
+        "aserve.texts Texts.encode_inputs",
+        "aserve.texts Texts.encode_pairs",
+        "aserve.vectors Vectors.check_pooling",
     ),
     "within a forward pass, whose edge is the runner's (model forward), or while a model is loaded": (
         "aserve.kernels",
