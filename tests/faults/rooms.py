@@ -202,7 +202,7 @@ LATER = (
     Point("tokenizer count", of("tokenizer", "count")),
     Point("loop abort", at((EngineLoop, "abort"))),
     Point("cache hashes", at((PagedCache, "prompt_hashes"))),
-    Point("cache rebase", at((PagedCache, "rebase")), of_nobody=True),
+    Point("cache rebase", at((PagedCache, "rebase"))),
     Point("loop open", at((EngineLoop, "open"))),
     Point("loop fork", at((EngineLoop, "fork"))),
     Point("loop request", at((EngineLoop, "request"))),
