@@ -74,7 +74,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine_loop": ENGINE,
     "stepping": {"core", "edges", "metrics", "scheduler"},
     "intake": {"core", "tenants", "text"},
-    "adapters": {"core"},
+    "adapters": {"core", "edges", "workers"},
     "answers": {"core", "mailbox"},
     "preparation": {"core", "intake", "scheduler"},
     "structures": {"core", "constraints", "text", "workers"},

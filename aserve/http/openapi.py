@@ -5,6 +5,7 @@ What the shapes do not say, a bound that depends on the model or on another fiel
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Final
 
 import msgspec
@@ -130,8 +131,9 @@ def openapi_route(options: AppOptions) -> Route:
     return Route("/openapi.json", show)
 
 
-def openapi(options: AppOptions = DEFAULTS) -> dict[str, Any]:
-    """The document. options: which routes there are, and where."""
+@cache
+def _shapes() -> dict[str, Any]:
+    """What requests are checked against, by name, made once: nobody changes it."""
     kinds = list(dict.fromkeys(kind for kind, _ in JSON_ROUTES.values()))
     _, schemas = msgspec.json.schema_components(kinds, ref_template=COMPONENTS + "{name}")
     for kind in kinds:
@@ -139,6 +141,11 @@ def openapi(options: AppOptions = DEFAULTS) -> dict[str, Any]:
         if not issubclass(kind, PromptFields | BatchFields):
             shape["properties"] |= {name: {} for name in sorted(WITHOUT_EFFECT - shape["properties"].keys())}
         shape["additionalProperties"] = False
+    return dict(schemas)
+
+
+def openapi(options: AppOptions = DEFAULTS) -> dict[str, Any]:
+    """The document. options: which routes there are, and where."""
     paths: dict[str, dict[str, Any]] = {}
     for path, (kind, summary) in JSON_ROUTES.items():
         paths[path] = {"post": _operation(path, summary) | _takes(kind)}
@@ -152,7 +159,7 @@ def openapi(options: AppOptions = DEFAULTS) -> dict[str, Any]:
         **({"servers": [{"url": options.root_path}]} if options.root_path else {}),
         "paths": paths,
         "components": {
-            "schemas": schemas | {"Error": ERROR, "AnthropicError": ANTHROPIC_ERROR},
+            "schemas": _shapes() | {"Error": ERROR, "AnthropicError": ANTHROPIC_ERROR},
             "securitySchemes": {
                 "key": {"type": "http", "scheme": "bearer"},
                 "api_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
