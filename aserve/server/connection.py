@@ -29,6 +29,7 @@ from hypercorn.utils import parse_socket_addr
 from aserve.core.faults import describe
 from aserve.edges import is_fault
 from aserve.http.access import log_access
+from aserve.server import lobby
 from aserve.server.connections import Connections
 from aserve.server.door import HOLD_S
 from aserve.server.http1 import Http1
@@ -272,7 +273,7 @@ class Connection(asyncio.Protocol):
         self._arrived.set()
 
     def _enter_lobby(self) -> None:
-        if self._descriptor is None:
+        if lobby.EXISTS and self._descriptor is None:
             self._descriptor = self._transport.get_extra_info("socket").fileno()
             self._transport.pause_reading()
             self._connections.doors.enter_lobby(self._descriptor, self)

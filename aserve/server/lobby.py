@@ -10,7 +10,10 @@ expected, bytes lie in the kernel until it is time. Knows descriptors, and nothi
 
 import select
 from contextlib import suppress
-from typing import Protocol
+from typing import Final, Protocol
+
+EXISTS: Final = hasattr(select, "epoll")
+"""Linux has it. Elsewhere the event loop reads from each."""
 
 
 class Guest(Protocol):
