@@ -8,6 +8,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -15,11 +16,11 @@ DEFINITION = re.compile(r"\bI(\d+) +[a-z]")
 CITATION = re.compile(r"\bI(\d+)\b")
 
 
-def modules(*folders: str) -> Iterator[tuple[Path, ast.Module]]:
-    for folder in folders:
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            if path != Path(__file__) and "models" not in path.relative_to(ROOT).parts:
-                yield path, ast.parse(path.read_text())
+@cache
+def modules(*folders: str) -> list[tuple[Path, ast.Module]]:
+    """Without those of models, where I8 and I32 are types."""
+    paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py")) if path != Path(__file__)]
+    return [(path, ast.parse(path.read_text())) for path in paths if "models" not in path.relative_to(ROOT).parts]
 
 
 def texts(tree: ast.AST) -> Iterator[str]:
