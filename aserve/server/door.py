@@ -94,10 +94,13 @@ class Doors:
     def look(self) -> None:
         """Read in the lobby, and call all that wait."""
         self.lobby.read()
-        waiting, self._waiting = self._waiting, []
-        with nullcontext() if self.doorman is None else self.doorman.together():
-            for look in waiting:
-                look()
+        waiting, self._waiting = iter(self._waiting), []
+        try:
+            with nullcontext() if self.doorman is None else self.doorman.together():
+                for look in waiting:
+                    look()
+        finally:
+            self._waiting.extend(waiting)  # those behind one that raises
 
     def _tick(self) -> None:
         self._timer = None
