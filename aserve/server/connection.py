@@ -264,8 +264,9 @@ class Connection(asyncio.Protocol):
         self._arrived.set()
 
     def _enter_lobby(self) -> None:
-        if self._descriptor is None and not self._transport.is_closing():  # as it is where writing has failed
-            self._descriptor = self._transport.get_extra_info("socket").fileno()
+        socket = self._transport.get_extra_info("socket")
+        if self._descriptor is None and socket is not None and not self._transport.is_closing():  # else writing failed
+            self._descriptor = socket.fileno()
             self._transport.pause_reading()
             self._connections.doors.enter_lobby(self._descriptor, self)
 
