@@ -15,17 +15,20 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from aserve.core.errors import AdapterError, ModelNotFoundError, OverloadedError, UnavailableError
+from aserve.core.errors import AdapterError, AserveError, ModelNotFoundError, OverloadedError, UnavailableError
 from aserve.core.ids import AdapterId
 from aserve.core.lora import ADAPTER_NAME, MAX_NAMES, NAME_RULE
 from aserve.core.ports import AdapterStore
 from aserve.core.request import Terms
 from aserve.core.rules import check, matching, shown
+from aserve.edges import is_fault
+from aserve.workers import for_a_future
 
 PLACE_S: Final = 60.0
 """How long a request waits for place in memory, which others in use have."""
@@ -186,11 +189,12 @@ class Adapters:
         return adapter.id
 
     async def _loaded(self, adapter: _Adapter) -> None:
-        """Wait for it to be read, by whoever came first."""
+        """Wait for it to be read, by whoever came first; a fault of theirs is nobody else's, who may read it again."""
         if self._is_closed:
             raise UnavailableError("the engine is closed")
         if self._num_waiting >= MAX_WAITING:
             raise OverloadedError(f"{self._num_waiting} requests wait for adapters to be loaded")
+        is_first = adapter.loading is None
         if adapter.loading is None:
             adapter.loading = asyncio.create_task(self._load(adapter), name="aserve: loading an adapter")
             self._loading.add(adapter.loading)
@@ -199,10 +203,11 @@ class Adapters:
         self._num_waiting += 1
         try:
             await asyncio.shield(adapter.loading)  # others may wait for it too
-        except asyncio.CancelledError:
-            if self._is_closed:
+        except BaseException as error:
+            if self._is_closed and isinstance(error, asyncio.CancelledError):
                 raise UnavailableError("the engine is closed") from None
-            raise
+            if is_first or isinstance(error, AserveError) or not is_fault(error):
+                raise
         finally:
             self._num_waiting -= 1
 
@@ -219,7 +224,8 @@ class Adapters:
             await self._place()
             try:
                 event_loop = asyncio.get_running_loop()
-                adapter_id = await event_loop.run_in_executor(self._reader, self._read, adapter.folder)
+                read = partial(self._read, adapter.folder)
+                adapter_id = await event_loop.run_in_executor(self._reader, for_a_future, read)
             except BaseException:
                 self._num_places -= 1
                 self._wake_next()

@@ -12,14 +12,14 @@ from aserve.core.faults import WISHES, log_fault
 
 
 def is_fault(error: BaseException) -> bool:
-    """Whether an exception is to be told to the request at whose edge it arrived, in a task.
+    """Whether an exception is to be told to the request at whose edge it arrived, in a task or a callback.
 
     False for the wish that all should end, and for the cancellation of the task itself. A CancelledError that comes
-    from elsewhere, a cancelled future say, is a fault like any other.
+    from elsewhere, a cancelled future say, is a fault like any other; in a callback of the event loop each is.
     """
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
-        return task is not None and not task.cancelling()
+        return task is None or not task.cancelling()
     return not isinstance(error, WISHES)
 
 

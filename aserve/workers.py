@@ -41,7 +41,7 @@ class Workers:
             raise UnavailableError("the engine is closed")
         if self._num_open >= self._max_open:
             raise OverloadedError(f"{self._num_open} pieces of work on texts are waiting")
-        work = self._executor.submit(_call, partial(function, *arguments, **options))
+        work = self._executor.submit(for_a_future, partial(function, *arguments, **options))
         self._num_open += 1
         try:
             return await asyncio.wrap_future(work)
@@ -59,8 +59,11 @@ class Workers:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
-def _call(work: Callable[[], T]) -> T:
-    """Call it. asyncio's futures refuse a StopIteration, and whoever waits for one that has it waits for ever."""
+def for_a_future(work: Callable[[], T]) -> T:
+    """Call it in a thread, for a future to bring what comes of it.
+
+    asyncio's futures refuse a StopIteration, and whoever waits for one that has it waits for ever.
+    """
     try:
         return work()
     except StopIteration as error:

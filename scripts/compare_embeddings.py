@@ -34,6 +34,7 @@ def make_models(folder: Path) -> dict[str, str]:
 
     torch.manual_seed(0)
     tokenizer = make_tokenizer(8192, 512)
+    tokenizer.chat_template = None  # by which sentence-transformers would write texts
     decoder = Qwen3Config(
         vocab_size=8192,
         hidden_size=512,

@@ -56,7 +56,7 @@ def seen_by(context: Context, windows: Sequence[Window]) -> Context:
 
 def next_token(
     context: Context,
-    vocabulary: range,
+    vocabulary: Sequence[int],
     banned_ids: Iterable[int] = (),
     seed: int = 0,
     mask: Collection[int] | None = None,
@@ -220,6 +220,7 @@ class FakeKV:
 
     seeded: rows that are not greedy depend on their seed, as those of a model do. windows: of each layer group; every
     group keeps the same, and sees what its window shows. draft_model: computes what plans have of `drafting`.
+    masked_vocabulary: what rows that have a mask may say, if not what all say.
     """
 
     def __init__(
@@ -231,8 +232,10 @@ class FakeKV:
         seeded: bool = False,
         windows: Sequence[Window] = (None,),
         draft_model: "FakeKV | None" = None,
+        masked_vocabulary: Sequence[int] | None = None,
     ) -> None:
         self._draft_model = draft_model
+        self._masked_vocabulary = masked_vocabulary or vocabulary
         self._windows = tuple(windows)
         self._block_size = block_size
         self._vocabulary = vocabulary
@@ -344,11 +347,12 @@ class FakeKV:
         row = self._rows[piece.row]
         seed = row.sampling.columns.seed if self._seeded and row.sampling.columns.temperature > 0 else 0
         masks = None if row.mask is None else masks_of(row.mask, piece.draft_ids)
+        vocabulary = self._vocabulary if masks is None else self._masked_vocabulary
         run: list[int] = []
         for position, draft_id in enumerate((*piece.draft_ids, None), start=_first_sampled(piece)):
             banned_ids = row.sampling.banned_ids if position < row.sampling.banned_before else ()
             mask = None if masks is None else masks[len(run)]
-            row.last_token = next_token(self._context(row, position), self._vocabulary, banned_ids, seed, mask)
+            row.last_token = next_token(self._context(row, position), vocabulary, banned_ids, seed, mask)
             run.append(row.last_token)
             if draft_id != row.last_token:
                 break

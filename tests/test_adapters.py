@@ -23,11 +23,15 @@ class FakeStore:
         self.may_read = threading.Event()
         self.may_read.set()
         self.bad: set[str] = set()
+        self.faults: list[BaseException] = []
+        """What the next readings raise that is no fault of a folder."""
 
     def load(self, adapter: AdapterId, folder: str) -> None:
         assert threading.current_thread() is not threading.main_thread(), "the event loop would wait"
         self.num_reads += 1
         self.may_read.wait(10)
+        if self.faults:
+            raise self.faults.pop()
         if Path(folder).name in self.bad:
             raise AdapterError(f"{folder} is bad")
         self.held[adapter] = Path(folder).name
@@ -133,6 +137,38 @@ async def test_many_who_want_one_have_it_read_once(adapters: Adapters, store: Fa
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [asyncio.CancelledError, *[type(None)] * 4]
     assert store.num_reads == num_reads + 1
+
+
+@pytest.mark.parametrize("fault", [RuntimeError, StopIteration, asyncio.CancelledError])
+async def test_a_fault_while_one_is_read_ends_who_came_first_alone(
+    adapters: Adapters, store: FakeStore, fault: type[BaseException]
+) -> None:
+    """Catches a future that refuses what was raised, and all who want an adapter ended by one reading of it."""
+    store.may_read.clear()
+    num_before = store.num_reads
+
+    async def use() -> str:
+        async with adapters.using(terms("a")) as settled:
+            assert settled.adapter is not None
+            return store.held[settled.adapter]
+
+    tasks = [asyncio.create_task(use()) for _ in range(3)]
+    await until_waiting(adapters, 3)
+    store.faults.append(fault())
+    store.may_read.set()
+    async with asyncio.timeout(10):
+        first, *others = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(first, RuntimeError if fault is StopIteration else fault)
+    assert others == ["a", "a"]
+    assert store.num_reads - num_before == 2
+    assert await names_in_memory(store) == ["a", "d"]
+
+
+async def until_waiting(adapters: Adapters, num: int) -> None:
+    """Wait until so many wait for an adapter to be read."""
+    async with asyncio.timeout(10):
+        while adapters._num_waiting < num:  # noqa: ASYNC110  there is no event for it
+            await asyncio.sleep(0)
 
 
 async def test_a_removed_adapter_stays_for_those_who_use_it(adapters: Adapters, store: FakeStore) -> None:

@@ -1,19 +1,25 @@
-"""The commands: `aserve serve` and `aserve chat`. Each imports what it needs, for start-up counts."""
+"""The commands: `aserve serve`, `aserve batch` and `aserve chat`. Each imports what it needs, for start-up counts."""
 
+import asyncio
 import gc
 import os
 import sys
 from collections.abc import MutableMapping, Sequence
-from typing import Final
+from contextlib import closing
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from aserve import __version__
-from aserve.cli.flags import ServerOptions
-from aserve.cli.settings import parse
+from aserve.cli.flags import BatchOptions, ServerOptions
+from aserve.cli.settings import parse_command
 from aserve.core.config import Options
 from aserve.core.defaults import default_max_num_queued_reqs
 from aserve.core.errors import AserveError, ConfigError
+from aserve.stores.batches import IN_MEMORY
+
+if TYPE_CHECKING:
+    from aserve.stores.responses import ResponseStore
 
 MAX_PREPARED_PRODUCTS: Final = 128
 
@@ -26,6 +32,16 @@ def bound_product_caches(environ: MutableMapping[str, str]) -> None:
     """
     for name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):  # read at the first product
         environ.setdefault(name, str(MAX_PREPARED_PRODUCTS))
+
+
+def response_store(given: ServerOptions) -> "ResponseStore":
+    """Where responses are kept. Raises `ConfigError`."""
+    from aserve.stores.responses import FILE_BYTES, MEMORY_BYTES, MemoryStore, SqliteStore
+
+    max_age_s = given.response_store_age
+    if given.response_store is None:
+        return MemoryStore(max_bytes=given.response_store_bytes or MEMORY_BYTES, max_age_s=max_age_s)
+    return SqliteStore(given.response_store, max_bytes=given.response_store_bytes or FILE_BYTES, max_age_s=max_age_s)
 
 
 def serve(options: Options, server_options: ServerOptions) -> int:
@@ -61,26 +77,40 @@ def serve(options: Options, server_options: ServerOptions) -> int:
         engine = AsyncEngine.from_options(options, on_progress=printer.report)
         limits = StreamLimits(send_timeout_s=given.send_timeout)
         keyring = Keyring(given.api_key, path=given.api_keys_file, tenants=engine.tenants)
+        store = response_store(given)
         options_of_api = AppOptions(**{name: getattr(given, name) for name in AppOptions.__dataclass_fields__})
         app = create_app(
             engine,
             keyring=keyring,
             max_body_bytes=given.max_body_bytes,
             stream_limits=limits,
+            response_store=store,
             options=options_of_api,
         )
+
+        resuming: list[asyncio.Future[None]] = []
 
         def ready(url: str) -> None:
             EventSourceResponse(iter(()))  # the first has anyio import its backend, and all streams would wait for that
             gc.freeze()  # else the collector goes through all that was loaded again and again, 0.1 s a time
             gc.enable()
             printer.close()
+            if given.batch_store != IN_MEMORY:
+                resuming.append(asyncio.ensure_future(app.state.batches.resume()))
             for line in (*engine.startup_lines(), "Ready. Try:", f"  {curl_line(url, needs_key=not keyring.is_open)}"):
                 say(line)
 
         on_hangup = keyring.reload if given.api_keys_file else None
         doorman = Doorman(engine, keyring, given.max_body_bytes)
-        return run(engine, app, config, on_ready=ready, on_hangup=on_hangup, say=say, doorman=doorman)
+        with closing(store), closing(app.state.batches.store):
+            return run(engine, app, config, on_ready=ready, on_hangup=on_hangup, say=say, doorman=doorman)
+
+
+def batch(options: Options, files: BatchOptions) -> int:
+    """Answer the requests of a file, in this process."""
+    from aserve.batch import run_batch
+
+    return run_batch(options, files.input_file, files.output_file)
 
 
 def chat(options: Options) -> int:
@@ -93,13 +123,15 @@ def chat(options: Options) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; the exit status is 0, 1 (it could not run) or 2 (it was asked wrongly)."""
     try:
-        command, options, server_options = parse(sys.argv[1:] if argv is None else argv, os.environ)
+        command, options, others = parse_command(sys.argv[1:] if argv is None else argv, os.environ)
     except ConfigError as error:
         print(f"aserve: {error.message}", file=sys.stderr)
         return 2
     bound_product_caches(os.environ)
     try:
-        return chat(options) if command == "chat" else serve(options, server_options)
+        if isinstance(others, BatchOptions):
+            return batch(options, others)
+        return chat(options) if command == "chat" else serve(options, others)
     except AserveError as error:
         print(f"aserve: {error.message}", file=sys.stderr)
         return 1

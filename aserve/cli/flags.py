@@ -31,6 +31,7 @@ from aserve.core.config import (
 )
 from aserve.core.params import MAX_LOGPROBS
 from aserve.core.pooling import CONVERT_KINDS, RUNNER_KINDS
+from aserve.stores.batches import IN_MEMORY
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")
@@ -49,6 +50,9 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     client_header_timeout: float = 5.0
     max_body_bytes: int | None = None
     send_timeout: float = 30.0
+    response_store: str | None = None
+    response_store_bytes: int | None = None
+    response_store_age: float = 30 * 24 * 3600.0
     allowed_origins: tuple[str, ...] = ()
     allowed_methods: tuple[str, ...] = ("*",)
     allowed_headers: tuple[str, ...] = ("*",)
@@ -59,14 +63,22 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     return_tokens_as_token_ids: bool = False
     max_logprobs: int = MAX_LOGPROBS
     enable_tokenizer_info_endpoint: bool = False
+    batch_store: str = IN_MEMORY
     log_level: str = "info"
     log_format: str = "text"
+
+
+class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What `aserve batch` reads and writes."""
+
+    input_file: str = ""
+    output_file: str = ""
 
 
 class Flag(msgspec.Struct, frozen=True):
     """One option: its field's name, how a word is read, what stands for the word in the help, and what it does.
 
-    many: takes several words.
+    many: takes several words. short: another way to type it.
     """
 
     name: str
@@ -74,6 +86,7 @@ class Flag(msgspec.Struct, frozen=True):
     metavar: str
     help: str
     many: bool = False
+    short: str | None = None
 
     @property
     def option(self) -> str:
@@ -196,6 +209,14 @@ SERVER_FLAGS: Final = (
         "of a request (if not given: 3 Mi, and 8 for each token of the context, up to 8 Mi); one more is a 413",
     ),
     Flag("send_timeout", read_seconds(0.1), "SECONDS", "how long a client may take nothing of its answer"),
+    Flag("response_store", str, "FILE", "an SQLite file that keeps responses of /v1/responses (if not given: memory)"),
+    Flag(
+        "response_store_bytes",
+        read_bytes,
+        "N",
+        "of responses that are kept, the oldest going first (if not given: 64 Mi in memory, 1 Gi in a file)",
+    ),
+    Flag("response_store_age", read_seconds(1.0, 1e9), "SECONDS", "how long a response is kept"),
     Flag("allowed_origins", str, "ORIGIN", "of web pages that browsers let ask (CORS); * is all", many=True),
     Flag("allowed_methods", str, "METHOD", "that such pages may use", many=True),
     Flag("allowed_headers", str, "HEADER", "that such pages may send", many=True),
@@ -206,10 +227,17 @@ SERVER_FLAGS: Final = (
     Flag("return_tokens_as_token_ids", read_bool, "", "tokens of logprobs as token_id:123, for all requests"),
     Flag("max_logprobs", read_within(0, MAX_LOGPROBS), "N", f"likeliest tokens beside each, {MAX_LOGPROBS} at most"),
     Flag("enable_tokenizer_info_endpoint", read_bool, "", "serve GET /tokenizer_info, which tells the chat template"),
+    Flag("batch_store", str, "FILE", "where uploaded files and batches are kept, in SQLite"),
     Flag("log_level", read_choice(LOG_LEVELS), "|".join(LOG_LEVELS), "the least that is logged"),
     Flag("log_format", read_choice(LOG_FORMATS), "|".join(LOG_FORMATS), "how a line of the log is written"),
 )
-FLAGS: Final = {flag.name: flag for flag in (*ENGINE_FLAGS, *SERVER_FLAGS)}
+BATCH_FLAGS: Final = (
+    Flag("input_file", str, "FILE", "requests, a line of JSON each, as OpenAI's batches have them", short="-i"),
+    Flag("output_file", str, "FILE", "their answers; those that are in it already are not asked for again", short="-o"),
+)
+FLAGS: Final = {flag.name: flag for flag in (*ENGINE_FLAGS, *SERVER_FLAGS, *BATCH_FLAGS)}
 DEFAULTS: Final = {
-    field.name: field.default for options in (Options, ServerOptions) for field in msgspec.structs.fields(options)
+    field.name: field.default
+    for options in (Options, ServerOptions, BatchOptions)
+    for field in msgspec.structs.fields(options)
 }

@@ -10,7 +10,16 @@ from functools import partial
 from typing import Any, Final, NoReturn
 
 from aserve import __version__
-from aserve.cli.flags import DEFAULTS, ENGINE_FLAGS, FLAGS, SERVER_FLAGS, Flag, ServerOptions
+from aserve.cli.flags import (
+    BATCH_FLAGS,
+    DEFAULTS,
+    ENGINE_FLAGS,
+    FLAGS,
+    SERVER_FLAGS,
+    BatchOptions,
+    Flag,
+    ServerOptions,
+)
 from aserve.cli.words import read_bool, read_object, read_texts
 from aserve.core.config import Options
 from aserve.core.errors import ConfigError
@@ -34,7 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"aserve {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="{serve,chat}", parser_class=_Parser)
+    commands = parser.add_subparsers(dest="command", metavar="{serve,batch,chat}", parser_class=_Parser)
     add = partial(
         commands.add_parser,
         description=f"An option may also stand in --config FILE or, as {ENV_PREFIX}<NAME>, in the environment.",
@@ -43,6 +52,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     serve = add("serve", help="serve the OpenAI API (the default command)", usage="aserve serve [MODEL] [options]")
     _add_flags(serve, {"engine": ENGINE_FLAGS, "server": SERVER_FLAGS})
+    batch = add("batch", help="answer the requests of a file", usage="aserve batch [MODEL] -i FILE -o FILE [options]")
+    _add_flags(batch, {"files": BATCH_FLAGS, "engine": ENGINE_FLAGS})
     chat = add("chat", help="talk to a model in the terminal", usage="aserve chat [MODEL] [options]")
     _add_flags(chat, {"engine": ENGINE_FLAGS})
     return parser
@@ -66,15 +77,26 @@ def _add_flag(group: argparse._ArgumentGroup, flag: Flag) -> None:
             flag.option, dest=flag.name, help=help_line, action=argparse.BooleanOptionalAction, default=None
         )
     else:
+        names = (flag.option,) if flag.short is None else (flag.short, flag.option)
         group.add_argument(
-            flag.option, dest=flag.name, help=help_line, metavar=flag.metavar, nargs="+" if flag.many else None
+            *names, dest=flag.name, help=help_line, metavar=flag.metavar, nargs="+" if flag.many else None
         )
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[str, Options, ServerOptions]:
-    """The command, and everything that was wished. Raises `ConfigError` with one line that names the flag."""
+    """What `parse_command` says of a command that is not `batch`."""
+    command, options, others = parse_command(argv, environ)
+    assert isinstance(others, ServerOptions), "a batch has no server"
+    return command, options, others
+
+
+def parse_command(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[str, Options, ServerOptions | BatchOptions]:
+    """The command, and everything that was wished of the engine, and of the server or the batch.
+
+    Raises `ConfigError` with one line that names the flag.
+    """
     words = list(argv)
-    if not words or (words[0] not in ("serve", "chat") and words[0] not in ("-h", "--help", "--version")):
+    if not words or (words[0] not in ("serve", "batch", "chat") and words[0] not in ("-h", "--help", "--version")):
         words.insert(0, "serve")
     namespace, unknown = build_parser().parse_known_args(words)
     if unknown:
@@ -94,7 +116,17 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[str, Options
     }
     engine = {flag.name: settled[flag.name] for flag in ENGINE_FLAGS if flag.name in settled}
     server = {flag.name: settled[flag.name] for flag in SERVER_FLAGS if flag.name in settled}
+    if namespace.command == "batch":
+        return "batch", Options(**engine), _batch_options(settled)
     return namespace.command, Options(**engine), _server_options(server)
+
+
+def _batch_options(settled: Mapping[str, Any]) -> BatchOptions:
+    options = BatchOptions(**{flag.name: settled[flag.name] for flag in BATCH_FLAGS if flag.name in settled})
+    for flag in BATCH_FLAGS:
+        if not getattr(options, flag.name):
+            raise ConfigError(f"aserve batch needs {flag.option}")
+    return options
 
 
 def _server_options(given: dict[str, Any]) -> ServerOptions:

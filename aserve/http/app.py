@@ -1,6 +1,6 @@
 """create_app: the OpenAI API of an engine, and Anthropic's, as an ASGI application, to be served or to be mounted."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from starlette.applications import Starlette
@@ -13,6 +13,9 @@ from aserve.engine import Engine
 from aserve.http.access import AccessLog
 from aserve.http.anthropic.errors import ANTHROPIC
 from aserve.http.anthropic.messages import count_tokens, messages
+from aserve.http.batch.batches import Batches
+from aserve.http.batch.files import file_routes
+from aserve.http.batch.routes import batch_routes, create_batch
 from aserve.http.body import Glance, at_nothing
 from aserve.http.endpoint import Edge, Handler, JsonEndpoint
 from aserve.http.errors import handle_error
@@ -21,8 +24,11 @@ from aserve.http.middleware import MAX_BODY_BYTES, MAX_TOTAL_BODY_BYTES, PUBLIC_
 from aserve.http.openai.adapters import load_adapter, unload_adapter
 from aserve.http.openai.chat import chat_completions
 from aserve.http.openai.completions import completions
-from aserve.http.openai.glance import generation_glance, text_glance
+from aserve.http.openai.glance import generation_glance, input_glance, text_glance
 from aserve.http.openai.models import model_routes
+from aserve.http.openai.responses.create import create_response
+from aserve.http.openai.responses.keeping import Kept
+from aserve.http.openai.responses.later import later_routes
 from aserve.http.openai.tokenize import detokenize, tokenize, tokenizer_info_route
 from aserve.http.openapi import openapi_route
 from aserve.http.ops import ops_routes
@@ -32,6 +38,8 @@ from aserve.http.pooling.embeddings import embeddings, pooling
 from aserve.http.pooling.scores import rerank, score
 from aserve.http.request_id import RequestIds
 from aserve.http.sse import StreamLimits
+from aserve.stores.batches import BatchStore
+from aserve.stores.responses import MemoryStore, ResponseStore
 
 DIALECTS: Final = (ANTHROPIC,)
 """Of the APIs that are not OpenAI's."""
@@ -41,7 +49,7 @@ BODY_BYTES_PER_TOKEN: Final = 8
 """A token in JSON: a number of six digits and a comma, or a word of text, some characters escaped."""
 
 
-def create_app(
+def create_app(  # noqa: PLR0913  all but the engine may be left out
     engine: Engine,
     *,
     api_keys: Sequence[str] = (),
@@ -50,6 +58,7 @@ def create_app(
     max_total_body_bytes: int = MAX_TOTAL_BODY_BYTES,
     body_timeout_s: float = 10.0,
     stream_limits: StreamLimits | None = None,
+    response_store: ResponseStore | None = None,
     options: AppOptions = DEFAULTS,
 ) -> Starlette:
     """The application. `engine` may be entered later, and by whom is not its business: until then it answers 503.
@@ -59,9 +68,14 @@ def create_app(
     max_body_bytes: of a request; None for `body_limit`, up to which a body that is refused costs little to refuse.
     body_timeout_s: how long the client may be silent within its body.
     max_total_body_bytes: of all that are being received; a large one beyond it is answered with 503.
+    response_store: where /v1/responses keeps them; None is memory of its own. Whoever made it closes it.
     options: what else is decided of the API.
     """
-    routes = _routes(engine, stream_limits or StreamLimits(), options)
+    limits = stream_limits or StreamLimits()
+    made = {"/v1/chat/completions": chat_completions, "/v1/completions": completions}
+    handlers = {url: options.applied(handler(engine, limits)) for url, handler in made.items()}
+    batches = Batches(engine, BatchStore(options.batch_store), {**handlers, "/v1/embeddings": embeddings(engine)})
+    routes = _routes(engine, limits, options, handlers, Kept(response_store or MemoryStore()), batches)
     app = Starlette(
         routes=routes,
         middleware=[
@@ -80,19 +94,27 @@ def create_app(
         ],
         exception_handlers=dict.fromkeys((AserveError, HTTPException, Exception), handle_error),
     )
+    app.state.batches = batches  # who serves it resumes those that a process before it has left, and closes their store
     app.router.redirect_slashes = False  # a redirect would be built from the Host header; and OpenAI's has none
     return app
 
 
-def _routes(engine: Engine, limits: StreamLimits, options: AppOptions) -> list[Route]:
+def _routes(
+    engine: Engine,
+    limits: StreamLimits,
+    options: AppOptions,
+    handlers: Mapping[str, Handler],
+    kept: Kept,
+    batches: Batches,
+) -> list[Route]:
     def post(path: str, handler: Handler, glance: Glance, *, generates: bool = False) -> Route:
         endpoint = JsonEndpoint(engine, handler, glance, generates=generates, lenient=options.lenient)
         return Route(path, endpoint, methods=["POST"])
 
-    chat, text = (options.applied(made(engine, limits)) for made in (chat_completions, completions))
     routes = [
-        post("/v1/chat/completions", chat, generation_glance(engine), generates=True),
-        post("/v1/completions", text, generation_glance(engine), generates=True),
+        *(post(url, handler, generation_glance(engine), generates=True) for url, handler in handlers.items()),
+        post("/v1/responses", create_response(engine, limits, kept, options), input_glance(engine), generates=True),
+        *later_routes(kept, limits),
         post("/v1/embeddings", embeddings(engine), at_nothing, generates=True),
         post("/pooling", pooling(engine), at_nothing, generates=True),
         post("/classify", classify(engine), at_nothing, generates=True),
@@ -104,6 +126,9 @@ def _routes(engine: Engine, limits: StreamLimits, options: AppOptions) -> list[R
         post("/detokenize", detokenize(engine), text_glance(engine)),
         post("/v1/load_lora_adapter", load_adapter(engine), at_nothing),
         post("/v1/unload_lora_adapter", unload_adapter(engine), at_nothing),
+        post("/v1/batches", create_batch(batches), at_nothing),
+        *batch_routes(batches),
+        *file_routes(batches.store),
         *model_routes(engine),
         *ops_routes(engine),
         openapi_route(options),

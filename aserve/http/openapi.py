@@ -3,7 +3,9 @@
 What the shapes do not say, a bound that depends on the model or on another field, is told by the 400 that comes.
 """
 
+import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Final
 
 import msgspec
@@ -14,12 +16,14 @@ from starlette.routing import Route
 from aserve import __version__
 from aserve.http.anthropic.errors import ANTHROPIC
 from aserve.http.anthropic.schema import MessagesFields, PromptFields
+from aserve.http.batch.routes import BatchFields
 from aserve.http.dialect import dialect_at
 from aserve.http.json_response import JsonResponse
 from aserve.http.openai.adapters import LoadAdapterFields, UnloadAdapterFields
 from aserve.http.openai.chat import ChatFields
 from aserve.http.openai.completions import CompletionFields
 from aserve.http.openai.fields import WITHOUT_EFFECT
+from aserve.http.openai.responses.shapes import ResponseFields
 from aserve.http.openai.tokenize import DetokenizeFields, TokenizeFields
 from aserve.http.options import DEFAULTS, AppOptions
 from aserve.http.pooling.classify import ClassifyFields
@@ -31,6 +35,7 @@ COMPONENTS: Final = "#/components/schemas/"
 JSON_ROUTES: Final[Mapping[str, tuple[type[msgspec.Struct], str]]] = {
     "/v1/chat/completions": (ChatFields, "Answer a conversation; with stream, as server-sent events."),
     "/v1/completions": (CompletionFields, "Continue a text; with stream, as server-sent events."),
+    "/v1/responses": (ResponseFields, "Answer items; with stream, as server-sent events; with background, later."),
     "/v1/embeddings": (EmbeddingFields, "The embedding of each input."),
     "/pooling": (PoolFields, "What the model makes of each input, whatever it is for."),
     "/classify": (ClassifyFields, "The probability of each label, for each input."),
@@ -43,14 +48,27 @@ JSON_ROUTES: Final[Mapping[str, tuple[type[msgspec.Struct], str]]] = {
     "/v1/messages/count_tokens": (PromptFields, "The number of tokens that such a conversation has."),
     "/tokenize": (TokenizeFields, "The tokens of a text or a conversation."),
     "/detokenize": (DetokenizeFields, "The text of tokens."),
+    "/v1/batches": (BatchFields, "Answer the lines of a file, behind everybody else's requests."),
     "/v1/load_lora_adapter": (LoadAdapterFields, "Load an adapter, which requests may then name as their model."),
     "/v1/unload_lora_adapter": (UnloadAdapterFields, "Forget an adapter."),
 }
 """Routes that take a JSON object, its shape, and what they do."""
 
 PLAIN_ROUTES: Final[Mapping[tuple[str, str], str]] = {
+    ("/v1/responses/{response_id}", "get"): "A response that is stored; with ?stream=true, its events.",
+    ("/v1/responses/{response_id}", "delete"): "Forget a response.",
+    ("/v1/responses/{response_id}/cancel", "post"): "End a response that is made in the background.",
+    ("/v1/responses/{response_id}/input_items", "get"): "The items that a response answers.",
     ("/v1/models", "get"): "The names under which the model is served.",
     ("/v1/models/{model}", "get"): "One of them.",
+    ("/v1/files", "get"): "The files that were uploaded, and those that batches have made.",
+    ("/v1/files", "post"): "Keep a file, sent as multipart/form-data.",
+    ("/v1/files/{file_id}", "get"): "One of them.",
+    ("/v1/files/{file_id}", "delete"): "Forget it.",
+    ("/v1/files/{file_id}/content", "get"): "What is in it.",
+    ("/v1/batches", "get"): "The batches, the newest first.",
+    ("/v1/batches/{batch_id}", "get"): "One of them.",
+    ("/v1/batches/{batch_id}/cancel", "post"): "Run no more of its lines.",
     ("/v1/usage", "get"): "What the tenant whose key it is has used, and has left.",
     ("/load", "get"): "How many requests are open.",
     ("/health", "get"): "200 unless only a restart can help.",
@@ -66,7 +84,12 @@ PLAIN_ROUTES: Final[Mapping[tuple[str, str], str]] = {
 
 TEXT: Final = frozenset({"/metrics", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 """Routes that answer in plain text."""
-STREAMING: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"})
+STREAMING: Final = frozenset(
+    {
+        *("/v1/chat/completions", "/v1/completions", "/v1/messages"),
+        *("/v1/responses", "/v1/responses/{response_id}"),
+    }
+)
 ERROR: Final = {
     "type": "object",
     "required": ["error"],
@@ -108,15 +131,21 @@ def openapi_route(options: AppOptions) -> Route:
     return Route("/openapi.json", show)
 
 
-def openapi(options: AppOptions = DEFAULTS) -> dict[str, Any]:
-    """The document. options: which routes there are, and where."""
+@cache
+def _shapes() -> dict[str, Any]:
+    """What requests are checked against, by name, made once: nobody changes it."""
     kinds = list(dict.fromkeys(kind for kind, _ in JSON_ROUTES.values()))
     _, schemas = msgspec.json.schema_components(kinds, ref_template=COMPONENTS + "{name}")
     for kind in kinds:
         shape = schemas[kind.__name__]
-        if not issubclass(kind, PromptFields):
+        if not issubclass(kind, PromptFields | BatchFields):
             shape["properties"] |= {name: {} for name in sorted(WITHOUT_EFFECT - shape["properties"].keys())}
         shape["additionalProperties"] = False
+    return dict(schemas)
+
+
+def openapi(options: AppOptions = DEFAULTS) -> dict[str, Any]:
+    """The document. options: which routes there are, and where."""
     paths: dict[str, dict[str, Any]] = {}
     for path, (kind, summary) in JSON_ROUTES.items():
         paths[path] = {"post": _operation(path, summary) | _takes(kind)}
@@ -130,7 +159,7 @@ def openapi(options: AppOptions = DEFAULTS) -> dict[str, Any]:
         **({"servers": [{"url": options.root_path}]} if options.root_path else {}),
         "paths": paths,
         "components": {
-            "schemas": schemas | {"Error": ERROR, "AnthropicError": ANTHROPIC_ERROR},
+            "schemas": _shapes() | {"Error": ERROR, "AnthropicError": ANTHROPIC_ERROR},
             "securitySchemes": {
                 "key": {"type": "http", "scheme": "bearer"},
                 "api_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -164,7 +193,7 @@ def _operation(path: str, summary: str) -> dict[str, Any]:
             },
         },
     }
-    if "{model}" in path:
-        model = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-        operation["parameters"] = [model]
+    if names := re.findall(r"\{(\w+)\}", path):
+        text = {"type": "string", "minLength": 1}
+        operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": text} for name in names]
     return operation

@@ -3,7 +3,7 @@
 CORS( guard( routes ) )     force_include_usage, return_tokens_as_token_ids: fields, as if each request had them
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from aserve.core.errors import InvalidRequestError
 from aserve.core.params import MAX_LOGPROBS
 from aserve.http.endpoint import Exchange, Handler
+from aserve.stores.batches import IN_MEMORY
 
 EXPOSED: Final = ("x-request-id", "request-id", "retry-after", "x-aserve-warnings")
 """Headers of answers that scripts of other origins may read, besides those that browsers let them in any case."""
@@ -28,6 +29,7 @@ class AppOptions:
     lenient: a field that nobody knows is left out, and told in `warnings`, and is no error.
     enable_force_include_usage, return_tokens_as_token_ids: for all requests. max_logprobs: at most `MAX_LOGPROBS`.
     enable_tokenizer_info_endpoint: there is a GET /tokenizer_info.
+    batch_store: the SQLite file of /v1/files and /v1/batches; ":memory:" is none.
     """
 
     allowed_origins: Sequence[str] = ()
@@ -40,6 +42,7 @@ class AppOptions:
     return_tokens_as_token_ids: bool = False
     max_logprobs: int = MAX_LOGPROBS
     enable_tokenizer_info_endpoint: bool = False
+    batch_store: str = IN_MEMORY
 
     def cors(self) -> list[Middleware]:
         """What answers browsers that ask first, which they do without a key."""
@@ -56,13 +59,17 @@ class AppOptions:
             )
         ]
 
+    def check_logprobs(self, fields: Mapping[str, Any]) -> None:
+        """Raise `InvalidRequestError` where more of the likeliest tokens are asked for."""
+        for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
+            _check_at_most(name, fields.get(name), self.max_logprobs)
+
     def applied(self, handler: Handler) -> Handler:
         """The handler of a request that generates, with what the options make of its fields."""
 
         async def handle(exchange: Exchange) -> None:
             fields = exchange.fields
-            for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
-                _check_at_most(name, fields.get(name), self.max_logprobs)
+            self.check_logprobs(fields)
             if self.return_tokens_as_token_ids and fields.get("return_tokens_as_token_ids") is None:
                 fields["return_tokens_as_token_ids"] = True
             options = fields.get("stream_options") or {}

@@ -30,6 +30,11 @@ FREE_PADDING: Final = 64
 PADDING_SHARE: Final = 8
 """Of a batch an eighth may be padding besides."""
 
+BATCH_TOKENS: Final = {"cpu": 1024}
+"""Of a batch, padding included, by kind of device: what a layer makes of more leaves a CPU's caches."""
+MOST_TOKENS: Final = 2**14
+"""On others."""
+
 Whole = tuple[list[int], int | None]
 """A sequence's tokens, and where the second text begins in them."""
 
@@ -39,6 +44,7 @@ class EncoderRunner:
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder: Encoder | None = encoder
+        self._batch_tokens = BATCH_TOKENS.get(encoder.device.type, MOST_TOKENS)
         self._rows: dict[Row, Whole] = {}
         self._halted = False
         """Set by a step that fails, for those behind it."""
@@ -102,7 +108,7 @@ class EncoderRunner:
         outputs: dict[int, list[float]] = {}
         marks: dict[int, int] = {}
         with torch.inference_mode():
-            for places in batches([len(tokens) for tokens, _ in whole]):
+            for places in batches([len(tokens) for tokens, _ in whole], self._batch_tokens):
                 vectors_SO = self._encoder([whole[place] for place in places])
                 outputs.update(zip(places, vectors_SO.tolist(), strict=True))
                 marks.update(zip(places, marked(vectors_SO).tolist(), strict=True))
@@ -110,14 +116,18 @@ class EncoderRunner:
         return tuple(array("f", outputs[place]) for place in order), tuple(marks[place] for place in order)
 
 
-def batches(lens: list[int]) -> Iterator[list[int]]:
-    """Places of sequences that are computed together, which are of much the same length: padding is computed too."""
+def batches(lens: list[int], most: int) -> Iterator[list[int]]:
+    """Places of sequences that are computed together, which are of much the same length: padding is computed too.
+
+    most: tokens of a batch of several, padding included.
+    """
     places: list[int] = []
     num_tokens = 0
     for place in sorted(range(len(lens)), key=lens.__getitem__, reverse=True):
         num_tokens += lens[place]
         num_padded = lens[places[0]] * (len(places) + 1) if places else 0
-        if places and num_padded - num_tokens > FREE_PADDING + num_tokens // PADDING_SHARE:
+        num_free = FREE_PADDING + num_tokens // PADDING_SHARE
+        if places and (num_padded > most or num_padded - num_tokens > num_free):
             yield places
             places, num_tokens = [], lens[place]
         places.append(place)

@@ -15,6 +15,7 @@ from typing import Final
 
 import torch
 
+from aserve.core.faults import log_fault
 from aserve.core.ids import AdapterId, Row
 from aserve.core.plan import StepPlan, StepResult
 from aserve.core.speculation import StepSeconds
@@ -268,9 +269,9 @@ class ModelRunner:
                     return
             self._fills_in = bool(self._with_graphs(DecodeGraphs.capture_next))
             self._fill_in_while_idle(number)
-        except BaseException:  # the edge of a thread
+        except BaseException as error:  # the edge of a thread
             self._fills_in = False
-            _log.exception("what was to be done while nothing else was failed")
+            log_fault(_log, "filling in while idle", error)
 
     def _with_graphs(self, act: Callable[[DecodeGraphs], object]) -> object:
         """What the graphs do besides steps, in the runner's thread and where steps run; None without graphs."""

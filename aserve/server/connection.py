@@ -232,8 +232,16 @@ class Connection(asyncio.Protocol):
 
     def _look(self) -> None:
         """What stands at the door is refused, held until the rest of it comes, or let in."""
-        if not self._door.stands:
-            return
+        try:
+            if self._door.stands:
+                self._answer_at_the_door()
+        except BaseException as error:  # the edge where a connection's failure ends that connection alone
+            if not is_fault(error):
+                raise
+            _log.error("a connection failed at the door: %s", describe(error))
+            self.abort()
+
+    def _answer_at_the_door(self) -> None:
         was_holding = self._door.is_holding
         is_draining = self._connections.context.terminated.is_set()
         answer = self._door.answer(self._inbox) if self._is_clear() and not is_draining else None

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from functools import lru_cache
 from math import inf
 from typing import Final, TypeVar
@@ -23,7 +23,7 @@ from typing import Final, TypeVar
 from hypercorn.config import Config
 
 from aserve.core.faults import log_fault
-from aserve.edges import is_fault
+from aserve.edges import aside, is_fault
 from aserve.http.doorman import Doorman, Objection, Refusal
 from aserve.server.lobby import Guest, Lobby
 from aserve.server.plain import PlainRequest, plain_request
@@ -31,6 +31,8 @@ from aserve.server.plain import PlainRequest, plain_request
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
+PLACE: Final = "refusing"
+"""Where a fault was, in the log."""
 READ_S: Final = 0.008
 """Between two times that the lobby is read from: so long waits whoever is to be let in, a probe of health, say."""
 LOOK_EVERY: Final = 3
@@ -92,15 +94,17 @@ class Doors:
         return b"HTTP/1.1 %d \r\n%b\r\n%b" % (refusal.status, lines, refusal.body)
 
     def look(self) -> None:
-        """Read in the lobby, and call all that wait."""
+        """Read in the lobby, and call all that wait. Where one of them fails, the others are called all the same."""
         self.lobby.read()
-        waiting, self._waiting = iter(self._waiting), []
-        try:
-            with nullcontext() if self.doorman is None else self.doorman.together():
-                for look in waiting:
-                    look()
-        finally:
-            self._waiting.extend(waiting)  # those behind one that raises
+        waiting, self._waiting = self._waiting, []
+        with ExitStack() as together:
+            aside(_log, PLACE, None, self._bring_together, together)
+            for look in waiting:
+                aside(_log, PLACE, None, look)
+
+    def _bring_together(self, together: ExitStack) -> None:
+        if self.doorman is not None:
+            together.enter_context(self.doorman.together())
 
     def _tick(self) -> None:
         self._timer = None
@@ -166,7 +170,7 @@ class Door:
         found = self._held or (_aside(self._found, received) if self.stands else None)
         self.open()
         if found is not None and self._doors.doorman is not None:
-            self._doors.doorman.left(found[0].scope, found[1])
+            aside(_log, PLACE, None, self._doors.doorman.left, found[0].scope, found[1])
 
     def _found(self, received: bytearray) -> tuple[PlainRequest, Objection] | None:
         """The plain request that has been received, whole or not, if it is to be refused."""
@@ -197,5 +201,5 @@ def _aside(call: Callable[[bytearray], T | None], received: bytearray) -> T | No
     except BaseException as error:
         if not is_fault(error):
             raise
-        log_fault(_log, "refusing", error)
+        log_fault(_log, PLACE, error)
         return None

@@ -133,6 +133,7 @@ class Point:
     may_end_engine: why the engine may end at it.
     wraps_pieces: the call makes an iterator, and it is that which fails.
     is_early: the trap is put in before the engine is entered, which takes what has it.
+    world: in which the call is made.
     """
 
     name: str
@@ -144,6 +145,7 @@ class Point:
     may_end_engine: str = ""
     wraps_pieces: bool = False
     is_early: bool = False
+    world: type[World] = World
 
     def arm(self, world: World, trap: Trap, patches: pytest.MonkeyPatch) -> None:
         """Put the trap in."""

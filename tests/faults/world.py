@@ -7,13 +7,16 @@ own, so that equal cases run equally.
 import asyncio
 import copy
 import json
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
+from aserve.adapters import Adapters
 from aserve.core.config import EngineConfig, ModelInfo
 from aserve.core.errors import UnavailableError
 from aserve.core.params import SamplingParams
@@ -27,8 +30,14 @@ from tests.fakes import FakeClock, FakeKV, ScriptedRunner
 
 LETTERS = range(ord("a"), ord("e"))
 """What the model says, so that every answer is text."""
+CALL_ID = re.compile(rb"call_[0-9a-f]{24}")
+"""Drawn anew for each call of a tool."""
 BLOCK_SIZE = 8
-HANGS_S = 20.0
+NUM_BLOCKS = 160
+MAX_MODEL_LEN = 640
+HANGS_S = 1.0
+LOOKS = 20
+"""In which whoever waits for ever is found out: where the whole process stands still, one of them is over."""
 DEAD_STATUS = 503
 """What everybody is told of an engine that has ended."""
 EMBEDDER = "branches"
@@ -59,10 +68,12 @@ ASKED: Mapping[str, tuple[str, dict[str, Any]]] = {
     ),
     "two prompts": (TEXT, {"prompt": ["left", "right"], "max_tokens": 5, "stream": True, "temperature": 0}),
     "ranked": (TEXT, {"prompt": "rank", "max_tokens": 3, "n": 1, "best_of": 2, "temperature": 1, "seed": 2}),
-    "beams": (TEXT, {"prompt": "beam", "max_tokens": 3, "n": 2, "use_beam_search": True, "temperature": 0}),
+    "beams": (TEXT, {"prompt": "beam", "max_tokens": 8, "n": 3, "use_beam_search": True, "temperature": 0}),
     "long": (TEXT, {"prompt": list(b"0123456789abcdef" * 33), "max_tokens": 2, "temperature": 0}),
     "plain": (TEXT, {"prompt": "plain", "max_tokens": 6, "temperature": 0}),
-    "tokenize": ("/tokenize", {"prompt": "x" * 2100}),
+    "tokenize": ("/tokenize", {"prompt": "x" * 2100, "return_token_strs": True}),
+    "tokenize chat": ("/tokenize", {"messages": [{"role": "user", "content": "hi"}]}),
+    "too long": (TEXT, {"prompt": "x" * 6000}),
     "detokenize": ("/detokenize", {"tokens": list(b"some text")}),
 }
 """What each client asks: path and body."""
@@ -99,10 +110,10 @@ class Answer:
 
     @property
     def told(self) -> object:
-        """What it says, but for when and in how many pieces; the bare bytes of what cannot be read."""
+        """What it says, but for when, in how many pieces and under which ids; the bare bytes of what cannot be read."""
         try:
             if not self.is_stream:
-                return self.status, self.is_whole, _timeless(json.loads(self.body))
+                return self.status, self.is_whole, _timeless(json.loads(CALL_ID.sub(b"", self.body)))
             return self.status, self.is_whole, self.texts, self.body.endswith(b"data: [DONE]\n\n")
         except (ValueError, KeyError, TypeError):
             return self.status, bytes(self.body)
@@ -115,7 +126,7 @@ class Answer:
             chunk = json.loads(event.removeprefix("data: ")) if event.startswith("data: {") else {}
             for choice in chunk.get("choices", ()):
                 entry = told.setdefault(choice["index"], ["", None])
-                entry[0] += choice["delta"]["content"] if "delta" in choice else choice["text"]
+                entry[0] += _said(choice["delta"]) if "delta" in choice else choice["text"]
                 entry[1] = choice["finish_reason"] or entry[1]
             if chunk.get("usage"):
                 told[-1] = [chunk["usage"]["completion_tokens"], chunk["usage"]["prompt_tokens"]]
@@ -124,6 +135,12 @@ class Answer:
     def begins(self, whole: "Answer") -> bool:
         """Whether no text of it is other than that of a whole answer."""
         return all(whole.texts.get(index, [""])[0][: len(text)] == text for index, (text, _) in self.texts.items())
+
+
+def _said(delta: Mapping[str, Any]) -> str:
+    """Content, and calls as far as they have come."""
+    calls = [call["function"] for call in delta.get("tool_calls", ())]
+    return "".join([delta.get("content") or "", *(call.get("name", "") + call.get("arguments", "") for call in calls)])
 
 
 def _error_of(body: Any, status: int) -> Mapping[str, Any] | None:
@@ -152,34 +169,46 @@ class InlineExecutor(ThreadPoolExecutor):
 
 
 @cache
-def shared() -> tuple[Any, ChatTemplate]:
+def shared(chat_template: str) -> tuple[Any, ChatTemplate]:
     """What no case changes: a tokenizer and a chat template."""
-    return byte_tokenizer(), ChatTemplate({"default": TEMPLATE}, {})
+    return byte_tokenizer(), ChatTemplate({"default": chat_template}, {})
 
 
 class World:
-    """One engine, its application, and the seams at which a fault may be put. An async context manager."""
+    """One engine, its application, and the seams at which a fault may be put. An async context manager.
+
+    asked: what each client asks. chat_template, formats: of the model. right_statuses: of undisturbed answers; 0 is
+    that of who has left. A world that has other rooms in it overrides these, and how its parts are made.
+    """
+
+    asked: Mapping[str, tuple[str, dict[str, Any]]] = ASKED
+    chat_template = TEMPLATE
+    formats: Mapping[str, str] = MappingProxyType({})
+    right_statuses: tuple[int, ...] = (200, 400, 0)
 
     def __init__(self, *, failing_steps: tuple[int, ...] = ()) -> None:
-        tokenizer, template = shared()
+        tokenizer, template = shared(self.chat_template)
         self.tokenizer = copy.copy(tokenizer)
         self.template = copy.copy(template)
         self.clock = Clock()
-        self.scheduler = Scheduler(
-            block_size=BLOCK_SIZE,
-            num_blocks=160,
-            max_num_seqs=12,
-            max_num_batched_tokens=640,
-            max_model_len=640,
-            watermark=0.0,
-        )
-        self.runner = ScriptedRunner(
-            model=FakeKV(BLOCK_SIZE, LETTERS, seeded=True), land_errors=dict.fromkeys(failing_steps, ValueError())
+        self.adapters = Adapters(None)
+        self.scheduler = self.new_scheduler()
+        self.runner: Any = ScriptedRunner(
+            model=self.new_model(), land_errors=dict.fromkeys(failing_steps, ValueError())
         )
         self.transport = Transport()
         self.engine = Engine(lambda _report: self._parts(), clock=lambda: self.clock.read())
         self.engine.workers._executor = InlineExecutor(1)
         self.app = create_app(self.engine)
+
+    def new_scheduler(self, **more: Any) -> Scheduler:
+        """Of this world's sizes."""
+        sizes = {"max_num_seqs": 12, "max_num_batched_tokens": 640, "max_model_len": MAX_MODEL_LEN, "watermark": 0.0}
+        return Scheduler(**{"block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS, **sizes, **more})
+
+    def new_model(self) -> FakeKV:
+        """What the scripted runner computes with."""
+        return FakeKV(BLOCK_SIZE, LETTERS, seeded=True)
 
     async def __aenter__(self) -> "World":
         await self.engine.__aenter__()
@@ -200,8 +229,8 @@ class World:
     def _parts(self) -> EngineParts:
         config = EngineConfig(
             block_size=BLOCK_SIZE,
-            num_blocks=160,
-            max_model_len=640,
+            num_blocks=NUM_BLOCKS,
+            max_model_len=MAX_MODEL_LEN,
             max_num_seqs=12,
             max_num_batched_tokens=640,
             watermark=0.0,
@@ -211,19 +240,19 @@ class World:
             names=("scripted",),
             root="/models/scripted",
             vocab_size=VOCAB_SIZE,
-            max_model_len=640,
+            max_model_len=MAX_MODEL_LEN,
             eos_ids=frozenset({EOS}),
             created_s=1_700_000_000,
+            **self.formats,
         )
-        return EngineParts(info, config, self.scheduler, self.runner, self.tokenizer, self.template)
+        return EngineParts(info, config, self.scheduler, self.runner, self.tokenizer, self.template, self.adapters)
 
     async def answers(self) -> dict[str, Answer]:
         """All clients at once; what each was told."""
-        tasks = {name: asyncio.create_task(self.ask(name, *asked)) for name, asked in ASKED.items()}
+        tasks = {name: asyncio.create_task(self.ask(name, *asked)) for name, asked in self.asked.items()}
         tasks |= {EMBEDDER: asyncio.create_task(self._branch(EMBEDDER))}
         tasks |= {"leaver": asyncio.create_task(self._leave("leaver"))}
-        async with asyncio.timeout(HANGS_S):
-            await asyncio.wait(tasks.values())
+        await in_time(tasks.values())
         return {name: task.result() for name, task in tasks.items()}
 
     async def ask(self, name: str, path: str, body: Mapping[str, Any], *, leaves_after: int = 0) -> Answer:
@@ -238,8 +267,9 @@ class World:
 
     async def next_answer(self) -> Answer:
         """What somebody is told who comes afterwards."""
-        async with asyncio.timeout(HANGS_S):
-            return await asyncio.create_task(self.ask("next", *NEXT))
+        asked = asyncio.create_task(self.ask("next", *NEXT))
+        await in_time([asked])
+        return asked.result()
 
     async def _leave(self, name: str) -> Answer:
         """A client who has had enough. What it is told until then is its own business."""
@@ -248,7 +278,7 @@ class World:
         return Answer(escaped=answer.escaped, broken=answer.broken)
 
     async def _branch(self, name: str) -> Answer:
-        """An embedder who forks an answer in the middle."""
+        """An embedder who forks an answer in the middle, and aborts another."""
         WHOSE.set(name)
         answer = Answer(status=200, is_whole=True)
         try:
@@ -257,12 +287,26 @@ class World:
                 first = await anext(mailbox)
                 async with self.engine.fork(mailbox, [SamplingParams(temperature=0.0, max_tokens=4)]) as [branch]:
                     texts = [[delta.text async for delta in one] for one in (branch, mailbox)]
-            answer.body += json.dumps({"texts": ["", first.text + "".join(texts[1])], "branched": True}).encode()
+            async with self.engine.open("abort", params, request_id="aborted") as mailbox:
+                await anext(mailbox)
+                self.engine.abort("aborted")
+                reasons = [delta.finish_reason async for delta in mailbox]
+            told = {"texts": ["", first.text + "".join(texts[1])], "branched": True, "ended": reasons[-1].value}
+            answer.body += json.dumps(told).encode()
         except BaseException as error:  # an embedder is told by what is raised
             status = DEAD_STATUS if isinstance(error, UnavailableError) else 500
             body = {"error": {"message": type(error).__name__, "type": "", "param": None, "code": None}}
             answer = Answer(status, bytearray(json.dumps(body).encode()), is_whole=True)
         return answer
+
+
+async def in_time(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Wait for them. Raises `TimeoutError` where one of them hangs."""
+    for _ in range(LOOKS):
+        _, pending = await asyncio.wait(tasks, timeout=HANGS_S)
+        if not pending:
+            return
+    raise TimeoutError
 
 
 class Clock(FakeClock):
@@ -372,6 +416,10 @@ def held(world: World) -> Iterator[str]:
         yield f"blocks, rows or queues: {counts}"
     if loop is not None and (loop._readers or loop._choices):
         yield f"readers {list(loop._readers)}, choices {list(loop._choices)}"
+    if any(adapter.num_users for adapter in world.adapters._known.values()) or world.adapters._num_waiting:
+        yield "users of adapters, or who waits for one"
+    if world.adapters._num_places != len(world.adapters._in_memory) or world.adapters._waiters:
+        yield "places of adapters"
     if world.scheduler._roster.histories:
         yield "histories"
     if loop is not None and not world.has_died and world.engine._watch.done():

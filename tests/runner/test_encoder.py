@@ -18,6 +18,8 @@ class SumEncoder:
     Of a sum of 13 an error, and of 7 no number.
     """
 
+    device = torch.device("cpu")
+
     def __init__(self) -> None:
         self.batches: list[list[tuple[int, ...]]] = []
 
@@ -95,9 +97,10 @@ async def test_steps_behind_one_that_failed_are_not_computed_until_it_recovers(r
 @given(st.lists(st.integers(1, 600), min_size=1, max_size=60))
 def test_batches_have_everybody_once_and_little_padding(lens: list[int]):
     """More padding is more to compute; less room for it is a forward pass for each."""
-    found = list(batches(lens))
+    found = list(batches(lens, 512))
     assert sorted(place for places in found for place in places) == list(range(len(lens)))
     for places in found:
         num_tokens = sum(lens[place] for place in places)
         num_padded = max(lens[place] for place in places) * len(places)
+        assert num_padded <= 512 or len(places) == 1
         assert num_padded - num_tokens <= FREE_PADDING + num_tokens // PADDING_SHARE

@@ -17,7 +17,20 @@ from aserve.runner.flight import BrokenStepError
 from aserve.runner.kv_store import allocate_kv
 from aserve.runner.runner import ModelRunner, SkippedStepError
 from aserve.scheduler.scheduler import Scheduler
-from tests.runner.toy import BOMB, POISON, ToyError, ToyLM, answer, chunk, continuation, fed, init, request, toy_runner
+from tests.runner.toy import (
+    BOMB,
+    POISON,
+    ToyError,
+    ToyLM,
+    answer,
+    chunk,
+    continuation,
+    fed,
+    init,
+    request,
+    toy_runner,
+    until,
+)
 
 pytestmark = pytest.mark.torch
 
@@ -250,6 +263,23 @@ def test_pages_are_taken_while_nothing_is_to_do_and_a_step_does_not_wait_for_all
     while runner._fills_in:
         threading.Event().wait(0.01)
     assert events == ["step", "pages", "step", "pages", "pages", "pages"]
+
+
+def test_what_fails_while_nothing_is_to_do_is_in_the_log_by_its_kind_alone(runner, caplog):
+    """Catches an exception's text in the log, and a runner that computes no more, or tries again for ever."""
+
+    class Pages:
+        def take_next(self) -> bool:
+            raise RuntimeError("a secret")
+
+    runner.warm_up()
+    runner._pages, runner._fills_in = Pages(), True
+    runner.run(StepPlan(0, (chunk(0, 0, PROMPT, 1, 2),), (init(0),)))
+    until(lambda: not runner._fills_in)
+    assert list(runner.run(StepPlan(1, (fed(0, 6),))).token_ids) == continuation(PROMPT, 2)[1:]
+    assert "filling in" in caplog.text
+    assert "RuntimeError" in caplog.text
+    assert "a secret" not in caplog.text
 
 
 async def test_close_waits_for_launched_steps_and_gives_back_threads_and_memory():

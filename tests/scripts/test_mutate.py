@@ -162,8 +162,9 @@ TEST = "tests/room/test_mod.py::test_"
 
 
 @pytest.fixture
-def small_tree(tmp_path):
-    """A tree of one module, whose tests see a boundary, look at nothing, and fail."""
+def small_tree(tmp_path, monkeypatch):
+    """A tree of one module, whose tests see a boundary, look at nothing, and fail; they need no plugins."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     for folder in ("aserve/room", "tests/room"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "aserve/room/mod.py").write_text(MODULE)

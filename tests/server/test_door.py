@@ -13,7 +13,8 @@ from aserve.engine import Engine
 from aserve.http import Doorman, Keyring, create_app
 from aserve.http.doorman import GENERATING_PATHS
 from aserve.scheduler.scheduler import Scheduler
-from aserve.server.door import HOLD_S, MAX_HELD_BYTES
+from aserve.server.door import HOLD_S, MAX_HELD_BYTES, Doors
+from aserve.server.http1 import hypercorn_config
 from tests.engines import says, scripted_loader
 from tests.fakes import FakeClock, FakeScript, ScriptedRunner
 from tests.server.wire import Client, Site, request, serving, until
@@ -405,3 +406,62 @@ async def test_no_more_are_let_in_together_than_there_is_room_for():
         assert sorted(set(answers)) == [200, 429]
         assert len(place.app.asked) < 8, "some were refused at the door"
         assert place.usage("")[1] == 10
+
+
+class Failing:
+    """A doorman of whom one call raises. `fails`: which."""
+
+    def __init__(self, doorman: Doorman, fails: str, error: type[BaseException]) -> None:
+        self._doorman = doorman
+        self._fails = fails
+        self._error = error
+
+    def __getattr__(self, name: str) -> object:
+        return self._fail if name == self._fails else getattr(self._doorman, name)
+
+    def _fail(self, *_: object, **__: object) -> None:
+        raise self._error("a secret")
+
+
+@pytest.mark.parametrize("error", [RuntimeError, StopIteration, asyncio.CancelledError])
+@pytest.mark.parametrize("fails", ["objection", "together", "refuse"])
+async def test_where_the_doorman_fails_all_are_refused_the_long_way(fails, error, caplog):
+    """Catches a fault at one look that leaves everybody who waits at the doors without an answer."""
+    async with full() as place:
+        doors = place.site.connections.doors
+        doors.doorman = Failing(doors.doorman, fails, error)
+        clients = [await place.site.connect() for _ in range(3)]
+        for client in clients:
+            await client.send(POST)
+        assert [(await client.answer()).status for client in clients] == [429] * 3
+        assert "a secret" not in caplog.text
+        await place.let_go()
+
+
+async def test_a_look_that_fails_is_nobody_elses(caplog):
+    """Catches a loop over all who wait that ends with the first of them."""
+    doors, called = Doors(None, hypercorn_config()), []
+
+    def fail() -> None:
+        raise RuntimeError("a secret")
+
+    for look in (fail, lambda: called.append("second")):
+        doors.wait(look)
+    doors.look()
+    assert called == ["second"]
+    assert "fault" in caplog.text
+    assert "a secret" not in caplog.text
+
+
+async def test_a_client_who_leaves_is_gone_where_the_doorman_fails():
+    """Catches a connection that is kept for ever, as what it was to be told of was not written to the log."""
+    async with full() as place:
+        doors = place.site.connections.doors
+        client = await place.site.connect()
+        await client.send(POST[:-1])
+        await until(lambda: place.site.connections.num_busy == 3)
+        doors.doorman = Failing(doors.doorman, "left", RuntimeError)
+        await client.close()
+        await place.site.quiet(num_open=2)
+        doors.doorman = None
+        await place.let_go()

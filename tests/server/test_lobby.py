@@ -127,17 +127,6 @@ async def test_one_whose_reading_fails_does_not_keep_the_others_from_being_read(
     await until(lambda: doors._timer is None)
 
 
-async def test_those_who_wait_behind_one_that_fails_are_looked_at():
-    """Catches a request that is never answered since another's connection broke while it was refused."""
-    doors, looks = Doors(None, hypercorn_config()), []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: looks.append(context["exception"].args))
-    doors.wait(lambda: looks.append("first"))
-    doors.wait(lambda: [].pop())
-    doors.wait(lambda: looks.append("last"))
-    await until(lambda: len(looks) == 3)
-    assert looks == ["first", ("pop from empty list",), "last"]
-
-
 async def test_who_was_refused_is_read_from_in_the_lobby_until_nobody_is_refused():
     """Catches a flood whose every request wakes the event loop, and a lobby that is kept for nobody."""
     async with full() as place:

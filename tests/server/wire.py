@@ -18,7 +18,7 @@ from aserve.server.connection import Connection
 from aserve.server.connections import Connections, Limits
 from aserve.server.sockets import listen
 
-PATIENCE_S = 60.0
+PATIENCE_S = 200.0
 """How long a test waits for what must happen soon."""
 HEAD = b"%s HTTP/1.1\r\nHost: x\r\n"
 

@@ -1,0 +1,135 @@
+"""`aserve batch`: the requests of a file, a line of JSON each, answered into another file, without a server.
+
+    in.jsonl --> those that out.jsonl does not answer yet --> as many at once as run together --> out.jsonl, as they end
+
+A run that was killed is taken up again by the same command: a line that was not written whole is written anew.
+"""
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Final, TextIO
+
+import msgspec
+from tqdm import tqdm
+
+from aserve.build import AsyncEngine
+from aserve.core.config import Options
+from aserve.core.errors import ConfigError, InvalidRequestError
+from aserve.engine import Engine
+from aserve.http.batch.lines import LineFields, LineRunner, failed_line, line_of
+from aserve.http.openai.chat import chat_completions
+from aserve.http.openai.completions import completions
+from aserve.http.pooling.embeddings import embeddings
+from aserve.http.sse import StreamLimits
+from aserve.http.tasks import task_group
+from aserve.terminal import StartupPrinter
+
+URLS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+
+
+def run_batch(options: Options, input_file: str, output_file: str) -> int:
+    """Answer them; the exit status is 1 where a line could not be answered. Raises `ConfigError` for the files."""
+    lines = read_lines(input_file)
+    printer = StartupPrinter()
+    engine = AsyncEngine.from_options(options, on_progress=printer.report)
+
+    async def run() -> int:
+        async with engine:
+            printer.close()
+            return await answer_lines(engine, lines, Path(output_file))
+
+    num_failed = asyncio.run(run())
+    if num_failed:
+        print(
+            f"aserve: {num_failed} of {len(lines)} lines were answered by an error; see {output_file}", file=sys.stderr
+        )
+    return 1 if num_failed else 0
+
+
+def read_lines(path: str) -> list[bytes]:
+    """Those of a file that are not empty. Raises `ConfigError` for one that cannot be read, or has none."""
+    try:
+        lines = [line for line in Path(path).read_bytes().split(b"\n") if line.strip()]
+    except OSError as error:
+        raise ConfigError(f"--input-file: cannot read {path}: {error.strerror}") from None
+    if not lines:
+        raise ConfigError(f"--input-file: {path} has no lines")
+    return lines
+
+
+async def answer_lines(engine: Engine, lines: list[bytes], output: Path, file: TextIO = sys.stderr) -> int:
+    """Answer the lines that the output has no answer to; how many of these were answered by an error.
+
+    file: where the progress bar is shown.
+    """
+    limits = StreamLimits()
+    handlers = (chat_completions(engine, limits), completions(engine, limits), embeddings(engine))
+    runner = LineRunner(engine, dict(zip(URLS, handlers, strict=True)))
+    num_failed = 0
+    try:
+        opened = output.open("a+b")
+    except OSError as error:
+        raise ConfigError(f"--output-file: cannot write {output}: {error.strerror}") from None
+    with opened as out:
+        done = answered_ids(out)
+        pending = _pending(lines, done)
+        with tqdm(total=len(lines), initial=len(done), unit="request", file=file) as bar:
+
+            def write(content: bytes) -> None:
+                out.write(content + b"\n")
+                out.flush()
+                bar.update()
+
+            async def work() -> None:
+                nonlocal num_failed
+                for asked in pending:
+                    if isinstance(asked, bytes):
+                        num_failed += 1
+                        write(asked)
+                        continue
+                    answered = await runner.run(asked, "")
+                    num_failed += answered.is_error
+                    write(answered.content)
+
+            async with task_group() as tasks:
+                for _ in range(engine.config.max_num_seqs + 1):  # one waits, so that a row is never empty for long
+                    tasks.create_task(work(), name="aserve: lines of a batch")
+    return num_failed
+
+
+def answered_ids(output: BinaryIO) -> set[str]:
+    """Of the lines that an output has; what was not written to its end is cut off."""
+    output.seek(0)
+    done: set[str] = set()
+    end = 0
+    for line in output:
+        try:
+            told: dict[str, Any] = msgspec.json.decode(line, type=dict[str, Any])
+        except msgspec.DecodeError:
+            break
+        if not line.endswith(b"\n"):
+            break
+        end += len(line)
+        done.add(str(told.get("custom_id")))
+    output.truncate(end)
+    return done
+
+
+def _pending(lines: list[bytes], done: set[str]) -> Iterator[LineFields | bytes]:
+    """What is to be run, or an error to be written for a line that cannot be."""
+    seen: set[str] = set()
+    for number, raw in enumerate(lines, start=1):
+        try:
+            line = line_of(raw, URLS)
+            if line.custom_id in seen:
+                raise InvalidRequestError(f"custom_id: {line.custom_id!r} is there twice", "custom_id")
+        except InvalidRequestError as error:
+            name = f"line-{number}"
+            if name not in done:
+                yield failed_line(name, error, error.code)
+            continue
+        seen.add(line.custom_id)
+        if line.custom_id not in done:
+            yield line

@@ -1,0 +1,241 @@
+"""Batches: files of requests, run behind everybody else's, a line at a time, and taken up again where they were left.
+
+    validating -> in_progress -> finalizing -> completed
+        '-> failed      '-> cancelling -> cancelled
+                        '-> expired
+
+A line that was answered is in the store, and not run again. A batch's state is the object that the API tells.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from aserve.core.errors import AserveError, InvalidRequestError, UnavailableError
+from aserve.core.faults import report
+from aserve.edges import is_fault
+from aserve.engine import Engine
+from aserve.http.batch.lines import WAIT_S, LineFields, LineRunner, failed_line, line_of
+from aserve.http.endpoint import Handler
+from aserve.http.tasks import task_group
+from aserve.stores.batches import BatchStore, StoredBatch, StoredFile
+
+MAX_LINES: Final = 50_000
+MAX_TOLD_ERRORS: Final = 20
+WINDOW_S: Final = 24 * 3600
+ENDED: Final = frozenset({"completed", "failed", "cancelled", "expired"})
+
+State = dict[str, Any]
+_log = logging.getLogger(__name__)
+
+
+class Batches:
+    """Of one engine. handlers: of the routes that lines may name, by their urls. clock: seconds of the day's time."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        store: BatchStore,
+        handlers: Mapping[str, Handler],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.urls = tuple(handlers)
+        self.store = store
+        self._engine = engine
+        self._runner = LineRunner(engine, handlers)
+        self._clock = clock
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[str, StoredBatch] = {}
+        self._cancelled: set[str] = set()
+
+    async def resume(self) -> None:
+        """Go on with all that have not ended."""
+        for batch in await self.store.batches():
+            if batch.state["status"] not in ENDED:
+                self._start(batch)
+
+    async def create(self, tenant: str, url: str, input_file_id: str, metadata: Any) -> State:
+        """A new one, which begins at once."""
+        now = int(self._clock())
+        state = {
+            "id": f"batch_{secrets.token_hex(16)}",
+            "object": "batch",
+            "endpoint": url,
+            "errors": None,
+            "input_file_id": input_file_id,
+            "completion_window": "24h",
+            "status": "validating",
+            "output_file_id": None,
+            "error_file_id": None,
+            "created_at": now,
+            "expires_at": now + WINDOW_S,
+            **dict.fromkeys(
+                (
+                    *("in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at"),
+                    *("cancelling_at", "cancelled_at"),
+                )
+            ),
+            "request_counts": {"total": 0, "completed": 0, "failed": 0},
+            "metadata": metadata,
+        }
+        batch = StoredBatch(state["id"], tenant, now, state)
+        await self.store.put_batch(batch)
+        self._start(batch)
+        return state
+
+    async def told(self, tenant: str) -> list[State]:
+        """Those of a tenant as they are now, the newest first."""
+        found = []
+        for batch in await self.store.batches(tenant):
+            if batch.state["status"] not in ENDED:
+                await self._count(batch)
+            found.append(batch.state)
+        return found
+
+    async def cancel(self, tenant: str, id: str) -> None:
+        """Run no more of its lines. Those that run are answered."""
+        for batch in await self.store.batches(tenant):
+            if batch.id == id and batch.state["status"] not in ENDED:
+                self._cancelled.add(id)
+                await self._move(self._running.get(id, batch), "cancelling")
+
+    async def wait(self) -> None:
+        """Until nothing runs."""
+        await asyncio.gather(*self._tasks.values())
+
+    def _start(self, batch: StoredBatch) -> None:
+        if batch.state["status"] == "cancelling":
+            self._cancelled.add(batch.id)
+        task = asyncio.create_task(self._run(batch), name="aserve: a batch")
+        self._tasks[batch.id] = task
+        self._running[batch.id] = batch
+        task.add_done_callback(lambda _task: (self._tasks.pop(batch.id), self._running.pop(batch.id)))
+
+    async def _run(self, batch: StoredBatch) -> None:
+        """The edge of a batch's task."""
+        try:
+            await self._advance(batch)
+        except UnavailableError:
+            _log.info("%s will be taken up again", batch.id)
+        except BaseException as error:
+            if not is_fault(error):
+                raise
+            told = report(_log, "running a batch", error, batch.id)
+            await self._fail(batch, [{"code": told.code, "message": told.message, "param": None, "line": None}])
+
+    async def _advance(self, batch: StoredBatch) -> None:
+        if await self.store.file(batch.tenant, batch.state["input_file_id"]) is None:
+            missing = {"code": "file_not_found", "message": "the input file is gone", "param": None, "line": None}
+            await self._fail(batch, [missing])
+            return
+        raw = await self.store.content(batch.state["input_file_id"])
+        lines, errors = await self._engine.workers.run(_parsed, raw, batch.state["endpoint"])
+        if errors:
+            await self._fail(batch, errors)
+            return
+        batch.state["request_counts"]["total"] = len(lines)
+        if batch.state["status"] == "validating":
+            await self._move(batch, "in_progress")
+        done = await self.store.done(batch.id)
+        pending = ((number, line) for number, line in enumerate(lines) if number not in done)
+        await self._run_lines(batch, pending)
+        await self._finish(batch, lines)
+
+    async def _run_lines(self, batch: StoredBatch, pending: Iterator[tuple[int, LineFields]]) -> None:
+        failures: list[UnavailableError] = []
+
+        async def work() -> None:
+            for number, line in pending:
+                try:
+                    await self._turn()
+                    if failures or self._why_stopped(batch) is not None:
+                        return
+                    answered = await self._runner.run(line, batch.tenant)
+                except UnavailableError as error:
+                    failures.append(error)
+                    return
+                await self.store.add_result(batch.id, number, answered.content, is_error=answered.is_error)
+
+        async with task_group() as tasks:
+            for _ in range(max(1, self._engine.config.max_num_seqs // 2)):
+                tasks.create_task(work(), name="aserve: lines of a batch")
+        if failures:
+            raise failures[0]
+
+    async def _turn(self) -> None:
+        """Until nobody waits for room."""
+        while self._engine.statistics().num_waiting:  # noqa: ASYNC110  the scheduler tells nobody
+            await asyncio.sleep(WAIT_S)
+
+    def _why_stopped(self, batch: StoredBatch) -> str | None:
+        if batch.id in self._cancelled:
+            return "cancelled"
+        return "expired" if self._clock() > batch.state["expires_at"] else None
+
+    async def _finish(self, batch: StoredBatch, lines: list[LineFields]) -> None:
+        done = await self.store.done(batch.id)
+        why = self._why_stopped(batch) if len(done) < len(lines) or batch.id in self._cancelled else None
+        if why is not None:
+            error = InvalidRequestError(f"the batch was {why} before this line was run")
+            for number, line in enumerate(lines):
+                if number not in done:
+                    told = failed_line(line.custom_id, error, f"batch_{why}")
+                    await self.store.add_result(batch.id, number, told, is_error=True)
+        elif batch.state["status"] == "in_progress":
+            await self._move(batch, "finalizing")
+        for field, is_error in (("output_file_id", False), ("error_file_id", True)):
+            content = await self.store.results(batch.id, is_error=is_error)
+            if content:
+                what = field.removesuffix("_file_id")
+                id = f"file-{batch.id.removeprefix('batch_')}-{what}"  # always the same: it may be made again
+                now = int(self._clock())
+                file = StoredFile(id, batch.tenant, now, f"{batch.id}_{what}.jsonl", "batch_output", len(content))
+                await self.store.add_file(file, content)
+                batch.state[field] = id
+        await self._count(batch)
+        await self._move(batch, why or "completed")
+
+    async def _count(self, batch: StoredBatch) -> None:
+        done = await self.store.done(batch.id)
+        counts = batch.state["request_counts"]
+        batch.state["request_counts"] = {
+            "total": max(counts["total"], len(done)),
+            "completed": sum(not is_error for is_error in done.values()),
+            "failed": sum(done.values()),
+        }
+
+    async def _fail(self, batch: StoredBatch, errors: list[State]) -> None:
+        batch.state["errors"] = {"object": "list", "data": errors}
+        await self._move(batch, "failed")
+
+    async def _move(self, batch: StoredBatch, status: str) -> None:
+        batch.state.update({"status": status, f"{status}_at": int(self._clock())})
+        await self.store.put_batch(batch)
+
+
+def _parsed(raw: bytes, url: str) -> tuple[list[LineFields], list[State]]:
+    """The lines, and what is wrong with them."""
+    lines: list[LineFields] = []
+    errors: list[State] = []
+    names: set[str] = set()
+    texts = [(number, text) for number, text in enumerate(raw.split(b"\n"), start=1) if text.strip()]
+    if not texts or len(texts) > MAX_LINES:
+        told = f"a batch has 1 to {MAX_LINES} lines, got {len(texts)}"
+        return [], [{"code": "invalid_request_error", "message": told, "param": None, "line": None}]
+    for number, text in texts:
+        try:
+            line = line_of(text, (url,))
+            if line.custom_id in names:
+                raise InvalidRequestError(f"custom_id: {line.custom_id!r} is there twice", "custom_id")
+        except AserveError as error:
+            param = getattr(error, "param", None)
+            errors.append({"code": error.code, "message": error.message[:300], "param": param, "line": number})
+            if len(errors) == MAX_TOLD_ERRORS:
+                break
+            continue
+        names.add(line.custom_id)
+        lines.append(line)
+    return lines, errors

@@ -1,0 +1,152 @@
+"""BatchStore: files that were uploaded, batches, and what each line of a batch came to: in memory, or in a SQLite file.
+
+    files    id  tenant  created_s  name  purpose  content
+    batches  id  tenant  created_s  state (JSON)
+    results  batch_id  line  is_error  content        a row for each line that was answered; the others are still to do
+
+What a method has returned for is there whenever the process is killed afterwards (WAL; all is done in one thread).
+"""
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from aserve.core.errors import ConfigError
+
+IN_MEMORY: Final = ":memory:"
+SCHEMA: Final = """
+PRAGMA journal_mode = WAL;
+CREATE TABLE IF NOT EXISTS files (
+    id TEXT PRIMARY KEY, tenant TEXT, created_s INTEGER, name TEXT, purpose TEXT, content BLOB
+);
+CREATE TABLE IF NOT EXISTS batches (id TEXT PRIMARY KEY, tenant TEXT, created_s INTEGER, state BLOB);
+CREATE TABLE IF NOT EXISTS results (
+    batch_id TEXT, line INTEGER, is_error INTEGER, content BLOB, PRIMARY KEY (batch_id, line)
+);
+"""
+_FILE: Final = "SELECT id, tenant, created_s, name, purpose, length(content) FROM files"
+
+T = TypeVar("T")
+
+
+class StoredFile(msgspec.Struct, frozen=True):
+    """One file, without its content, of which there are `num_bytes`."""
+
+    id: str
+    tenant: str
+    created_s: int
+    name: str
+    purpose: str
+    num_bytes: int
+
+
+class StoredBatch(msgspec.Struct, frozen=True):
+    """One batch. state: what its API tells of it."""
+
+    id: str
+    tenant: str
+    created_s: int
+    state: dict[str, Any]
+
+
+class BatchStore:
+    """Of one file, or of none. Raises `ConfigError` for one that cannot be used."""
+
+    def __init__(self, path: str = IN_MEMORY) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="aserve-batches")
+        self._opened: sqlite3.Connection | None = None
+        if path != IN_MEMORY:
+            try:
+                self._opened = self._thread.submit(_opened, path).result()
+            except sqlite3.Error as error:
+                self._thread.shutdown()
+                raise ConfigError(f"--batch-store: cannot use {path}: {error}") from None
+
+    @property
+    def _connection(self) -> sqlite3.Connection:
+        """In the store's thread alone. That of memory is made when it is first needed."""
+        if self._opened is None:
+            self._opened = _opened(IN_MEMORY)
+        return self._opened
+
+    async def add_file(self, file: StoredFile, content: bytes) -> None:
+        """Keep a file, in place of one of the same id."""
+        row = (file.id, file.tenant, file.created_s, file.name, file.purpose, content)
+        await self._write([("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?)", row)])
+
+    async def file(self, tenant: str, id: str) -> StoredFile | None:
+        """The tenant's file of that id; None where there is none."""
+        rows = await self._read(f"{_FILE} WHERE tenant = ? AND id = ?", tenant, id)
+        return StoredFile(*rows[0]) if rows else None
+
+    async def files(self, tenant: str) -> list[StoredFile]:
+        """Those of a tenant, the newest first."""
+        rows = await self._read(f"{_FILE} WHERE tenant = ? ORDER BY created_s DESC, rowid DESC", tenant)
+        return [StoredFile(*row) for row in rows]
+
+    async def content(self, id: str) -> bytes:
+        """Of a file that is there; b"" of another."""
+        rows = await self._read("SELECT content FROM files WHERE id = ?", id)
+        return rows[0][0] if rows else b""
+
+    async def delete_file(self, id: str) -> None:
+        """Forget it."""
+        await self._write([("DELETE FROM files WHERE id = ?", (id,))])
+
+    async def put_batch(self, batch: StoredBatch) -> None:
+        """Keep a batch as it is now."""
+        row = (batch.id, batch.tenant, batch.created_s, msgspec.json.encode(batch.state))
+        await self._write([("INSERT OR REPLACE INTO batches VALUES (?, ?, ?, ?)", row)])
+
+    async def batches(self, tenant: str | None = None) -> list[StoredBatch]:
+        """Those of a tenant, or of all, the newest first."""
+        query = "SELECT id, tenant, created_s, state FROM batches"
+        where = "" if tenant is None else " WHERE tenant = ?"
+        given = () if tenant is None else (tenant,)
+        rows = await self._read(f"{query}{where} ORDER BY created_s DESC, rowid DESC", *given)
+        return [StoredBatch(id, owner, since_s, msgspec.json.decode(state)) for id, owner, since_s, state in rows]
+
+    async def add_result(self, batch_id: str, line: int, content: bytes, *, is_error: bool) -> None:
+        """What a line of a batch came to."""
+        await self._write([("INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?)", (batch_id, line, is_error, content))])
+
+    async def done(self, batch_id: str) -> dict[int, bool]:
+        """The lines of a batch that were answered, and whether by an error."""
+        rows = await self._read("SELECT line, is_error FROM results WHERE batch_id = ?", batch_id)
+        return {line: bool(is_error) for line, is_error in rows}
+
+    async def results(self, batch_id: str, *, is_error: bool) -> bytes:
+        """What the lines came to, in their order, a line each."""
+        query = "SELECT content FROM results WHERE batch_id = ? AND is_error = ? ORDER BY line"
+        rows = await self._read(query, batch_id, is_error)
+        return b"".join(content + b"\n" for (content,) in rows)
+
+    def close(self) -> None:
+        """Do what was asked for before, and take no more."""
+        if self._opened is not None:
+            self._thread.submit(self._opened.close)
+        self._thread.shutdown()
+
+    async def _read(self, query: str, *given: object) -> list[tuple[Any, ...]]:
+        return await self._run(lambda: self._connection.execute(query, given).fetchall())
+
+    async def _write(self, statements: list[tuple[str, tuple[object, ...]]]) -> None:
+        def write() -> None:
+            with self._connection:
+                for statement, given in statements:
+                    self._connection.execute(statement, given)
+
+        await self._run(write)
+
+    async def _run(self, call: Callable[[], T]) -> T:
+        return await asyncio.wrap_future(self._thread.submit(call))
+
+
+def _opened(path: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(path)
+    connection.executescript(SCHEMA)
+    return connection

@@ -1,0 +1,173 @@
+"""Every call between floors has a fault point, or a reason why it has none."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.points import Point
+from tests.faults.rooms import ALL_POINTS
+from tests.faults.seams import Seam, room_of, seams
+from tests.faults.world import World
+
+pytestmark = pytest.mark.torch
+
+NO_POINT: Mapping[str, Sequence[str]] = {
+    "made when the engine is entered, left or drained, or when an operator asks: no request is being worked on": (
+        "aserve.adapters Adapters.__init__",
+        "aserve.adapters Adapters.close",
+        "aserve.engine Engine.__aenter__",
+        "aserve.engine Engine.aclose",
+        "aserve.engine Engine.drain",
+        "aserve.engine Engine.reset_prefix_cache",
+        "aserve.engine Engine.statistics",
+        "aserve.engine_loop EngineLoop.__init__",
+        "aserve.http.tasks task_group",
+        "aserve.kv_cache.paged_cache PagedCache.__init__",
+        "aserve.kv_cache.paged_cache PagedCache.reset",
+        "aserve.kv_cache.paged_cache PagedCache.statistics",
+        "aserve.metrics.engine_metrics EngineMetrics.__init__",
+        "aserve.models.lora LoraLayers.blank",
+        "aserve.preparation Preparer.__init__",
+        "aserve.scheduler.scheduler Scheduler.statistics",
+        "aserve.stepping Stepper.__init__",
+        "aserve.structures Structures.__init__",
+        "aserve.tenants Tenants.__init__",
+        "aserve.tenants Tenants.declare",
+        "aserve.tenants Tenants.usages",
+        "aserve.text.tokenizer Tokenizer.info",
+        "aserve.workers Workers.__init__",
+        "aserve.workers Workers.close",
+    ),
+    "an edge itself, or what is called because of another fault": (
+        "aserve.edges aside",
+        "aserve.edges is_fault",
+        "aserve.http.errors error_body",
+        "aserve.kv_cache.paged_cache PagedCache.quarantine",
+        "aserve.kv_cache.paged_cache PagedCache.restart",
+        "aserve.mailbox Mailbox.fail",
+        "aserve.scheduler.scheduler Scheduler.expel",
+        "aserve.scheduler.scheduler Scheduler.restart",
+        "aserve.stepping Stepper.may_tear",
+        "aserve.workers for_a_future",
+    ),
+    "the loop itself, which ends the engine where it raises; all that it calls has points": (
+        "aserve.engine_loop EngineLoop.run",
+        "aserve.engine_loop EngineLoop.watch",
+        "aserve.stepping Stepper.run_until_idle",
+    ),
+    "what tests call, to look for what does not hold": (
+        "aserve.kv_cache.checks check_hashes",
+        "aserve.kv_cache.paged_cache PagedCache.check",
+        "aserve.kv_cache.paged_cache PagedCache.check_visible",
+    ),
+    "a name that is another's: no such call is made": (
+        "aserve.adapters Adapters._load",
+        "aserve.answers Answers.open",
+        "aserve.engine Engine.__init__",
+        "aserve.engine Engine.abort",
+        "aserve.engine_loop EngineLoop.statistics",
+    ),
+    "a constructor that keeps its arguments, made where texts are worked on, which has points": (
+        "aserve.texts Texts.__init__",
+    ),
+    "of vectors, for which there is no world yet": (
+        "aserve.intake check_input",
+        "aserve.intake new_input",
+        "aserve.text.inputs cut_ids",
+        "aserve.text.inputs tokenized",
+        "aserve.text.stream VectorStream.push",
+        "aserve.texts Texts.encode_inputs",
+        "aserve.texts Texts.encode_pairs",
+        "aserve.vectors Vectors.check_pooling",
+    ),
+    "within a forward pass, whose edge is the runner's (model forward), or while a model is loaded": (
+        "aserve.kernels",
+    ),
+}
+"""Seams without a point, and why: "module name", or a module with all that is in it."""
+
+
+def covered() -> set[Seam]:
+    """What the sweep's points put a trap at, by where it is defined, and by where it is called."""
+    worlds: dict[type[World], World] = {}
+    return {seam for point in ALL_POINTS for seam in _of(point, worlds)}
+
+
+def _of(point: Point, worlds: dict[type[World], World]) -> set[Seam]:
+    world = worlds.setdefault(point.world, point.world())
+    found = set()
+    for owner, attribute in point.seams(world):
+        call: Any = inspect.unwrap(getattr(owner, attribute))
+        found.add((getattr(call, "__module__", ""), getattr(call, "__qualname__", "")))
+        if isinstance(owner, type):
+            found.add((owner.__module__, f"{owner.__qualname__}.{attribute}"))
+    return found
+
+
+def is_excused(seam: Seam) -> bool:
+    """Whether there is a reason that it has no point."""
+    return " ".join(seam) in EXCUSED or any(seam[0].startswith(excuse + ".") for excuse in EXCUSED)
+
+
+EXCUSED = {excuse for excuses in NO_POINT.values() for excuse in excuses}
+
+
+async def test_every_call_between_floors_has_a_point():
+    """Catches a room that comes without fault points."""
+    missing = {
+        " ".join(seam): callers for seam, callers in seams().items() if seam not in COVERED if not is_excused(seam)
+    }
+    assert not missing, "add a Point (tests/faults/rooms.py), or a reason to NO_POINT"
+
+
+async def test_no_excuse_is_stale():
+    """Catches a seam that is gone, or has a point after all, and still has an excuse."""
+    found = {seam for seam in seams() if seam not in COVERED}
+    names = {" ".join(seam) for seam in found}
+    stale = {e for e in EXCUSED if e not in names and not any(m.startswith(e + ".") for m, _ in found)}
+    assert not stale
+
+
+COVERED: set[Seam] = set()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _covered():
+    COVERED.update(covered())
+
+
+def test_a_new_seam_is_found(tmp_path: Path):
+    """Catches a search that sees no calls."""
+    package = tmp_path / "aserve"
+    for room in ("http", "scheduler", "core"):
+        (package / room).mkdir(parents=True)
+    (package / "core" / "rules.py").write_text("def check(): ...\n")
+    (package / "scheduler" / "new_room.py").write_text(
+        "class Room:\n"
+        "    def __init__(self): ...\n"
+        "    def enter(self): ...\n"
+        "    def leave(self): ...\n"
+        "class Size(Struct):\n"
+        "    def enter(self): ...\n"
+        "def open_all(): ...\n"
+    )
+    (package / "http" / "caller.py").write_text(
+        "from aserve.core.rules import check\n"
+        "from aserve.scheduler.new_room import Room, Size, open_all\n"
+        "def call(room: Room, size: Size):\n"
+        "    check()\n"
+        "    room.enter()\n"
+        "    open_all()\n"
+    )
+    (package / "scheduler" / "neighbour.py").write_text(
+        "from aserve.scheduler.new_room import Room\ndef call():\n    Room().leave()\n"
+    )
+    module = "aserve.scheduler.new_room"
+    assert seams(package) == {
+        (module, "Room.enter"): {"aserve.http.caller"},
+        (module, "open_all"): {"aserve.http.caller"},
+    }
+    assert room_of(module) == "scheduler"

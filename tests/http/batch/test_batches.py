@@ -1,0 +1,246 @@
+"""/v1/files and /v1/batches: what a batch's lines come to, how it ends, and that a killed process loses nothing."""
+
+import asyncio
+import json
+
+import pytest
+
+from aserve.http import AppOptions, create_app
+from aserve.http.batch.multipart import parts_of
+from aserve.stores.batches import BatchStore, StoredBatch, StoredFile
+from tests.engines import says, scripted_engine
+from tests.fakes import FakeScript, ScriptedRunner
+from tests.http.conftest import client_of
+
+CHAT = "/v1/chat/completions"
+HI = [{"role": "user", "content": "hi"}]
+
+
+def line(name, **body):
+    return {"custom_id": name, "method": "POST", "url": CHAT, "body": {"messages": HI, **body}}
+
+
+def jsonl(*lines):
+    return "".join(json.dumps(each) + "\n" for each in lines).encode()
+
+
+async def upload(client, content):
+    response = await client.post("/v1/files", files={"file": ("in.jsonl", content)}, data={"purpose": "batch"})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def start(client, file_id, endpoint=CHAT):
+    body = {"input_file_id": file_id, "endpoint": endpoint, "completion_window": "24h", "metadata": {"a": "b"}}
+    return await client.post("/v1/batches", json=body)
+
+
+async def run(client, app, *lines):
+    """A batch of these lines, after its end."""
+    batch = (await start(client, (await upload(client, jsonl(*lines)))["id"])).json()
+    assert (batch["status"], batch["object"], batch["metadata"]) == ("validating", "batch", {"a": "b"})
+    await app.state.batches.wait()
+    return (await client.get(f"/v1/batches/{batch['id']}")).json()
+
+
+async def output(client, file_id):
+    response = await client.get(f"/v1/files/{file_id}/content")
+    return [json.loads(each) for each in response.text.splitlines()]
+
+
+async def test_a_batch_is_answered_line_by_line():
+    async with scripted_engine() as engine:
+        app = create_app(engine)
+        async with client_of(app) as client:
+            batch = await run(client, app, line("a"), line("b", max_tokens=3), line("c", temperature=9))
+            assert batch["status"] == "completed"
+            assert batch["request_counts"] == {"total": 3, "completed": 2, "failed": 1}
+            assert batch["created_at"] <= batch["in_progress_at"] <= batch["finalizing_at"] <= batch["completed_at"]
+            first, second = await output(client, batch["output_file_id"])
+            assert (first["custom_id"], first["response"]["status_code"], first["error"]) == ("a", 200, None)
+            assert first["response"]["body"]["choices"][0]["message"]["content"] == "Hello, world!"
+            assert second["response"]["body"]["usage"]["completion_tokens"] == 3
+            [failed] = await output(client, batch["error_file_id"])
+            assert (failed["custom_id"], failed["response"]["status_code"]) == ("c", 400)
+            assert failed["response"]["body"]["error"]["param"] == "temperature"
+            assert engine.statistics().num_used_blocks == 0
+
+
+@pytest.mark.parametrize(
+    ("lines", "told", "number"),
+    [
+        ((line("a"), line("a")), "'a' is there twice", 2),
+        (({**line("a"), "url": "/v1/completions"},), "url must be one of /v1/chat/completions", 1),
+        ((line("a", stream=True),), "not streamed", 1),
+        (({**line("a"), "x": 1},), "unknown field x", 1),
+        ((line("a"), {"custom_id": "b"}), "this field is required", 2),
+        ((), "1 to 50000 lines", None),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+async def test_a_batch_with_a_wrong_line_fails_whole_and_says_which(lines, told, number):
+    async with scripted_engine() as engine:
+        app = create_app(engine)
+        async with client_of(app) as client:
+            batch = await run(client, app, *lines)
+    [error] = batch["errors"]["data"]
+    assert (batch["status"], error["line"]) == ("failed", number)
+    assert told in error["message"]
+
+
+async def test_what_is_done_stays_done_when_a_process_is_killed(tmp_path):
+    """Catches a line that is run twice or never, and a batch that is forgotten: the second has the store only."""
+    options = AppOptions(batch_store=str(tmp_path / "batches.db"))
+    async with scripted_engine() as engine:
+        app = create_app(engine, options=options)
+        async with client_of(app) as client:
+            file = await upload(client, jsonl(*(line(name) for name in "abcd")))
+        store = app.state.batches.store
+        state = {"id": "batch_1", "status": "in_progress", "input_file_id": file["id"], "endpoint": CHAT}
+        state |= {"expires_at": 2**40, "request_counts": {"total": 0, "completed": 0, "failed": 0}}
+        await store.put_batch(StoredBatch("batch_1", "", 1, state))
+        await store.add_result("batch_1", 1, b'{"custom_id":"b"}', is_error=False)
+        store.close()
+    runner = ScriptedRunner(model=FakeScript(says("again")))
+    async with scripted_engine(runner=runner) as engine:
+        app = create_app(engine, options=options)
+        await app.state.batches.resume()
+        await app.state.batches.wait()
+        async with client_of(app) as client:
+            batch = (await client.get("/v1/batches/batch_1")).json()
+            lines = await output(client, batch["output_file_id"])
+        app.state.batches.store.close()
+    assert (batch["status"], batch["request_counts"]["completed"]) == ("completed", 4)
+    assert [each["custom_id"] for each in lines] == ["a", "b", "c", "d"]
+    assert [each.get("response") is None for each in lines] == [False, True, False, False]
+
+
+async def test_a_cancelled_batch_runs_no_more_and_tells_which_lines_were_left():
+    runner = ScriptedRunner(model=FakeScript(says("slow")))
+    runner.hold()
+    async with scripted_engine(runner=runner, max_num_seqs=2) as engine:
+        app = create_app(engine)
+        async with client_of(app) as client:
+            batch = (await start(client, (await upload(client, jsonl(line("a"), line("b"), line("c"))))["id"])).json()
+            async with asyncio.timeout(10):
+                while not runner.plans:  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
+            cancelled = (await client.post(f"/v1/batches/{batch['id']}/cancel")).json()
+            assert cancelled["status"] == "cancelling"
+            runner.let_land()
+            await app.state.batches.wait()
+            batch = (await client.get(f"/v1/batches/{batch['id']}")).json()
+            assert (batch["status"], batch["request_counts"]) == (
+                "cancelled",
+                {"total": 3, "completed": 1, "failed": 2},
+            )
+            left = await output(client, batch["error_file_id"])
+            assert [(each["custom_id"], each["error"]["code"]) for each in left] == [
+                ("b", "batch_cancelled"),
+                ("c", "batch_cancelled"),
+            ]
+
+
+async def test_a_batch_whose_time_is_up_expires():
+    async with scripted_engine() as engine:
+        app = create_app(engine)
+        times = iter([0.0] * 2)
+        app.state.batches._clock = lambda: next(times, 10**6)
+        async with client_of(app) as client:
+            batch = await run(client, app, line("a"))
+            assert (batch["status"], batch["output_file_id"]) == ("expired", None)
+            [left] = await output(client, batch["error_file_id"])
+            assert left["error"]["code"] == "batch_expired"
+
+
+async def test_lines_wait_while_a_request_waits():
+    """Catches a batch that takes a row for which somebody waits."""
+    runner = ScriptedRunner(model=FakeScript(says("x")))
+    runner.hold()
+    async with scripted_engine(runner=runner, max_num_seqs=1) as engine:
+        app = create_app(engine)
+        async with client_of(app) as client, engine.open((1, 2)), engine.open((3, 4)):
+            async with asyncio.timeout(10):
+                while not engine.statistics().num_waiting:  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
+            await start(client, (await upload(client, jsonl(line("a"))))["id"])
+            await asyncio.sleep(0.2)
+            assert engine.statistics().num_waiting == 1
+        runner.let_land()
+        await app.state.batches.wait()
+
+
+async def test_files_and_batches_are_their_tenants_own(tmp_path):
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("- {name: one, key: a}\n- {name: two, key: b}\n")
+    async with scripted_engine() as engine:
+        from aserve.http import Keyring
+
+        app = create_app(engine, keyring=Keyring(path=keys, tenants=engine.tenants))
+        async with client_of(app) as client:
+            client.headers["authorization"] = "Bearer a"
+            file = await upload(client, jsonl(line("a")))
+            batch = (await start(client, file["id"])).json()
+            await app.state.batches.wait()
+            assert engine.tenants.account("one").usage().num_requests > 0
+            client.headers["authorization"] = "Bearer b"
+            for path in (f"files/{file['id']}", f"files/{file['id']}/content", f"batches/{batch['id']}"):
+                assert (await client.get(f"/v1/{path}")).status_code == 404
+            assert (await start(client, file["id"])).status_code == 404
+            assert (await client.get("/v1/files")).json()["data"] == []
+            assert (await client.get("/v1/batches")).json()["data"] == []
+
+
+async def test_files_are_listed_and_deleted_and_batches_are_in_pages():
+    async with scripted_engine() as engine:
+        app = create_app(engine)
+        async with client_of(app) as client:
+            file = await upload(client, jsonl(line("a")))
+            assert (file["filename"], file["purpose"], file["bytes"]) == ("in.jsonl", "batch", len(jsonl(line("a"))))
+            assert (await client.get("/v1/files")).json()["data"] == [file]
+            ids = [(await start(client, file["id"])).json()["id"] for _ in range(3)]
+            await app.state.batches.wait()
+            page = (await client.get("/v1/batches?limit=2")).json()
+            assert ([each["id"] for each in page["data"]], page["has_more"]) == (ids[:0:-1], True)
+            rest = (await client.get(f"/v1/batches?limit=2&after={page['last_id']}")).json()
+            assert ([each["id"] for each in rest["data"]], rest["has_more"]) == (ids[:1], False)
+            assert (await client.get("/v1/batches?limit=x")).status_code == 400
+            assert (await client.delete(f"/v1/files/{file['id']}")).json()["deleted"]
+            assert (await client.get(f"/v1/files/{file['id']}")).status_code == 404
+            assert (await start(client, file["id"])).status_code == 404
+            assert (await start(client, "x", "/v1/embedding")).json()["error"]["param"] == "endpoint"
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body"),
+    [
+        ("application/json", b"{}"),
+        ("multipart/form-data", b""),
+        ("multipart/form-data; boundary=x", b"nothing"),
+        ("multipart/form-data; boundary=x", b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n1'),
+        ("multipart/form-data; boundary=x", b"--x\r\n\r\n1\r\n--x--"),
+        ("multipart/form-data; boundary=x", b'--x\r\nA: name="a"\r\n\r\n' * 40 + b"--x--"),
+    ],
+)
+async def test_what_is_no_upload_is_a_400(client, content_type, body):
+    response = await client.post("/v1/files", content=body, headers={"content-type": content_type})
+    assert response.status_code == 400
+
+
+def test_a_files_bytes_are_kept_as_they_are():
+    content = bytes(range(256)) + b"\r\n--y\r\n\n"
+    head = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a b"\r\n\r\n'
+    parts = parts_of('multipart/form-data; boundary="x"', head + content + b"\r\n--x--\r\n")
+    assert (parts["file"].content, parts["file"].filename) == (content, "a b")
+
+
+async def test_a_store_says_whose_it_is_and_outlives_its_process(tmp_path):
+    path = str(tmp_path / "a.db")
+    store = BatchStore(path)
+    await store.add_file(StoredFile("f", "me", 1, "n", "batch", 0), b"abc")
+    store.close()
+    store = BatchStore(path)
+    assert await store.file("me", "f") == StoredFile("f", "me", 1, "n", "batch", 3)
+    assert await store.file("you", "f") is None
+    assert await store.content("f") == b"abc"
+    store.close()

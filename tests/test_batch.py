@@ -1,0 +1,53 @@
+"""`aserve batch`: answers into a file, and goes on where it was killed."""
+
+import io
+import json
+
+import pytest
+
+from aserve.batch import answer_lines, answered_ids, read_lines
+from aserve.cli.flags import BatchOptions
+from aserve.cli.settings import parse_command
+from aserve.core.errors import ConfigError
+from tests.engines import scripted_engine
+
+
+def line(name, **body):
+    body = {"prompt": "hi", "max_tokens": 3, **body}
+    return json.dumps({"custom_id": name, "method": "POST", "url": "/v1/completions", "body": body}).encode()
+
+
+async def test_lines_are_answered_once_and_a_cut_one_again(tmp_path):
+    output = tmp_path / "out.jsonl"
+    bar = io.StringIO()
+    lines = [line("a"), line("b", temperature=9), b"{}", line("c")]
+    async with scripted_engine() as engine:
+        assert await answer_lines(engine, lines[:2], output, bar) == 1
+        with output.open("ab") as file:
+            file.write(b'{"custom_id": "c", "resp')
+        assert await answer_lines(engine, lines, output, bar) == 1
+        assert await answer_lines(engine, lines, output, bar) == 0
+    told = {each["custom_id"]: each for each in map(json.loads, output.read_text().splitlines())}
+    assert list(told) == ["a", "b", "line-3", "c"] or set(told) == {"a", "b", "line-3", "c"}
+    assert len(output.read_text().splitlines()) == 4
+    assert told["a"]["response"]["body"]["choices"][0]["text"] == told["c"]["response"]["body"]["choices"][0]["text"]
+    assert told["b"]["response"]["status_code"] == 400
+    assert told["line-3"]["error"]["code"] == "invalid_request_error"
+    assert "4/4" in bar.getvalue()
+
+
+def test_what_is_answered_ends_where_the_first_cut_line_begins(tmp_path):
+    path = tmp_path / "out"
+    path.write_bytes(b'{"custom_id":"a"}\n{"custom_id":"b"}')
+    with path.open("a+b") as file:
+        assert answered_ids(file) == {"a"}
+    assert path.read_bytes() == b'{"custom_id":"a"}\n'
+
+
+def test_the_command_line(tmp_path):
+    command, options, files = parse_command(["batch", "demo", "-i", "a", "--output-file", "b"], {})
+    assert (command, options.model, files) == ("batch", "demo", BatchOptions(input_file="a", output_file="b"))
+    with pytest.raises(ConfigError, match="--output-file"):
+        parse_command(["batch", "-i", "a"], {})
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_lines(str(tmp_path / "none"))
