@@ -273,8 +273,10 @@ class Connection(asyncio.Protocol):
         self._arrived.set()
 
     def _enter_lobby(self) -> None:
-        if lobby.EXISTS and self._descriptor is None:
-            self._descriptor = self._transport.get_extra_info("socket").fileno()
+        socket = self._transport.get_extra_info("socket")
+        is_open = socket is not None and not self._transport.is_closing()  # else writing failed
+        if lobby.EXISTS and is_open and self._descriptor is None:
+            self._descriptor = socket.fileno()
             self._transport.pause_reading()
             self._connections.doors.enter_lobby(self._descriptor, self)
 
