@@ -86,7 +86,7 @@ async def test_errors(make_client):
         await make_client().chat.completions.create(model="scripted", messages=HI, top_logprobs=2)
     assert caught.value.param == "top_logprobs"
     with pytest.raises(openai.NotFoundError):
-        await make_client().embeddings.create(model="scripted", input="a")
+        await make_client().moderations.create(model="scripted", input="a")
 
 
 async def test_a_failure_in_the_midst_of_a_stream():
