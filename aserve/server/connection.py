@@ -74,6 +74,16 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to serve, or say that the server is full."""
         self._transport = cast("asyncio.Transport", transport)
+        try:
+            self._begin()
+        except BaseException as error:  # the edge where a connection's failure ends that connection alone
+            if not is_fault(error):
+                raise
+            _log.error("a connection failed at its beginning: %s", describe(error))
+            self._connections.forget(self)
+            self._transport.abort()
+
+    def _begin(self) -> None:
         if not self._connections.admit(self):
             log_access(logging.WARNING, status=503, error="too_many_connections")
             self._transport.write(_BUSY)

@@ -189,9 +189,9 @@ class Door:
         if len(received) < request.num_bytes:
             self._held = found
             return b""
-        refusal = self._doors.doorman.refuse(request.scope, objection)
+        framed = self._doors.framed(self._doors.doorman.refuse(request.scope, objection))
         self.open()
-        return self._doors.framed(refusal)
+        return framed
 
 
 def _aside(call: Callable[[bytearray], T | None], received: bytearray) -> T | None:

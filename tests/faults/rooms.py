@@ -167,7 +167,6 @@ DOOR = (
     Point("door framed", at((Doors, "framed")), of_nobody=True),
     Point("connections touch", at((Connections, "touch")), cuts=True),
     Point("connections mark", at((Connections, "mark")), cuts=True),
-    Point("line made", at((DirectLine, "__init__"))),
     Point("line asked for", at((DirectLine, "is_requested_by")), cuts=True),
     Point("line connect", at((DirectLine, "connect")), cuts=True),
     Point("line disconnect", at((DirectLine, "disconnect")), cuts=True),

@@ -71,6 +71,7 @@ NO_POINT: Mapping[str, Sequence[str]] = {
         "aserve.engine_loop EngineLoop.statistics",
     ),
     "a constructor that keeps its arguments, made where texts are worked on, which has points": (
+        "aserve.http.direct DirectLine.__init__",
         "aserve.texts Texts.__init__",
     ),
     "of vectors, for which there is no world yet": (
