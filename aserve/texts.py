@@ -264,6 +264,10 @@ class Texts:
         )
         return await self.encode(text, add_special_tokens=add_special_tokens, must_fit=must_fit, param="messages")
 
+    def has_role(self, role: str) -> bool:
+        """Whether the chat template knows messages of a role that not all templates have."""
+        return role in self._chat_template.source
+
     def format(self, *, with_calls: bool, is_bare: bool = False) -> AnswerFormat | None:
         """How the model's answers are read; see `answer_format`."""
         return answer_format(self._info, with_calls=with_calls, is_bare=is_bare)

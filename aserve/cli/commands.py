@@ -5,7 +5,8 @@ import gc
 import os
 import sys
 from collections.abc import MutableMapping, Sequence
-from typing import Final
+from contextlib import closing
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -16,6 +17,9 @@ from aserve.core.config import Options
 from aserve.core.defaults import default_max_num_queued_reqs
 from aserve.core.errors import AserveError, ConfigError
 from aserve.stores.batches import IN_MEMORY
+
+if TYPE_CHECKING:
+    from aserve.stores.responses import ResponseStore
 
 MAX_PREPARED_PRODUCTS: Final = 128
 
@@ -28,6 +32,16 @@ def bound_product_caches(environ: MutableMapping[str, str]) -> None:
     """
     for name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):  # read at the first product
         environ.setdefault(name, str(MAX_PREPARED_PRODUCTS))
+
+
+def response_store(given: ServerOptions) -> "ResponseStore":
+    """Where responses are kept. Raises `ConfigError`."""
+    from aserve.stores.responses import FILE_BYTES, MEMORY_BYTES, MemoryStore, SqliteStore
+
+    max_age_s = given.response_store_age
+    if given.response_store is None:
+        return MemoryStore(max_bytes=given.response_store_bytes or MEMORY_BYTES, max_age_s=max_age_s)
+    return SqliteStore(given.response_store, max_bytes=given.response_store_bytes or FILE_BYTES, max_age_s=max_age_s)
 
 
 def serve(options: Options, server_options: ServerOptions) -> int:
@@ -63,12 +77,14 @@ def serve(options: Options, server_options: ServerOptions) -> int:
         engine = AsyncEngine.from_options(options, on_progress=printer.report)
         limits = StreamLimits(send_timeout_s=given.send_timeout)
         keyring = Keyring(given.api_key, path=given.api_keys_file, tenants=engine.tenants)
+        store = response_store(given)
         options_of_api = AppOptions(**{name: getattr(given, name) for name in AppOptions.__dataclass_fields__})
         app = create_app(
             engine,
             keyring=keyring,
             max_body_bytes=given.max_body_bytes,
             stream_limits=limits,
+            response_store=store,
             options=options_of_api,
         )
 
@@ -87,7 +103,8 @@ def serve(options: Options, server_options: ServerOptions) -> int:
         on_hangup = keyring.reload if given.api_keys_file else None
         doorman = Doorman(engine, keyring, given.max_body_bytes)
         try:
-            return run(engine, app, config, on_ready=ready, on_hangup=on_hangup, say=say, doorman=doorman)
+            with closing(store):
+                return run(engine, app, config, on_ready=ready, on_hangup=on_hangup, say=say, doorman=doorman)
         finally:
             app.state.batches.store.close()
 

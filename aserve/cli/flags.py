@@ -50,6 +50,9 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     client_header_timeout: float = 5.0
     max_body_bytes: int | None = None
     send_timeout: float = 30.0
+    response_store: str | None = None
+    response_store_bytes: int | None = None
+    response_store_age: float = 30 * 24 * 3600.0
     allowed_origins: tuple[str, ...] = ()
     allowed_methods: tuple[str, ...] = ("*",)
     allowed_headers: tuple[str, ...] = ("*",)
@@ -206,6 +209,14 @@ SERVER_FLAGS: Final = (
         "of a request (if not given: 3 Mi, and 8 for each token of the context, up to 8 Mi); one more is a 413",
     ),
     Flag("send_timeout", read_seconds(0.1), "SECONDS", "how long a client may take nothing of its answer"),
+    Flag("response_store", str, "FILE", "an SQLite file that keeps responses of /v1/responses (if not given: memory)"),
+    Flag(
+        "response_store_bytes",
+        read_bytes,
+        "N",
+        "of responses that are kept, the oldest going first (if not given: 64 Mi in memory, 1 Gi in a file)",
+    ),
+    Flag("response_store_age", read_seconds(1.0, 1e9), "SECONDS", "how long a response is kept"),
     Flag("allowed_origins", str, "ORIGIN", "of web pages that browsers let ask (CORS); * is all", many=True),
     Flag("allowed_methods", str, "METHOD", "that such pages may use", many=True),
     Flag("allowed_headers", str, "HEADER", "that such pages may send", many=True),

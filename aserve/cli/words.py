@@ -55,12 +55,12 @@ def read_texts(word: str) -> list[str]:
         raise ConfigError(f"a JSON list of strings is expected, got {word!r}: {error}") from None
 
 
-def read_seconds(least: float = 0.0) -> Callable[[str], float]:
-    """Reads a number of seconds, a day at most."""
+def read_seconds(least: float = 0.0, most: float = 86400.0) -> Callable[[str], float]:
+    """Reads a number of seconds, by default a day at most."""
 
     def read(word: str) -> float:
-        if not least <= (seconds := read_number(word)) <= 86400:
-            raise ConfigError(f"seconds in [{least:g}, 86400] are expected, got {word!r}")
+        if not least <= (seconds := read_number(word)) <= most:
+            raise ConfigError(f"seconds in [{least:g}, {most:.15g}] are expected, got {word!r}")
         return seconds
 
     return read

@@ -24,8 +24,11 @@ from aserve.http.middleware import MAX_BODY_BYTES, MAX_TOTAL_BODY_BYTES, PUBLIC_
 from aserve.http.openai.adapters import load_adapter, unload_adapter
 from aserve.http.openai.chat import chat_completions
 from aserve.http.openai.completions import completions
-from aserve.http.openai.glance import generation_glance, text_glance
+from aserve.http.openai.glance import generation_glance, input_glance, text_glance
 from aserve.http.openai.models import model_routes
+from aserve.http.openai.responses.create import create_response
+from aserve.http.openai.responses.keeping import Kept
+from aserve.http.openai.responses.later import later_routes
 from aserve.http.openai.tokenize import detokenize, tokenize, tokenizer_info_route
 from aserve.http.openapi import openapi_route
 from aserve.http.ops import ops_routes
@@ -36,6 +39,7 @@ from aserve.http.pooling.scores import rerank, score
 from aserve.http.request_id import RequestIds
 from aserve.http.sse import StreamLimits
 from aserve.stores.batches import BatchStore
+from aserve.stores.responses import MemoryStore, ResponseStore
 
 DIALECTS: Final = (ANTHROPIC,)
 """Of the APIs that are not OpenAI's."""
@@ -45,7 +49,7 @@ BODY_BYTES_PER_TOKEN: Final = 8
 """A token in JSON: a number of six digits and a comma, or a word of text, some characters escaped."""
 
 
-def create_app(
+def create_app(  # noqa: PLR0913  all but the engine may be left out
     engine: Engine,
     *,
     api_keys: Sequence[str] = (),
@@ -54,6 +58,7 @@ def create_app(
     max_total_body_bytes: int = MAX_TOTAL_BODY_BYTES,
     body_timeout_s: float = 10.0,
     stream_limits: StreamLimits | None = None,
+    response_store: ResponseStore | None = None,
     options: AppOptions = DEFAULTS,
 ) -> Starlette:
     """The application. `engine` may be entered later, and by whom is not its business: until then it answers 503.
@@ -63,6 +68,7 @@ def create_app(
     max_body_bytes: of a request; None for `body_limit`, up to which a body that is refused costs little to refuse.
     body_timeout_s: how long the client may be silent within its body.
     max_total_body_bytes: of all that are being received; a large one beyond it is answered with 503.
+    response_store: where /v1/responses keeps them; None is memory of its own. Whoever made it closes it.
     options: what else is decided of the API.
     """
     limits = stream_limits or StreamLimits()
@@ -70,7 +76,8 @@ def create_app(
     handlers = {url: options.applied(handler(engine, limits)) for url, handler in made.items()}
     lines = {**handlers, "/v1/embeddings": embeddings(engine)}
     batches = Batches(engine, BatchStore(options.batch_store), lines)
-    routes = _routes(engine, limits, options, handlers, batches)
+    kept = Kept(response_store or MemoryStore())
+    routes = _routes(engine, limits, options, handlers, batches, kept)
     app = Starlette(
         routes=routes,
         middleware=[
@@ -95,7 +102,12 @@ def create_app(
 
 
 def _routes(
-    engine: Engine, limits: StreamLimits, options: AppOptions, handlers: Mapping[str, Handler], batches: Batches
+    engine: Engine,
+    limits: StreamLimits,
+    options: AppOptions,
+    handlers: Mapping[str, Handler],
+    batches: Batches,
+    kept: Kept,
 ) -> list[Route]:
     def post(path: str, handler: Handler, glance: Glance, *, generates: bool = False) -> Route:
         endpoint = JsonEndpoint(engine, handler, glance, generates=generates, lenient=options.lenient)
@@ -103,6 +115,8 @@ def _routes(
 
     routes = [
         *(post(url, handler, generation_glance(engine), generates=True) for url, handler in handlers.items()),
+        post("/v1/responses", create_response(engine, limits, kept, options), input_glance(engine), generates=True),
+        *later_routes(kept, limits),
         post("/v1/embeddings", embeddings(engine), at_nothing, generates=True),
         post("/pooling", pooling(engine), at_nothing, generates=True),
         post("/classify", classify(engine), at_nothing, generates=True),

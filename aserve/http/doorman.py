@@ -33,7 +33,7 @@ from aserve.http.request_id import id_of
 
 GENERATING_PATHS: Final = frozenset(
     {
-        *(b"/v1/chat/completions", b"/v1/completions", b"/v1/messages"),
+        *(b"/v1/chat/completions", b"/v1/completions", b"/v1/responses", b"/v1/messages"),
         *(b"/v1/embeddings", b"/pooling", b"/classify", b"/score", b"/v1/score"),
         *(b"/rerank", b"/v1/rerank", b"/v2/rerank"),
     }

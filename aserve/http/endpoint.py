@@ -90,7 +90,7 @@ class Edge:
             await error_response(error, scope.get(SCOPE_KEY))(scope, receive, send)
 
 
-class _Reply:
+class Reply:
     """The answer to a request. has_begun: an error can have no status any more, nor anything after it.
 
     headers: what every answer says besides its own.
@@ -149,7 +149,7 @@ class JsonEndpoint:
             told = {"x-aserve-warnings": "; ".join(warnings)[:MAX_WARNING_CHARS]} if warnings else {}
             return limit_headers(self._engine.tenants.allowances(tenant)) | told
 
-        reply = _Reply(scope, receive, send, headers)
+        reply = Reply(scope, receive, send, headers)
         with ExitStack() as while_open:
             try:
                 _ = self._engine.info  # without a model no request is worth reading
@@ -171,7 +171,7 @@ class JsonEndpoint:
             async with while_connected(receive):
                 await self._handle(exchange, reply)
 
-    async def _handle(self, exchange: Exchange, reply: _Reply) -> None:
+    async def _handle(self, exchange: Exchange, reply: Reply) -> None:
         try:
             await self._attempt(exchange)
         except ClientGone:

@@ -22,6 +22,7 @@ from aserve.http.openai.adapters import LoadAdapterFields, UnloadAdapterFields
 from aserve.http.openai.chat import ChatFields
 from aserve.http.openai.completions import CompletionFields
 from aserve.http.openai.fields import WITHOUT_EFFECT
+from aserve.http.openai.responses.shapes import ResponseFields
 from aserve.http.openai.tokenize import DetokenizeFields, TokenizeFields
 from aserve.http.options import DEFAULTS, AppOptions
 from aserve.http.pooling.classify import ClassifyFields
@@ -33,6 +34,7 @@ COMPONENTS: Final = "#/components/schemas/"
 JSON_ROUTES: Final[Mapping[str, tuple[type[msgspec.Struct], str]]] = {
     "/v1/chat/completions": (ChatFields, "Answer a conversation; with stream, as server-sent events."),
     "/v1/completions": (CompletionFields, "Continue a text; with stream, as server-sent events."),
+    "/v1/responses": (ResponseFields, "Answer items; with stream, as server-sent events; with background, later."),
     "/v1/embeddings": (EmbeddingFields, "The embedding of each input."),
     "/pooling": (PoolFields, "What the model makes of each input, whatever it is for."),
     "/classify": (ClassifyFields, "The probability of each label, for each input."),
@@ -52,6 +54,10 @@ JSON_ROUTES: Final[Mapping[str, tuple[type[msgspec.Struct], str]]] = {
 """Routes that take a JSON object, its shape, and what they do."""
 
 PLAIN_ROUTES: Final[Mapping[tuple[str, str], str]] = {
+    ("/v1/responses/{response_id}", "get"): "A response that is stored; with ?stream=true, its events.",
+    ("/v1/responses/{response_id}", "delete"): "Forget a response.",
+    ("/v1/responses/{response_id}/cancel", "post"): "End a response that is made in the background.",
+    ("/v1/responses/{response_id}/input_items", "get"): "The items that a response answers.",
     ("/v1/models", "get"): "The names under which the model is served.",
     ("/v1/models/{model}", "get"): "One of them.",
     ("/v1/files", "get"): "The files that were uploaded, and those that batches have made.",
@@ -77,7 +83,12 @@ PLAIN_ROUTES: Final[Mapping[tuple[str, str], str]] = {
 
 TEXT: Final = frozenset({"/metrics", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 """Routes that answer in plain text."""
-STREAMING: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"})
+STREAMING: Final = frozenset(
+    {
+        *("/v1/chat/completions", "/v1/completions", "/v1/messages"),
+        *("/v1/responses", "/v1/responses/{response_id}"),
+    }
+)
 ERROR: Final = {
     "type": "object",
     "required": ["error"],

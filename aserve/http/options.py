@@ -3,7 +3,7 @@
 CORS( guard( routes ) )     force_include_usage, return_tokens_as_token_ids: fields, as if each request had them
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -59,13 +59,17 @@ class AppOptions:
             )
         ]
 
+    def check_logprobs(self, fields: Mapping[str, Any]) -> None:
+        """Raise `InvalidRequestError` where more of the likeliest tokens are asked for."""
+        for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
+            _check_at_most(name, fields.get(name), self.max_logprobs)
+
     def applied(self, handler: Handler) -> Handler:
         """The handler of a request that generates, with what the options make of its fields."""
 
         async def handle(exchange: Exchange) -> None:
             fields = exchange.fields
-            for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
-                _check_at_most(name, fields.get(name), self.max_logprobs)
+            self.check_logprobs(fields)
             if self.return_tokens_as_token_ids and fields.get("return_tokens_as_token_ids") is None:
                 fields["return_tokens_as_token_ids"] = True
             options = fields.get("stream_options") or {}

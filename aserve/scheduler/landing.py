@@ -8,7 +8,7 @@
 A token is sampled from the position before its own. So a sequence has landed up to where its tokens on the host end:
 when one comes, `len(token_ids)` positions are computed for good. Blocks are sealed, sequences ended and positions
 counted by that alone. A rejected draft is never among the tokens, so it is in no block that is sealed, and in no hash
-(I25).
+(I22).
 
 Knows no budget and no queue; who holds what is known to residents.py, what is told of groups to held_back.py.
 """
@@ -153,7 +153,7 @@ class Landing:
     def _take_in_run(self, piece: SeqSlice, token_ids: Several[int], scores: Several[TokenScores | None]) -> None:
         """Take in the accepted drafts of a slice and the token after them.
 
-        Positions behind those are to be computed again, and nothing is known of what was written there (I25).
+        Positions behind those are to be computed again, and nothing is known of what was written there (I22).
         """
         sequence = self._sequences.get(piece.seq_id)
         if sequence is None:
@@ -171,7 +171,7 @@ class Landing:
             if sequence.state is State.FINISHED:
                 break
         if sequence.state in (State.RUNNING, State.SWAPPED):  # else it computes from the beginning, or no more
-            assert sequence.num_computed == piece.start + piece.num_tokens, f"I25: {sequence!r} ran ahead of its drafts"
+            assert sequence.num_computed == piece.start + piece.num_tokens, f"I22: {sequence!r} ran ahead of its drafts"
             sequence.num_computed = len(tokens) - 1
         self._taken_in.deltas.extend(told.values())
         self._at = None

@@ -13,16 +13,18 @@ roster.py, which choices are told to held_back.py and beam.py, who holds rows an
 what next to planner.py, what a step has brought to landing.py.
 
 Invariants, besides those of the block pool and the paged cache:
+  I6  a block is found and read by steps that run after the one that writes it, and sealed when that has landed;
+  I7  no more adapters run or are swapped out than max_loras;
   I11 a sequence that ends or is preempted gives back all that it held, once; unknown ids are no-ops;
   I12 when no request is left, no block is held and no row is taken;
   I13 a plan stays within the token budget and max_num_seqs, and there is one whenever anything could run;
   I14 who comes first, of its tenant where tenants share, is admitted first;  I16 who came last is preempted first;
   I15 an admitted request ends after a number of steps bounded by its tokens and those before it;
-  I17 what can never fit is refused by `add`;  I23 choices share blocks and nothing else;
+  I17 what can never fit is refused by `add`;
   I18 a running sequence has a token at its next position, landed or in flight; a beam that waits for others has none;
   I19 a sequence ends once, and nothing of it comes out afterwards;
-  I25 behind where a step has landed nothing is sealed, hashed or counted: a rejected draft leaves nothing behind;
-  I26 no more adapters run or are swapped out than max_loras.
+  I21 every answer is what its request gets alone: requests, and choices of one, share blocks and nothing else;
+  I22 behind where a step has landed nothing is sealed, hashed or counted: a rejected draft leaves nothing behind.
 """
 
 from collections import deque
@@ -104,7 +106,7 @@ class Scheduler:
         proposer: Proposer | None = None,
         max_loras: int = 0,
     ) -> None:
-        assert max_in_flight <= 2 or not any(windows), "I24: windows hold two steps of positions"
+        assert max_in_flight <= 2 or not any(windows), "I23: windows hold two steps of positions"
         self.max_in_flight = self._most_in_flight = max_in_flight
         max_chunk = min(long_prefill_token_threshold or max_num_batched_tokens, max_num_batched_tokens)
         self._cache = PagedCache(

@@ -1,1 +1,1 @@
-"""What outlives a request, and in a file the process. Each store has one thread that reads and writes."""
+"""Stores: what outlives the request that made it, and in a file the process. They know no HTTP and no engine."""

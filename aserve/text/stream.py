@@ -6,7 +6,7 @@
 Holds back an unfinished character and the beginning of a possible stop string, nothing else, and gives both up when
 the sequence ends. Knows nothing of the scheduler, which has to be told when a stop string ends a sequence.
 
-I20: the deltas' texts make up the whole text and their tokens are those that usage counts; no delta ends inside a
+  I20 the deltas' texts make up the whole text and their tokens are those that usage counts; no delta ends inside a
 character, and none has any part of a stop string.
 """
 
