@@ -102,11 +102,8 @@ def serve(options: Options, server_options: ServerOptions) -> int:
 
         on_hangup = keyring.reload if given.api_keys_file else None
         doorman = Doorman(engine, keyring, given.max_body_bytes)
-        try:
-            with closing(store):
-                return run(engine, app, config, on_ready=ready, on_hangup=on_hangup, say=say, doorman=doorman)
-        finally:
-            app.state.batches.store.close()
+        with closing(store), closing(app.state.batches.store):
+            return run(engine, app, config, on_ready=ready, on_hangup=on_hangup, say=say, doorman=doorman)
 
 
 def batch(options: Options, files: BatchOptions) -> int:
