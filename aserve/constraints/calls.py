@@ -1,9 +1,7 @@
 """The grammar of calls of tools, made of the same formats that answers are read by (aserve/text/formats).
 
-    required    thoughts, free until their end; then calls, each with arguments by its tool's schema, and nothing else
-    otherwise   thoughts; then text, free until a marker; from there on a call; then text, free again
-
-A text is a literal, but for special tokens in it: those are tokens of their own, which no text can spell.
+required    thoughts, free until their end; then calls, each with arguments by its tool's schema, and nothing else
+otherwise   thoughts; then text, free until a marker; from there on a call; then text, free again
 """
 
 import json
@@ -12,13 +10,13 @@ from typing import Any, Final
 
 from aserve.constraints.formats import with_patterns
 from aserve.constraints.json_schema import ANNOTATIONS, check_schema
+from aserve.constraints.lark import ANY_TEXT, TERMINALS, final, literally, message, terms, until
 from aserve.core.errors import InvalidRequestError
 from aserve.core.structured import CallRules, ToolRule
 from aserve.text.formats.families import BARE, CALLS, CHANNELS, THOUGHTS
 from aserve.text.formats.parts import NOT_IN_KEYS, JsonArguments, JsonCall, Literal, Name, TaggedArguments
 from aserve.text.formats.syntax import Calls, Channels, Thoughts
 
-ANY_TEXT: Final = r"/(.|\n)*/"
 ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
 WITH_TEXTS: Final = ("type", "enum", "const", "minLength", "maxLength")
 """Of the schema of a string that is no JSON."""
@@ -56,8 +54,7 @@ class _Grammar:
             lines = self._tagged(way)
         for (end, text), name in self._values.items():
             lines += self._until(name, end, text)
-        terminals = [f"TEXT: {ANY_TEXT}", r"NEWLINES: /\n{0,2}/", r'KEY: /[^<>"\n]{1,64}/']
-        return "\n".join(["%llguidance {}", *lines, *terminals, ""])
+        return "\n".join(["%llguidance {}", *lines, *TERMINALS, r'KEY: /[^<>"\n]{1,64}/', ""])
 
     def _tagged(self, way: Calls) -> list[str]:
         """Of formats with markers of their own."""
@@ -70,7 +67,7 @@ class _Grammar:
             lines += [f"answer: {'block (NEWLINES block)*' if several else 'block'}"]
             lines += [f"block: {self._terms(begin)} {body}"]
         elif not begin:  # it is known by its first character, with which no other answer begins
-            first = _literally(way.opens or "{")
+            first = literally(way.opens or "{")
             lines += ["answer: block | OTHER", f"block: {body}", f"OTHER: /([^{first}](.|\\n)*)?/"]
         else:
             more = "" if self._rules.is_single else "block*"
@@ -96,14 +93,11 @@ class _Grammar:
             return ["start: thought NEWLINES answer", *lines]
         otherwise = "answer" if self._rules.is_required else "unthought"
         lines += [f"start: {self._terms(thoughts.begin)} thought NEWLINES answer | {otherwise}"]
-        begun = "" if thoughts.begin in self._special else f" & ~/{_literally(thoughts.begin)}(.|\\n)*/"
+        begun = "" if thoughts.begin in self._special else f" & ~/{literally(thoughts.begin)}(.|\\n)*/"
         return [*lines, f"UNTHOUGHT: {ANY_TEXT}{begun}"]
 
     def _until(self, name: str, marker: str, text: str = "TEXT") -> list[str]:
-        """Any text, up to and with a marker."""
-        if marker in self._special:
-            return [f"{name}: {text} <[{self._special[marker]}]>"]
-        return [f"{name}[lazy]: {text} {json.dumps(marker)}"]
+        return until(name, marker, self._special, text)
 
     def _calls(self, way: Calls) -> list[str]:
         names = [f"call_{index}" for index in range(len(self._rules.tools))]
@@ -144,7 +138,7 @@ class _Grammar:
         known, required = schema.get("properties", {}), schema.get("required", ())
         if missing := [name for name in required if name not in known]:
             raise _refused(tool, f"no property {missing[0]}, which is required")
-        terms = ['"\\n"']
+        tags = ['"\\n"']
         definitions = {key: schema[key] for key in DEFINITIONS if key in schema}
         for name, value in known.items():
             if value is False or set(name) & set(NOT_IN_KEYS):
@@ -154,8 +148,8 @@ class _Grammar:
             kind = f'"{str(is_text).lower()}\\">"' if part.has_types else ""
             rest = self._text(given, end) if is_text else f"{self._json({**definitions, **given})} {self._terms(end)}"
             tag = f"{self._terms(part.key_begin + name + part.key_end)} {kind} {self._opening(part)} {rest}"
-            terms.append(f'({tag} "\\n")' + ("" if name in required else "?"))
-        return " ".join(terms)
+            tags.append(f'({tag} "\\n")' + ("" if name in required else "?"))
+        return " ".join(tags)
 
     def _text(self, schema: Mapping[str, Any], end: str) -> str:
         """A string as it is, and what ends it."""
@@ -179,27 +173,13 @@ class _Grammar:
         lines = ["call: " + " | ".join(f"call_{index}" for index in range(len(self._rules.tools)))]
         for index, tool in enumerate(self._rules.tools):
             lines.append(f"call_{index}: {json.dumps(tool.name)} {tail} {self._arguments(tool)}")
-        ends, start = self._terms(channels.ends[0]), self._terms(channels.start) + ' "assistant"'
-        between = " | ".join(f'"{name}"' for name in channels.names if name != "final")
-        message = f"{self._terms(channels.channel)} ({between}) {self._terms(channels.message)} TEXT {ends} {start}"
-        lines += [f"message: {message}"]
+        lines += [message(channels, self._special)]
         if self._rules.is_required:
             return [f"start: message* {head} call", *lines]
-        final = f'{self._terms(channels.channel)} "final" {self._terms(channels.message)} TEXT'
-        return [f"start: message* ({head} call | {final})", *lines]
+        return [f"start: message* ({head} call | {final(channels, self._special)} TEXT)", *lines]
 
     def _terms(self, text: str) -> str:
-        """A text as terms of a rule: literals, and special tokens by their ids."""
-        terms: list[str] = []
-        while text:
-            found = [(text.find(name), -len(name), name) for name in self._special if name in text]
-            place, _, name = min(found, default=(len(text), 0, ""))
-            if place:
-                terms.append(json.dumps(text[:place]))
-            if name:
-                terms.append(f"<[{self._special[name]}]>")
-            text = text[place + len(name) :]
-        return " ".join(terms)
+        return terms(text, self._special)
 
 
 def _schema_of(tool: ToolRule) -> Mapping[str, Any]:
@@ -225,8 +205,3 @@ def _is_text(tool: ToolRule, name: str, schema: Mapping[str, Any]) -> bool:
     if all(isinstance(value, str) for value in values) and schema.keys() <= {*WITH_TEXTS, *ANNOTATIONS}:
         return True
     raise _refused(tool, f"#/properties/{name}: a string in a tag may have {', '.join(WITH_TEXTS[1:])}, and no more")
-
-
-def _literally(text: str) -> str:
-    """A regular expression of a text."""
-    return "".join(f"\\x{{{ord(char):x}}}" for char in text)

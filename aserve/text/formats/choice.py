@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from aserve.core.errors import ConfigError
 from aserve.core.rules import shown
 from aserve.text.formats.families import BARE, CALLS, CHANNELS, THOUGHTS
-from aserve.text.formats.syntax import AnswerFormat, Calls
+from aserve.text.formats.syntax import AnswerFormat, Calls, Thoughts
 
 AUTO: Final = "auto"
 NONE: Final = "none"
@@ -112,6 +112,14 @@ def _traced(traces: tuple[tuple[str, tuple[str, ...]], ...], template: str) -> s
 def can_enforce(name: str | None) -> bool:
     """Whether calls in a format can be enforced: those whose arguments are JSON."""
     return name is not None and (name in CHANNELS or CALLS[name][0].is_enforceable)
+
+
+def thought_markers(chosen: Formats) -> Thoughts | None:
+    """Between what thoughts stand; None where none are known."""
+    channels = CHANNELS.get(chosen.thought_format or "")
+    if channels is not None:
+        return Thoughts(channels.channel + channels.thoughts + channels.message, channels.ends[0])
+    return THOUGHTS.get(chosen.thought_format or "")
 
 
 def answer_format(chosen: Formats, *, with_calls: bool, is_bare: bool = False) -> AnswerFormat | None:
