@@ -41,6 +41,7 @@ from aserve.scheduler.scheduler import Scheduler
 from aserve.telling import describe_weights, draft_lines, plan_lines, startup_lines
 from aserve.text.chat_template import ChatTemplate
 from aserve.text.formats.choice import choose_calls, choose_thoughts
+from aserve.text.formats.named import own_formats
 from aserve.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -172,7 +173,8 @@ def _load(
     loaded = _Loaded(model, draft_model, lora, ops, dtype, device, graphs)
     runner, config = _runner(config, layout, loaded, report)
     adapters = _adapters(options, info, runner)
-    plan = *plan_lines(info, config, facts, weights), *draft_lines(options, config, facts, draft_checkpoint)
+    unread = own_formats(tokenizer.response_template).problems
+    plan = *plan_lines(info, config, facts, weights, unread), *draft_lines(options, config, facts, draft_checkpoint)
     notes = (*plan, *filter(None, [describe(ops)]), *config.notes)
     return EngineParts(
         info=info,
@@ -258,6 +260,7 @@ def _model_info(
     eos_ids = checkpoint.eos_ids or {tokenizer.eos_id} - {None}
     applies = options.generation_config == "auto"
     architecture = next(iter(checkpoint.config.get("architectures") or ()), None)
+    own = own_formats(tokenizer.response_template)
     return ModelInfo(
         names=options.served_model_name or tuple(names),
         root=options.model,
@@ -266,8 +269,8 @@ def _model_info(
         eos_ids=frozenset(eos_id for eos_id in eos_ids if eos_id is not None),
         created_s=int(time.time()),
         default_sampling=default_sampling(checkpoint.generation_config) if applies else {},
-        call_format=choose_calls(options.tool_call_parser, chat_template.source, architecture),
-        thought_format=choose_thoughts(options.reasoning_parser, chat_template.source, architecture),
+        call_format=choose_calls(options.tool_call_parser, chat_template.source, architecture, own.calls),
+        thought_format=choose_thoughts(options.reasoning_parser, chat_template.source, architecture, own.thoughts),
     )
 
 

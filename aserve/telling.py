@@ -1,5 +1,6 @@
 """What was decided at loading, in lines for people. Knows words, and nothing of how things were decided."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from aserve.core.config import EngineConfig, Facts, GiB, ModelInfo, Options
@@ -20,8 +21,13 @@ def startup_lines(parts: EngineParts) -> list[str]:
     return list(parts.config.notes)
 
 
-def plan_lines(info: ModelInfo, config: EngineConfig, facts: Facts, weights: str) -> tuple[str, ...]:
-    """Model, KV cache, concurrency, swap space and sampling defaults, a line each. weights: `describe_weights`."""
+def plan_lines(
+    info: ModelInfo, config: EngineConfig, facts: Facts, weights: str, unread: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Model, KV cache, concurrency, swap space, sampling defaults and formats of answers, a line each.
+
+    weights: `describe_weights`. unread: what of the tokenizer's response_template is not read, and why.
+    """
     kv_bytes = config.num_blocks * config.block_size * facts.kv_bytes_per_token
     sampling = ", ".join(f"{name} {value}" for name, value in info.default_sampling.items())
     tenants = "preempted sequences and evicted prefixes" if has_host_tier(config) else "preempted sequences"
@@ -36,6 +42,7 @@ def plan_lines(info: ModelInfo, config: EngineConfig, facts: Facts, weights: str
         *swap_space,
         f"generation_config.json: {sampling or 'no sampling defaults'}",
         f"tool calls: {info.call_format or UNKNOWN_FORMAT}; thoughts: {info.thought_format or UNKNOWN_FORMAT}",
+        *(f"response_template: not read: {problem}" for problem in unread),
     )
 
 

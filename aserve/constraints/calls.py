@@ -13,7 +13,8 @@ from aserve.constraints.json_schema import ANNOTATIONS, check_schema
 from aserve.constraints.lark import ANY_TEXT, TERMINALS, final, literally, message, terms, until
 from aserve.core.errors import InvalidRequestError
 from aserve.core.structured import CallRules, ToolRule
-from aserve.text.formats.families import BARE, CALLS, CHANNELS, THOUGHTS
+from aserve.text.formats.families import BARE, CHANNELS
+from aserve.text.formats.named import calls_named, thoughts_named
 from aserve.text.formats.parts import NOT_IN_KEYS, JsonArguments, JsonCall, Literal, Name, TaggedArguments
 from aserve.text.formats.syntax import Calls, Channels, Thoughts
 
@@ -45,7 +46,7 @@ class _Grammar:
         if channels is not None:
             lines = self._channels(channels)
         else:
-            way = CALLS.get(self._rules.format or "", BARE)[0]
+            way = (calls_named(self._rules.format) or BARE)[0]
             if not way.is_enforceable:
                 raise InvalidRequestError(
                     f"structured.calls: strict calls cannot be enforced in the format {self._rules.format}",
@@ -58,7 +59,7 @@ class _Grammar:
 
     def _tagged(self, way: Calls) -> list[str]:
         """Of formats with markers of their own."""
-        thoughts = THOUGHTS.get(self._rules.thoughts or "")
+        thoughts = thoughts_named(self._rules.thoughts)
         lines = self._thoughts(thoughts)
         begin, ends = way.begins[0], "".join(way.ends[:1])
         body = f"{self._terms(way.line + way.opens)} call {self._more(way)} {self._terms(ends)}"

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from aserve.core.structured import ThoughtRules
-from aserve.text.formats.families import CHANNELS, THOUGHTS
+from aserve.text.formats.families import CHANNELS
+from aserve.text.formats.named import thoughts_named
 from aserve.text.formats.syntax import Channels
 
 Special = Mapping[str, int]
@@ -64,7 +65,8 @@ def after_thoughts(grammar: str, rules: ThoughtRules, special: Special) -> str:
     if channels is not None:
         lines = [f"start: message* {final(channels, special)} @{ANSWER}", message(channels, special)]
     else:
-        thoughts = THOUGHTS[rules.format]
+        thoughts = thoughts_named(rules.format)
+        assert thoughts is not None, "thoughts are in a format that is known"
         thought = "thought NEWLINES"
         if not rules.in_thought:
             thought = f"({terms(thoughts.begin, special)} {thought})?"
