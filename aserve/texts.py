@@ -17,7 +17,7 @@ from aserve.core.errors import ContextLengthError, InvalidRequestError
 from aserve.core.structured import ThoughtRules
 from aserve.intake import check_ids, check_room
 from aserve.text.chat_template import ChatTemplate
-from aserve.text.formats.choice import answer_format, can_enforce, thought_markers
+from aserve.text.formats.choice import answer_format, thought_markers
 from aserve.text.formats.families import CHANNELS
 from aserve.text.formats.parser import parser_of
 from aserve.text.formats.reading import Schemas
@@ -159,11 +159,6 @@ class Texts:
     def format(self, *, with_calls: bool, is_bare: bool = False) -> AnswerFormat | None:
         """How the model's answers are read; see `answer_format`."""
         return answer_format(self._info, with_calls=with_calls, is_bare=is_bare)
-
-    @property
-    def can_enforce_calls(self) -> bool:
-        """Whether calls can be enforced in the format in which the model writes them."""
-        return can_enforce(self._info.call_format)
 
     def parsers(self, format: AnswerFormat, schemas: Schemas, prompt: Sequence[int]) -> Callable[[], AnswerParser]:
         """Makes a parser for each answer to a prompt. schemas: of the tools that may be called."""

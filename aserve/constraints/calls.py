@@ -8,11 +8,13 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from aserve.constraints.bare_calls import BareGrammar, Refusal
 from aserve.constraints.formats import with_patterns
 from aserve.constraints.json_schema import ANNOTATIONS, check_schema
 from aserve.constraints.lark import ANY_TEXT, TERMINALS, final, literally, message, terms, until
 from aserve.core.errors import InvalidRequestError
 from aserve.core.structured import CallRules, ToolRule
+from aserve.text.formats.bare import BareArguments
 from aserve.text.formats.families import BARE, CHANNELS
 from aserve.text.formats.named import calls_named, thoughts_named
 from aserve.text.formats.parts import NOT_IN_KEYS, JsonArguments, JsonCall, Literal, Name, TaggedArguments
@@ -28,7 +30,7 @@ DEFINITIONS: Final = ("$defs", "definitions")
 def calls_grammar(rules: CallRules, special: Mapping[str, int], options: Mapping[str, Any]) -> str:
     """Lark, for llguidance. special: ids of special tokens, by their texts. options: of its JSON.
 
-    Raises `InvalidRequestError` for a schema that cannot be enforced, and for a format that cannot.
+    Raises `InvalidRequestError` for a schema that cannot be enforced.
     """
     return _Grammar(rules, special, options).lark()
 
@@ -39,6 +41,8 @@ class _Grammar:
         self._special = special
         self._options = options
         self._values: dict[tuple[str, str], str] = {}
+        self._members: list[str] = []
+        """Rules of arguments as programs write them."""
 
     def lark(self) -> str:
         """The whole of it."""
@@ -46,13 +50,8 @@ class _Grammar:
         if channels is not None:
             lines = self._channels(channels)
         else:
-            way = (calls_named(self._rules.format) or BARE)[0]
-            if not way.is_enforceable:
-                raise InvalidRequestError(
-                    f"structured.calls: strict calls cannot be enforced in the format {self._rules.format}",
-                    "structured",
-                )
-            lines = self._tagged(way)
+            lines = self._tagged((calls_named(self._rules.format) or BARE)[0])
+        lines += self._members
         for (end, text), name in self._values.items():
             lines += self._until(name, end, text)
         return "\n".join(["%llguidance {}", *lines, *TERMINALS, r'KEY: /[^<>"\n]{1,64}/', ""])
@@ -61,7 +60,8 @@ class _Grammar:
         """Of formats with markers of their own."""
         thoughts = thoughts_named(self._rules.thoughts)
         lines = self._thoughts(thoughts)
-        begin, ends = way.begins[0], "".join(way.ends[:1])
+        begin = way.begins[0] if way.begins[0] in self._special or "" not in way.begins else ""
+        ends = "".join(way.ends[:1])
         body = f"{self._terms(way.line + way.opens)} call {self._more(way)} {self._terms(ends)}"
         if self._rules.is_required:
             several = way.separator is None and not self._rules.is_single
@@ -117,10 +117,24 @@ class _Grammar:
             return self._arguments(tool)
         if isinstance(part, TaggedArguments):
             return self._tags(part, tool)
+        if isinstance(part, BareArguments):
+            return self._bare(part, tool)
         if isinstance(part, JsonCall):
             head = f'{{"name": {json.dumps(tool.name)}, {json.dumps(part.arguments_key)}: '
             return f"{self._terms(part.around + head)} {self._arguments(tool)} {self._terms('}' + part.around)}"
         return ""  # an id, which a model need not give
+
+    def _bare(self, part: BareArguments, tool: ToolRule) -> str:
+        """Arguments as programs write them."""
+        if tool.schema is not None:
+            _schema_of(tool)
+        made = BareGrammar(part, self._json, self._lazy, self._terms, f"member_{len(self._members)}")
+        try:
+            terms = made.arguments(tool.schema)
+        except Refusal as error:
+            raise _refused(tool, str(error)) from None
+        self._members += made.lines
+        return terms
 
     def _arguments(self, tool: ToolRule) -> str:
         return self._json(_schema_of(tool))

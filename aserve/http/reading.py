@@ -63,7 +63,7 @@ CONTENT: Final = Reading()
 def reading_of(engine: Engine, use: ToolUse | None, prompt: Sequence[int]) -> Reading:
     """How answers to a prompt are read. use: the tools that they may call."""
     info, texts = engine.info, engine.texts
-    is_bare = use is not None and use.is_required and not texts.can_enforce_calls
+    is_bare = use is not None and use.is_required and info.call_format is None
     format = texts.format(with_calls=use is not None, is_bare=is_bare)
     if format is None:
         return CONTENT

@@ -111,11 +111,6 @@ def _traced(traces: tuple[tuple[str, tuple[str, ...]], ...], template: str) -> s
     return next((name for name, texts in traces if all(text in template for text in texts)), None)
 
 
-def can_enforce(name: str | None) -> bool:
-    """Whether calls in a format can be enforced: those whose arguments are JSON."""
-    return name is not None and (name in CHANNELS or calls_named(name)[0].is_enforceable)
-
-
 def thought_markers(chosen: Formats) -> Thoughts | None:
     """Between what thoughts stand; None where none are known."""
     channels = CHANNELS.get(chosen.thought_format or "")

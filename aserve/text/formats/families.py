@@ -155,6 +155,6 @@ HARMONY: Final = Channels(
     prefix="functions.",
 )
 BARE: Final = (Calls(begins=("",), opens="[", call=(JsonCall(only_known=True),), separator=",", ends=("]",)),)
-"""For models whose own format of calls cannot be enforced, or is not known."""
+"""For models whose own format of calls is not known."""
 CHANNELS: Final[Mapping[str, Channels]] = {"openai": HARMONY}
 """Formats of calls and thoughts in one."""
