@@ -182,6 +182,14 @@ def test_imports_point_down(package: str):
         assert {name for name in of_aserve if not name.startswith("__")} <= allowed, name_of(path)
 
 
+@pytest.mark.parametrize(("face", "other"), [("anthropic", "openai"), ("openai", "anthropic")])
+def test_the_faces_of_http_do_not_know_each_other(face: str, other: str):
+    """What they share is beside them."""
+    for path in sources(f"http/{face}"):
+        others = f"aserve.http.{other}"
+        assert not [name for name in imported_modules(path) if f"{name}.".startswith(f"{others}.")], name_of(path)
+
+
 def test_no_module_imports_itself_in_a_circle():
     """Under TYPE_CHECKING neither: two modules that name each other's types are one idea in two files."""
     files = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}

@@ -1,4 +1,4 @@
-"""create_app: the OpenAI API of an engine as an ASGI application, to be served or to be mounted in another one."""
+"""create_app: the OpenAI API of an engine, and Anthropic's, as an ASGI application, to be served or to be mounted."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -11,6 +11,8 @@ from starlette.routing import Route
 from aserve.core.errors import AserveError, UnavailableError
 from aserve.engine import Engine
 from aserve.http.access import AccessLog
+from aserve.http.anthropic.errors import ANTHROPIC
+from aserve.http.anthropic.messages import count_tokens, messages
 from aserve.http.body import Glance, at_nothing
 from aserve.http.endpoint import Edge, Handler, JsonEndpoint
 from aserve.http.errors import handle_error
@@ -27,6 +29,8 @@ from aserve.http.ops import ops_routes
 from aserve.http.request_id import RequestIds
 from aserve.http.sse import StreamLimits
 
+DIALECTS: Final = (ANTHROPIC,)
+"""Of the APIs that are not OpenAI's."""
 BASE_BODY_BYTES: Final = 3 * 1024 * 1024
 """Of a body, whatever the context: a long field besides the prompt, or a batch of short prompts."""
 BODY_BYTES_PER_TOKEN: Final = 8
@@ -59,6 +63,8 @@ def create_app(
     routes = [
         post("/v1/chat/completions", chat_completions(engine, limits), generation_glance(engine), generates=True),
         post("/v1/completions", completions(engine, limits), generation_glance(engine), generates=True),
+        post("/v1/messages", messages(engine, limits), at_nothing, generates=True),
+        post("/v1/messages/count_tokens", count_tokens(engine), at_nothing),
         post("/tokenize", tokenize(engine), text_glance(engine)),
         post("/detokenize", detokenize(engine), text_glance(engine)),
         post("/v1/load_lora_adapter", load_adapter(engine), at_nothing),
@@ -70,7 +76,7 @@ def create_app(
     app = Starlette(
         routes=routes,
         middleware=[
-            Middleware(Edge),
+            Middleware(Edge, dialects=DIALECTS),
             Middleware(RequestIds),
             Middleware(AccessLog, paths=[route.path for route in routes], quiet_paths=PUBLIC_PATHS),
             Middleware(

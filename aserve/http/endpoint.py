@@ -3,7 +3,7 @@
 The edge of a request's task: the only place under http/ besides sse.py that catches every exception.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
@@ -16,6 +16,7 @@ from aserve.engine import Engine
 from aserve.http.access import Record, record_of
 from aserve.http.body import Glance, at_nothing, read_object
 from aserve.http.connection import ClientGone, while_connected
+from aserve.http.dialect import Dialect, note_dialect
 from aserve.http.errors import error_response
 from aserve.http.keys import tenant_of
 from aserve.http.request_id import SCOPE_KEY, name_request
@@ -53,14 +54,20 @@ Handler = Callable[[Exchange], Awaitable[None]]
 
 
 class Edge:
-    """ASGI middleware around all others: what they raise is answered, or raised if the answer has begun."""
+    """ASGI middleware around all others: what they raise is answered, or raised if the answer has begun.
 
-    def __init__(self, app: ASGIApp) -> None:
+    dialects: those that are spoken at some of the paths.
+    """
+
+    def __init__(self, app: ASGIApp, dialects: Sequence[Dialect] = ()) -> None:
         self._app = app
+        self._dialects = dialects
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass everything through."""
         has_begun = False
+        if scope["type"] == "http":
+            note_dialect(scope, self._dialects)
 
         async def send_on(message: Message) -> None:
             nonlocal has_begun

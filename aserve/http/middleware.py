@@ -50,7 +50,7 @@ _HTTP_VERSIONS: Final = frozenset({"1.0", "1.1", "2", "3"})
 UNAUTHORIZED: Final = HttpError(
     401,
     "invalid_api_key",
-    "a valid API key is needed: send it as 'Authorization: Bearer <key>'",
+    "a valid API key is needed: send it as 'Authorization: Bearer <key>', or as 'x-api-key: <key>'",
     {"www-authenticate": "Bearer"},
 )
 TOO_MUCH: Final = HttpError(

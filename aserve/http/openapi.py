@@ -12,6 +12,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from aserve import __version__
+from aserve.http.anthropic.errors import ANTHROPIC
+from aserve.http.anthropic.schema import MessagesFields, PromptFields
+from aserve.http.dialect import dialect_at
 from aserve.http.json_response import JsonResponse
 from aserve.http.openai.adapters import LoadAdapterFields, UnloadAdapterFields
 from aserve.http.openai.chat import ChatFields
@@ -24,6 +27,8 @@ COMPONENTS: Final = "#/components/schemas/"
 JSON_ROUTES: Final[Mapping[str, tuple[type[msgspec.Struct], str]]] = {
     "/v1/chat/completions": (ChatFields, "Answer a conversation; with stream, as server-sent events."),
     "/v1/completions": (CompletionFields, "Continue a text; with stream, as server-sent events."),
+    "/v1/messages": (MessagesFields, "Answer a conversation in Anthropic's words; with stream, as server-sent events."),
+    "/v1/messages/count_tokens": (PromptFields, "The number of tokens that such a conversation has."),
     "/tokenize": (TokenizeFields, "The tokens of a text or a conversation."),
     "/detokenize": (DetokenizeFields, "The text of tokens."),
     "/v1/load_lora_adapter": (LoadAdapterFields, "Load an adapter, which requests may then name as their model."),
@@ -48,7 +53,7 @@ PLAIN_ROUTES: Final[Mapping[tuple[str, str], str]] = {
 
 TEXT: Final = frozenset({"/metrics", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 """Routes that answer in plain text."""
-STREAMING: Final = frozenset({"/v1/chat/completions", "/v1/completions"})
+STREAMING: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"})
 ERROR: Final = {
     "type": "object",
     "required": ["error"],
@@ -63,6 +68,19 @@ ERROR: Final = {
                 "code": {"type": "string"},
             },
         }
+    },
+}
+ANTHROPIC_ERROR: Final = {
+    "type": "object",
+    "required": ["type", "error", "request_id"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string", "maxLength": 303}},
+        },
+        "request_id": {"type": "string"},
     },
 }
 
@@ -83,7 +101,8 @@ def openapi() -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components(kinds, ref_template=COMPONENTS + "{name}")
     for kind in kinds:
         shape = schemas[kind.__name__]
-        shape["properties"] |= {name: {} for name in sorted(WITHOUT_EFFECT - shape["properties"].keys())}
+        if not issubclass(kind, PromptFields):
+            shape["properties"] |= {name: {} for name in sorted(WITHOUT_EFFECT - shape["properties"].keys())}
         shape["additionalProperties"] = False
     paths: dict[str, dict[str, Any]] = {}
     for path, (kind, summary) in JSON_ROUTES.items():
@@ -95,10 +114,13 @@ def openapi() -> dict[str, Any]:
         "info": {"title": "aserve", "version": __version__, "license": {"name": "Apache-2.0"}},
         "paths": paths,
         "components": {
-            "schemas": schemas | {"Error": ERROR},
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "schemas": schemas | {"Error": ERROR, "AnthropicError": ANTHROPIC_ERROR},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "api_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         },
-        "security": [{}, {"key": []}],
+        "security": [{}, {"key": []}, {"api_key": []}],
     }
 
 
@@ -115,13 +137,14 @@ def _operation(path: str, summary: str) -> dict[str, Any]:
     media: Sequence[str] = ("text/plain",) if path in TEXT else ("application/json",)
     if path in STREAMING:
         media = (*media, "text/event-stream")
+    error = "Error" if dialect_at(path, (ANTHROPIC,)) is None else "AnthropicError"
     operation: dict[str, Any] = {
         "summary": summary,
         "responses": {
             "200": {"description": "The answer.", "content": {name: {} for name in media}},
             "default": {
                 "description": "Why there is none.",
-                "content": {"application/json": {"schema": {"$ref": COMPONENTS + "Error"}}},
+                "content": {"application/json": {"schema": {"$ref": COMPONENTS + error}}},
             },
         },
     }

@@ -60,8 +60,10 @@ CONTENT: Final = Reading()
 """All that there is."""
 
 
-def reading_of(engine: Engine, use: ToolUse | None, prompt: Sequence[int]) -> Reading:
-    """How answers to a prompt are read. use: the tools that they may call."""
+def reading_of(
+    engine: Engine, use: ToolUse | None, prompt: Sequence[int], *, new_id: Callable[[], str] = call_id
+) -> Reading:
+    """How answers to a prompt are read. use: the tools that they may call. new_id: names a call."""
     info, texts = engine.info, engine.texts
     is_bare = use is not None and use.is_required and info.call_format is None
     format = texts.format(with_calls=use is not None, is_bare=is_bare)
@@ -78,7 +80,7 @@ def reading_of(engine: Engine, use: ToolUse | None, prompt: Sequence[int]) -> Re
         structure=structure,
         has_thoughts=format.thoughts is not None or format.channels is not None,
         thoughts=texts.thoughts_before(prompt),
-        new_id=short_call_id if info.call_format == "mistral" else call_id,
+        new_id=short_call_id if info.call_format == "mistral" else new_id,
         is_single=use is not None and use.is_single,
         is_named=use is not None and use.is_named,
     )

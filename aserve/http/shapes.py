@@ -1,7 +1,8 @@
 """Shapes: what all APIs share in taking a request's JSON: converting it to a struct, and errors that name the field."""
 
+import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, Final, TypeVar
 
@@ -9,6 +10,10 @@ import msgspec
 from msgspec import Meta
 
 from aserve.core.errors import ConstraintError, InvalidRequestError
+from aserve.http.errors import echo
+
+MAX_MESSAGES: Final = 2048
+"""Of a conversation."""
 
 ModelName = Annotated[str, Meta(max_length=256)]
 PositiveInt = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -37,6 +42,31 @@ def _translated(error: msgspec.ValidationError) -> InvalidRequestError:
     param = re.split(r"[.\[]", path)[0] or None
     problem = problem[:1].lower() + problem[1:].replace("`", "")
     return InvalidRequestError(f"{path}: {problem}" if path else problem, param)
+
+
+def check_names(raw: Any, value: Any, path: str = "") -> None:
+    """Raise `InvalidRequestError` for a name in an object that its shape does not have, with the nearest that it has.
+
+    value: what `converted` made of `raw`; what stays as it was sent is not looked into.
+    """
+    if isinstance(value, msgspec.Struct):
+        known = {*value.__struct_fields__, value.__struct_config__.tag_field}
+        for name, member in raw.items():
+            where = f"{path}.{echo(name)[1:-1]}".lstrip(".")
+            if name not in known:
+                near = nearest(name, value.__struct_fields__)
+                raise InvalidRequestError(f"unknown field {where}{near}", re.split(r"[.\[]", where)[0])
+            if name in value.__struct_fields__:
+                check_names(member, getattr(value, name), where)
+    elif isinstance(value, list):
+        for index, (member, item) in enumerate(zip(raw, value, strict=True)):
+            check_names(member, item, f"{path}[{index}]")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint to what may have been meant; "" where nothing is near."""
+    matches = difflib.get_close_matches(name, list(known), n=1) if len(name) <= 64 else []
+    return f"; did you mean {matches[0]}?" if matches else ""
 
 
 @contextmanager

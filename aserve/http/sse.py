@@ -30,6 +30,11 @@ def event(json: bytes) -> bytes:
     return b"data: " + json + b"\n\n"
 
 
+def named_event(name: bytes, json: bytes) -> bytes:
+    """One event of a kind that has a name."""
+    return b"event: " + name + b"\ndata: " + json + b"\n\n"
+
+
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
     """ping_s: after so much silence a comment is sent, which keeps proxies from closing the connection.

@@ -75,6 +75,8 @@ class Drafter:
 
     def __init__(self, proposer: Proposer | None, cost: StepCost) -> None:
         self.counts = DraftCounts(0 if proposer is None else proposer.most)
+        self.makes_steps = proposer is not None
+        """Whether `steps` may have any."""
         self._proposer = proposer
         self._cost = cost
         self._prices: Prices | None = None
@@ -132,9 +134,7 @@ class Drafter:
         return () if self._proposer is None else self._proposer.steps(step_id, slices)
 
     def seconds(self, plan: StepPlan) -> float:
-        """What making a plan's drafts takes."""
-        if not plan.drafting:
-            return 0.0
+        """What making a plan's drafts takes, if it has any steps for that."""
         assert self._proposer is not None, "somebody made the drafts"
         return sum(self._proposer.seconds(step.num_tokens) for step in plan.drafting)
 

@@ -30,6 +30,7 @@ from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Sequence as Several
 from functools import partial
 from itertools import chain
+from math import inf
 
 from aserve.core.errors import AserveError, ConstraintError, NonFiniteLogitsError
 from aserve.core.ids import BlockHash, RequestId, SeqId
@@ -135,6 +136,8 @@ class Scheduler:
         landed_in = self._roster.sequences, self._cache, self._residents, self._drafter
         self._landing = Landing(*landed_in, end=self._end, end_request=self.cancel)
         self._in_flight, self._next_step_id = deque[StepPlan](), 0
+        self.next_deadline_s = inf
+        """Before that `expire` finds nobody, on the clock of `Request.deadline_s`; infinity if no request has one."""
 
     # Requests come and go.
 
@@ -210,15 +213,12 @@ class Scheduler:
             self._residents.waiting.add(sequence)
             self._drafter.adopt(sequence)
         self._deadlines.add(request, self._roster.requests)
-
-    @property
-    def next_deadline_s(self) -> float:
-        """Before that `expire` finds nobody, on the clock of `Request.deadline_s`; infinity if no request has one."""
-        return self._deadlines.next_s
+        self.next_deadline_s = self._deadlines.next_s
 
     def expire(self, now: float) -> Expired | None:
         """End the requests whose deadline has come by `now`; None if there is none. To be called before `plan`."""
         due = self._deadlines.due(now, self._roster.requests)
+        self.next_deadline_s = self._deadlines.next_s
         expired = expire(due) if due else None
         for sequence in chain(*due):
             self._end(sequence)
@@ -270,7 +270,7 @@ class Scheduler:
             self._aftermath.landed()
             self.max_in_flight = 1 if self._aftermath.is_inquest else self._most_in_flight
         if took_s:
-            self.step_cost.landed(plan.slices, took_s - self._drafter.seconds(plan))
+            self.step_cost.landed(plan.slices, took_s - self._drafter.seconds(plan) if plan.drafting else took_s)
         return self._landing.take_in(plan, result)
 
     def revert(self, step_id: int, *, out_of_memory: bool = False) -> RequestId | None:

@@ -19,10 +19,7 @@ from aserve.engine import Engine
 from aserve.http.openai.fields import check_names
 from aserve.http.openai.structured import ResponseFormat, StructuredFields, check_structure_names, structure_of
 from aserve.http.openai.tools import ToolCalls, check_tool_names
-from aserve.http.shapes import Fields, ModelName, PositiveInt, converted
-
-MAX_MESSAGES: Final = 2048
-"""Of a conversation."""
+from aserve.http.shapes import MAX_MESSAGES, Fields, ModelName, PositiveInt, converted
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
