@@ -75,6 +75,8 @@ def written(format, *calls):
         "llama3_json": lambda: "; ".join(each.replace('"arguments"', '"parameters"') for each in spelled),
         "mistral": lambda: f"[TOOL_CALLS]{array}",
         "phi4_mini_json": lambda: f"functools{array}",
+        "granite-20b-fc": lambda: "".join(f"<function_call>{each}" for each in spelled),
+        "minimax": lambda: "<tool_calls>" + "".join(f"\n{each}\n" for each in spelled) + "</tool_calls>",
         "granite": lambda: f"<|tool_call|>{array}",
         "deepseek_v3": lambda: _section(
             "<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "\n```json\n", "\n```<｜tool▁call▁end｜>", calls

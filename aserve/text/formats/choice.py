@@ -23,6 +23,7 @@ CALL_TRACES: Final = (
     ("kimi_k2", ("<|tool_calls_section_begin|>",)),
     ("minimax_m2", ("<minimax:tool_call>",)),
     ("minimax_m2", ("minimax:tool_call",)),
+    ("minimax", ("<tool_calls>",)),
     ("gemma4", ("<|tool_call>",)),
     ("glm45", ("<arg_key>",)),
     ("qwen3_coder", ("<function=", "<parameter=")),
@@ -31,6 +32,7 @@ CALL_TRACES: Final = (
     ("phi4_mini_json", ("<|tool_calls|>",)),
     ("granite", ("<|tool_call|>",)),
     ("hermes", ("<tool_call>",)),
+    ("granite-20b-fc", ("<function_call>",)),
     ("pythonic", ("<|python_start|>",)),
     ("llama3_json", ("<|python_tag|>",)),
     ("llama3_json", ("ipython", '"parameters"')),
@@ -56,8 +58,6 @@ ALIASES: Final[Mapping[str, str]] = {
     "llama4_pythonic": "pythonic",
     "llama4_json": "llama3_json",
     "glm47": "glm45",
-    "granite-20b-fc": "granite",
-    "minimax": "minimax_m2",
 }
 """Names that vLLM has for what is the same here."""
 THOUGHT_ALIASES: Final[Mapping[str, str]] = {
