@@ -35,14 +35,14 @@ from aserve.scheduler.scheduler import Scheduler
 from aserve.scheduler.statistics import Statistics
 from aserve.stepping import Stepper
 from aserve.tenants import Tenants
-from aserve.text.stream import TextStream
+from aserve.text.stream import TextStream, VectorStream
 
 WATCH_S: Final = 0.1
 """Between two looks at how late the event loop is."""
 
 ENDED: Final = "the engine has stopped"
 
-StreamMaker = Callable[[], TextStream]
+StreamMaker = Callable[[], TextStream | VectorStream]
 """Makes the stream of one more choice."""
 
 
@@ -66,7 +66,7 @@ class _Choice:
 
     __slots__ = ("num_cached", "reader", "stream")
 
-    def __init__(self, reader: _Reader, stream: TextStream) -> None:
+    def __init__(self, reader: _Reader, stream: TextStream | VectorStream) -> None:
         self.reader = reader
         self.stream = stream
         self.num_cached = 0
@@ -330,7 +330,8 @@ class EngineLoop:
             if choice is not None:
                 choice.num_cached = delta.num_cached_tokens
                 count = choice.reader.times.tokens
-                aside(_log, "counting", delta.request_id, count, now, len(delta.token_ids), delta.queued_s)
+                told = len(delta.token_ids), delta.queued_s, int(delta.vector is not None)
+                aside(_log, "counting", delta.request_id, count, now, *told)
                 others.append((choice, delta))
         for choice, delta in others:  # after all tokens are counted, for any of them may end its request
             try:

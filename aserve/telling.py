@@ -1,12 +1,13 @@
 """What was decided at loading, in lines for people. Knows words, and nothing of how things were decided."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from aserve.core.config import EngineConfig, Facts, GiB, ModelInfo, Options
+from aserve.core.pooling import Pooling
 from aserve.drafters import num_draft_blocks
 from aserve.engine_parts import EngineParts
 from aserve.kv_cache.host_memory import has_host_tier
+from aserve.text.formats.named import own_formats
 
 if TYPE_CHECKING:
     from aserve.models.checkpoint import Checkpoint
@@ -22,11 +23,11 @@ def startup_lines(parts: EngineParts) -> list[str]:
 
 
 def plan_lines(
-    info: ModelInfo, config: EngineConfig, facts: Facts, weights: str, unread: Sequence[str] = ()
+    info: ModelInfo, config: EngineConfig, facts: Facts, weights: str, response_template: Any = None
 ) -> tuple[str, ...]:
     """Model, KV cache, concurrency, swap space, sampling defaults and formats of answers, a line each.
 
-    weights: `describe_weights`. unread: what of the tokenizer's response_template is not read, and why.
+    weights: `describe_weights`. response_template: the tokenizer's, of which it is told what is not read.
     """
     kv_bytes = config.num_blocks * config.block_size * facts.kv_bytes_per_token
     sampling = ", ".join(f"{name} {value}" for name, value in info.default_sampling.items())
@@ -42,7 +43,20 @@ def plan_lines(
         *swap_space,
         f"generation_config.json: {sampling or 'no sampling defaults'}",
         f"tool calls: {info.call_format or UNKNOWN_FORMAT}; thoughts: {info.thought_format or UNKNOWN_FORMAT}",
-        *(f"response_template: not read: {problem}" for problem in unread),
+        *(f"response_template: not read: {problem}" for problem in own_formats(response_template).problems),
+    )
+
+
+def pooling_lines(info: ModelInfo, config: EngineConfig, pooling: Pooling, weights: str) -> tuple[str, ...]:
+    """Of a model that pools: what it makes of an input, and of how many at once. weights: `describe_weights`."""
+    size = f"{pooling.size} numbers" if pooling.task == "embed" else f"scores of {pooling.size} labels"
+    kind = "decoder" if pooling.is_causal else "encoder"
+    return (
+        f"model: {info.names[0]}, {weights}",
+        f"pooling: {pooling.task} by {pooling.method} of the {kind}'s hidden states, {size}, activation "
+        f"{pooling.activation}",
+        f"concurrency: {config.max_num_seqs} inputs of up to {config.max_model_len} tokens, "
+        f"{config.max_num_batched_tokens} tokens in a step",
     )
 
 

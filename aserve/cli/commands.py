@@ -34,7 +34,7 @@ def serve(options: Options, server_options: ServerOptions) -> int:
     from sse_starlette import EventSourceResponse  # each command imports what it needs: start-up counts
 
     from aserve.build import AsyncEngine
-    from aserve.http import Doorman, Keyring, create_app
+    from aserve.http import AppOptions, Doorman, Keyring, create_app
     from aserve.http.sse import StreamLimits
     from aserve.server import Limits, ServerConfig, logging_to, run
     from aserve.terminal import StartupLines, StartupPrinter, curl_line
@@ -61,7 +61,14 @@ def serve(options: Options, server_options: ServerOptions) -> int:
         engine = AsyncEngine.from_options(options, on_progress=printer.report)
         limits = StreamLimits(send_timeout_s=given.send_timeout)
         keyring = Keyring(given.api_key, path=given.api_keys_file, tenants=engine.tenants)
-        app = create_app(engine, keyring=keyring, max_body_bytes=given.max_body_bytes, stream_limits=limits)
+        options_of_api = AppOptions(**{name: getattr(given, name) for name in AppOptions.__dataclass_fields__})
+        app = create_app(
+            engine,
+            keyring=keyring,
+            max_body_bytes=given.max_body_bytes,
+            stream_limits=limits,
+            options=options_of_api,
+        )
 
         def ready(url: str) -> None:
             EventSourceResponse(iter(()))  # the first has anyio import its backend, and all streams would wait for that

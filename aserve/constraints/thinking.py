@@ -81,6 +81,11 @@ class BoundedThinking:
         structure = None if self.structure is None else self.structure.after(token_ids)
         return replace(self, begins=self.budget.after(self.begins, token_ids), structure=structure)
 
+    def going_on(self, *, ignores_end: bool) -> Structure:
+        """As the Protocol says."""
+        structure = None if self.structure is None else self.structure.going_on(ignores_end=ignores_end)
+        return replace(self, structure=structure)
+
 
 class ThinkingConstraint:
     """A `Constraint`. Where a budget and a structure leave nothing together, as in a call that spells a marker of

@@ -23,9 +23,13 @@ from aserve.http.openai.chat import chat_completions
 from aserve.http.openai.completions import completions
 from aserve.http.openai.glance import generation_glance, text_glance
 from aserve.http.openai.models import model_routes
-from aserve.http.openai.tokenize import detokenize, tokenize
+from aserve.http.openai.tokenize import detokenize, tokenize, tokenizer_info_route
 from aserve.http.openapi import openapi_route
 from aserve.http.ops import ops_routes
+from aserve.http.options import DEFAULTS, AppOptions
+from aserve.http.pooling.classify import classify
+from aserve.http.pooling.embeddings import embeddings, pooling
+from aserve.http.pooling.scores import rerank, score
 from aserve.http.request_id import RequestIds
 from aserve.http.sse import StreamLimits
 
@@ -46,6 +50,7 @@ def create_app(
     max_total_body_bytes: int = MAX_TOTAL_BODY_BYTES,
     body_timeout_s: float = 10.0,
     stream_limits: StreamLimits | None = None,
+    options: AppOptions = DEFAULTS,
 ) -> Starlette:
     """The application. `engine` may be entered later, and by whom is not its business: until then it answers 503.
 
@@ -54,31 +59,16 @@ def create_app(
     max_body_bytes: of a request; None for `body_limit`, up to which a body that is refused costs little to refuse.
     body_timeout_s: how long the client may be silent within its body.
     max_total_body_bytes: of all that are being received; a large one beyond it is answered with 503.
+    options: what else is decided of the API.
     """
-    limits = stream_limits or StreamLimits()
-
-    def post(path: str, handler: Handler, glance: Glance, *, generates: bool = False) -> Route:
-        return Route(path, JsonEndpoint(engine, handler, glance, generates=generates), methods=["POST"])
-
-    routes = [
-        post("/v1/chat/completions", chat_completions(engine, limits), generation_glance(engine), generates=True),
-        post("/v1/completions", completions(engine, limits), generation_glance(engine), generates=True),
-        post("/v1/messages", messages(engine, limits), at_nothing, generates=True),
-        post("/v1/messages/count_tokens", count_tokens(engine), at_nothing),
-        post("/tokenize", tokenize(engine), text_glance(engine)),
-        post("/detokenize", detokenize(engine), text_glance(engine)),
-        post("/v1/load_lora_adapter", load_adapter(engine), at_nothing),
-        post("/v1/unload_lora_adapter", unload_adapter(engine), at_nothing),
-        *model_routes(engine),
-        *ops_routes(engine),
-        openapi_route(),
-    ]
+    routes = _routes(engine, stream_limits or StreamLimits(), options)
     app = Starlette(
         routes=routes,
         middleware=[
-            Middleware(Edge, dialects=DIALECTS),
+            Middleware(Edge, dialects=DIALECTS, root_path=options.root_path),
             Middleware(RequestIds),
             Middleware(AccessLog, paths=[route.path for route in routes], quiet_paths=PUBLIC_PATHS),
+            *options.cors(),
             Middleware(
                 guard,
                 api_keys=api_keys,
@@ -92,6 +82,35 @@ def create_app(
     )
     app.router.redirect_slashes = False  # a redirect would be built from the Host header; and OpenAI's has none
     return app
+
+
+def _routes(engine: Engine, limits: StreamLimits, options: AppOptions) -> list[Route]:
+    def post(path: str, handler: Handler, glance: Glance, *, generates: bool = False) -> Route:
+        endpoint = JsonEndpoint(engine, handler, glance, generates=generates, lenient=options.lenient)
+        return Route(path, endpoint, methods=["POST"])
+
+    chat, text = (options.applied(made(engine, limits)) for made in (chat_completions, completions))
+    routes = [
+        post("/v1/chat/completions", chat, generation_glance(engine), generates=True),
+        post("/v1/completions", text, generation_glance(engine), generates=True),
+        post("/v1/embeddings", embeddings(engine), at_nothing, generates=True),
+        post("/pooling", pooling(engine), at_nothing, generates=True),
+        post("/classify", classify(engine), at_nothing, generates=True),
+        *(post(path, score(engine), at_nothing, generates=True) for path in ("/score", "/v1/score")),
+        *(post(path, rerank(engine), at_nothing, generates=True) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
+        post("/v1/messages", messages(engine, limits), at_nothing, generates=True),
+        post("/v1/messages/count_tokens", count_tokens(engine), at_nothing),
+        post("/tokenize", tokenize(engine), text_glance(engine)),
+        post("/detokenize", detokenize(engine), text_glance(engine)),
+        post("/v1/load_lora_adapter", load_adapter(engine), at_nothing),
+        post("/v1/unload_lora_adapter", unload_adapter(engine), at_nothing),
+        *model_routes(engine),
+        *ops_routes(engine),
+        openapi_route(options),
+    ]
+    if options.enable_tokenizer_info_endpoint:
+        routes.append(tokenizer_info_route(engine))
+    return routes
 
 
 def body_limit(engine: Engine) -> Callable[[], int]:

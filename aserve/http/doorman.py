@@ -31,7 +31,13 @@ from aserve.http.errors import ErrorResponse
 from aserve.http.keys import Keyring, holder
 from aserve.http.request_id import id_of
 
-GENERATING_PATHS: Final = frozenset({b"/v1/chat/completions", b"/v1/completions", b"/v1/messages"})
+GENERATING_PATHS: Final = frozenset(
+    {
+        *(b"/v1/chat/completions", b"/v1/completions", b"/v1/messages"),
+        *(b"/v1/embeddings", b"/pooling", b"/classify", b"/score", b"/v1/score"),
+        *(b"/rerank", b"/v1/rerank", b"/v2/rerank"),
+    }
+)
 """What needs room in the engine, as it stands in a request's first line."""
 
 _KINDS: Final[dict[str, type[RetryableError]]] = {kind.code: kind for kind in (OverloadedError, RateLimitError)}

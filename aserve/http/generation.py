@@ -23,7 +23,7 @@ from aserve.engine import Engine
 from aserve.http.endpoint import Exchange
 from aserve.http.json_response import JsonResponse
 from aserve.http.sse import EventStream, StreamLimits
-from aserve.http.tally import Tally, TokenIds, usage_of
+from aserve.http.tally import Tally, TokenIds, less, usage_of
 from aserve.http.tasks import task_group
 from aserve.mailbox import Keeper, Mailbox
 
@@ -112,7 +112,11 @@ async def answer(engine: Engine, generation: Generation, wire: Wire, exchange: E
             keeper.take(delta)
     n = generation.params.n
     completions = [tally.completion(_first(tallies, i, n).prompt_scores) for i, tally in enumerate(tallies)]
-    whole = partial(wire.whole, completions, usage_of(tallies, n))
+    told = {"warnings": exchange.warnings} if exchange.warnings else {}
+
+    def whole() -> dict[str, Any]:
+        return wire.whole(completions, usage_of(tallies, n)) | told
+
     is_long = sum(len(completion.text) for completion in completions) > OFF_LOOP_CHARS
     await exchange.reply(JsonResponse(await exchange.workers.run(whole) if is_long else whole()))
 
@@ -208,7 +212,8 @@ class Events:
         opening = b""
         if begins:
             prompt_scores = _first(self.tallies, delta.index, self._n).prompt_scores
-            opening = self._wire.opening(delta.index, tally.prompt_token_ids, prompt_scores, usage)
+            before = None if usage is None else less(usage, tally.num_tokens)
+            opening = self._wire.opening(delta.index, tally.prompt_token_ids, prompt_scores, before)
         return opening + self._wire.delta(delta, usage) + self._end(delta)
 
     def _end(self, delta: TextDelta) -> bytes:

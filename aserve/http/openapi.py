@@ -21,12 +21,24 @@ from aserve.http.openai.chat import ChatFields
 from aserve.http.openai.completions import CompletionFields
 from aserve.http.openai.fields import WITHOUT_EFFECT
 from aserve.http.openai.tokenize import DetokenizeFields, TokenizeFields
+from aserve.http.options import DEFAULTS, AppOptions
+from aserve.http.pooling.classify import ClassifyFields
+from aserve.http.pooling.embeddings import EmbeddingFields, PoolFields
+from aserve.http.pooling.scores import RerankFields, ScoreFields
 
 COMPONENTS: Final = "#/components/schemas/"
 
 JSON_ROUTES: Final[Mapping[str, tuple[type[msgspec.Struct], str]]] = {
     "/v1/chat/completions": (ChatFields, "Answer a conversation; with stream, as server-sent events."),
     "/v1/completions": (CompletionFields, "Continue a text; with stream, as server-sent events."),
+    "/v1/embeddings": (EmbeddingFields, "The embedding of each input."),
+    "/pooling": (PoolFields, "What the model makes of each input, whatever it is for."),
+    "/classify": (ClassifyFields, "The probability of each label, for each input."),
+    "/score": (ScoreFields, "How well documents answer queries."),
+    "/v1/score": (ScoreFields, "The same."),
+    "/rerank": (RerankFields, "Documents by how well they answer a query, the best first."),
+    "/v1/rerank": (RerankFields, "The same."),
+    "/v2/rerank": (RerankFields, "The same."),
     "/v1/messages": (MessagesFields, "Answer a conversation in Anthropic's words; with stream, as server-sent events."),
     "/v1/messages/count_tokens": (PromptFields, "The number of tokens that such a conversation has."),
     "/tokenize": (TokenizeFields, "The tokens of a text or a conversation."),
@@ -40,6 +52,7 @@ PLAIN_ROUTES: Final[Mapping[tuple[str, str], str]] = {
     ("/v1/models", "get"): "The names under which the model is served.",
     ("/v1/models/{model}", "get"): "One of them.",
     ("/v1/usage", "get"): "What the tenant whose key it is has used, and has left.",
+    ("/load", "get"): "How many requests are open.",
     ("/health", "get"): "200 unless only a restart can help.",
     ("/ping", "get"): "The same.",
     ("/ping", "post"): "The same.",
@@ -85,9 +98,9 @@ ANTHROPIC_ERROR: Final = {
 }
 
 
-def openapi_route() -> Route:
+def openapi_route(options: AppOptions) -> Route:
     """The route of the document."""
-    document = openapi()
+    document = openapi(options)
 
     async def show(_request: Request) -> Response:
         return JsonResponse(document)
@@ -95,9 +108,9 @@ def openapi_route() -> Route:
     return Route("/openapi.json", show)
 
 
-def openapi() -> dict[str, Any]:
-    """The document."""
-    kinds = [kind for kind, _ in JSON_ROUTES.values()]
+def openapi(options: AppOptions = DEFAULTS) -> dict[str, Any]:
+    """The document. options: which routes there are, and where."""
+    kinds = list(dict.fromkeys(kind for kind, _ in JSON_ROUTES.values()))
     _, schemas = msgspec.json.schema_components(kinds, ref_template=COMPONENTS + "{name}")
     for kind in kinds:
         shape = schemas[kind.__name__]
@@ -109,9 +122,12 @@ def openapi() -> dict[str, Any]:
         paths[path] = {"post": _operation(path, summary) | _takes(kind)}
     for (path, method), summary in PLAIN_ROUTES.items():
         paths.setdefault(path, {})[method] = _operation(path, summary)
+    if options.enable_tokenizer_info_endpoint:
+        paths["/tokenizer_info"] = {"get": _operation("/tokenizer_info", "What the tokenizer's configuration says.")}
     return {
         "openapi": "3.1.0",
         "info": {"title": "aserve", "version": __version__, "license": {"name": "Apache-2.0"}},
+        **({"servers": [{"url": options.root_path}]} if options.root_path else {}),
         "paths": paths,
         "components": {
             "schemas": schemas | {"Error": ERROR, "AnthropicError": ANTHROPIC_ERROR},

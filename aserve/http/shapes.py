@@ -21,6 +21,15 @@ PositiveInt = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Fields = TypeVar("Fields", bound=msgspec.Struct)
 
 
+class UnknownFieldError(InvalidRequestError):
+    """A name that nobody knows. fields: the object that has it, as it was sent."""
+
+    def __init__(self, message: str, param: str, fields: dict[str, Any], name: str) -> None:
+        super().__init__(message, param)
+        self.fields = fields
+        self.name = name
+
+
 def converted(raw: Mapping[str, Any], kind: type[Fields]) -> Fields:
     """The fields of a request, by strict JSON types. Raises `InvalidRequestError` naming the one that is wrong."""
     try:
@@ -55,7 +64,8 @@ def check_names(raw: Any, value: Any, path: str = "") -> None:
             where = f"{path}.{echo(name)[1:-1]}".lstrip(".")
             if name not in known:
                 near = nearest(name, value.__struct_fields__)
-                raise InvalidRequestError(f"unknown field {where}{near}", re.split(r"[.\[]", where)[0])
+                param = re.split(r"[.\[]", where)[0]
+                raise UnknownFieldError(f"unknown field {where}{near}", param, raw, name)
             if name in value.__struct_fields__:
                 check_names(member, getattr(value, name), where)
     elif isinstance(value, list):

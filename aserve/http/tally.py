@@ -65,3 +65,8 @@ def usage_of(tallies: Sequence[Tally], n: int) -> dict[str, Any]:
         "total_tokens": num_prompt_tokens + num_completion_tokens,
         "prompt_tokens_details": {"cached_tokens": sum(tally.num_cached_tokens for tally in prompts)},
     }
+
+
+def less(usage: dict[str, Any], num_tokens: int) -> dict[str, Any]:
+    """The counts before so many tokens were generated."""
+    return usage | {name: usage[name] - num_tokens for name in ("completion_tokens", "total_tokens")}

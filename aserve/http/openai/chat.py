@@ -208,28 +208,31 @@ class ChatWire(Chunks):
     def whole(self, completions: Sequence[Completion], usage: Usage) -> dict[str, Any]:
         """The chat.completion object."""
         choices = [self._choice(index, completion) for index, completion in enumerate(completions)]
-        body = {"id": self._id, "object": "chat.completion", **self._common, "choices": choices, "usage": usage}
-        if self._with_prompt_logprobs:
-            body["prompt_logprobs"] = prompt_logprobs(self._speller, completions[0].prompt_scores)
-        if self._with_token_ids:
-            body["prompt_token_ids"] = completions[0].prompt_token_ids
-        return body
+        first = completions[0]
+        scored = prompt_logprobs(self._speller, first.prompt_scores) if self._with_prompt_logprobs else None
+        return {
+            "id": self._id,
+            "object": "chat.completion",
+            **self._common,
+            "choices": choices,
+            "usage": usage,
+            "prompt_logprobs": scored,
+            "prompt_token_ids": first.prompt_token_ids if self._with_token_ids else None,
+        }
 
     def _choice(self, index: int, completion: Completion) -> dict[str, Any]:
         fields, reason = self._spoken(index, completion.text, completion.finish_reason)
         message = message_of(fields, has_thoughts=self._reading.has_thoughts and self._shows_reasoning)
         if self._echoed:
             message["content"] = self._echoed + (message["content"] or "")
-        choice: dict[str, Any] = {
+        return {
             "index": index,
             "message": {"role": self._role, **message},
             "logprobs": chat_logprobs(self._speller, completion.scores) if self._with_logprobs else None,
             "finish_reason": reason,
             "stop_reason": completion.stop_reason,
+            "token_ids": completion.token_ids if self._with_token_ids else None,
         }
-        if self._with_token_ids:
-            choice["token_ids"] = completion.token_ids
-        return choice
 
     def _spoken(self, index: int, text: str, end: FinishReason | None) -> tuple[dict[str, Any], str | None]:
         """The fields of a delta, and why the choice ended, if it did."""

@@ -210,18 +210,17 @@ class TextWire(Chunks):
         if self._with_logprobs:
             part = self._part(index, completion.token_ids, completion.scores)
             logprobs = part if logprobs is None else {name: logprobs[name] + part[name] for name in part}
-        choice: dict[str, Any] = {
+        scored = prompt_logprobs(self._speller, completion.prompt_scores) if self._with_prompt_logprobs else None
+        return {
             "index": index,
             "text": self._prefix(index) + completion.text,
             "logprobs": logprobs,
             "finish_reason": completion.finish_reason,
             "stop_reason": completion.stop_reason,
+            "prompt_logprobs": scored,
+            "prompt_token_ids": completion.prompt_token_ids if self._with_token_ids else None,
+            "token_ids": completion.token_ids if self._with_token_ids else None,
         }
-        if self._with_prompt_logprobs:
-            choice["prompt_logprobs"] = prompt_logprobs(self._speller, completion.prompt_scores)
-        if self._with_token_ids:
-            choice |= {"prompt_token_ids": completion.prompt_token_ids, "token_ids": completion.token_ids}
-        return choice
 
     def _prefix(self, index: int) -> str:
         return "" if self._echoed is None else self._echoed[index // self._num_choices]

@@ -6,7 +6,6 @@ Types are strict JSON types: true is no number, "1" is none either, and 1.0 is n
 are found by `SamplingParams` and the engine, which say so with the field's name.
 """
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -81,8 +80,9 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def continuous_usage(self) -> bool:
-        """Whether each chunk of a stream has the token counts so far."""
-        return self.stream_options is not None and self.stream_options.continuous_usage_stats is True
+        """Whether each chunk of a stream has the token counts so far; where it does not end with them, none has."""
+        options = self.stream_options
+        return self.include_usage and options is not None and options.continuous_usage_stats is True
 
     @property
     def structures(self) -> dict[str, Any]:
@@ -120,10 +120,10 @@ MESSAGE_FIELDS: Final = frozenset(Message.__struct_fields__)
 Messages = Annotated[list[Message], Meta(max_length=MAX_MESSAGES)]
 
 
-def parse(raw: Mapping[str, Any], kind: type[Fields]) -> Fields:
+def parse(raw: dict[str, Any], kind: type[Fields]) -> Fields:
     """The fields of a request. Raises `InvalidRequestError` naming the one that is wrong, unknown or not supported."""
-    fields = converted(raw, kind)
     check_names(raw, kind.__struct_fields__)
+    fields = converted(raw, kind)
     for index, message in enumerate(raw.get("messages") or ()):
         check_names(message, MESSAGE_FIELDS, f"messages[{index}].")
     if (options := raw.get("stream_options")) is not None:
