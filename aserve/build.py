@@ -177,7 +177,8 @@ def _load(
     runner, config = _runner(config, layout, loaded, report)
     adapters = _adapters(options, info, runner)
     if pooling is None:
-        lines = *plan_lines(info, config, facts, weights), *draft_lines(options, config, facts, draft_checkpoint)
+        told = plan_lines(info, config, facts, weights, tokenizer.response_template)
+        lines = *told, *draft_lines(options, config, facts, draft_checkpoint)
     else:
         lines = pooling_lines(info, config, pooling, weights)
     notes = (*lines, *filter(None, [describe(ops)]), *config.notes)

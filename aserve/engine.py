@@ -287,12 +287,12 @@ class Engine(Encoding, Answers, Vectors):
         parts.scheduler.check_room(settled)
         params = self.default_params() if params is None else check("params", PARAMS, params)
         token_ids = await self.encode(prompt, must_fit=True) if isinstance(prompt, str) else prompt_ids(prompt)
-        structure = await self._compiled(params)
+        structure = await self._compiled(params, token_ids)
         try:
             async with parts.adapters.using(settled) as settled:
                 request = new_request(parts.info, parts.tokenizer, token_ids, params, settled, structure)
                 request = await self._preparer.prepared(request, parts.info, parts.scheduler)
-                spaced = not starts_text or structure is not None  # a structure is of the whole text
+                spaced = not starts_text or params.structured is not None  # a structure is of the whole text
                 stream = partial(
                     TextStream, parts.tokenizer, request.params, keep_leading_space=spaced, markers=markers
                 )
@@ -347,9 +347,9 @@ class Engine(Encoding, Answers, Vectors):
         origin = loop.request(handle.request_id)
         given = [self.default_params()] * branches if isinstance(branches, int) else branches
         all_params = [check("params", PARAMS, params) for params in given]
-        structures = [await self._compiled(params) for params in all_params]
-        all_terms = branch_terms(origin, len(all_params), self._clock(), request_ids, priority, timeout_s)
         history = parts.scheduler.history(origin.id, index)
+        structures = [await self._compiled(params, history) for params in all_params]
+        all_terms = branch_terms(origin, len(all_params), self._clock(), request_ids, priority, timeout_s)
         requests = [
             new_branch(parts.info, parts.tokenizer, origin, history, params, terms, structure)
             for params, terms, structure in zip(all_params, all_terms, structures, strict=True)
@@ -362,11 +362,14 @@ class Engine(Encoding, Answers, Vectors):
         finally:
             self._idle.set()
 
-    async def _compiled(self, params: SamplingParams) -> Structure | None:
-        """The structure of an answer, if it is to have one. Raises as `Structures.compiled`."""
-        if params.structured is None or self._structures is None:
+    async def _compiled(self, params: SamplingParams, prompt: Sequence[int]) -> Structure | None:
+        """The structure of an answer, if it is to have one. Raises as `Structures.compiled` and `bounded`."""
+        if self._structures is None:
             return None
-        return await self._structures.compiled(params.structured)
+        structure = None if params.structured is None else await self._structures.compiled(params.structured)
+        if (budget := params.thinking_token_budget) is None:
+            return structure
+        return self._structures.bounded(structure, budget, in_thought=self.texts.begins_thought(prompt))
 
     def abort(self, request_id: str) -> bool:
         """End the request of this id with what it has so far; its reader gets that, and the finish reason "abort".

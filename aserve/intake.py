@@ -112,8 +112,8 @@ def new_request(
 ) -> Request:
     """A Request with an id and a seed of its own, unless they are given. Its prompt's ids are checked elsewhere.
 
-    structure: params.structured, compiled. Its end is the model's own, which ends the answer even where it is ignored
-    otherwise; the scheduler sees to it that it comes last.
+    structure: params.structured, compiled, and the budget of thoughts. Its end is the model's own, which ends the
+    answer even where it is ignored otherwise; the scheduler sees to it that it comes last.
 
     Raises `InvalidRequestError` naming the field that is out of bounds, and `ContextLengthError` for a prompt that
     leaves no room to answer.
@@ -124,7 +124,7 @@ def new_request(
     check_ids("stop_token_ids", params.stop_token_ids, info.vocab_size)
     check_ids("logit_bias", [token_id for token_id, _ in params.logit_bias], info.vocab_size)
     check_ids("allowed_token_ids", params.allowed_token_ids or (), info.vocab_size)
-    eos_ids = frozenset[int]() if params.ignore_eos and structure is None else info.eos_ids
+    eos_ids = frozenset[int]() if params.ignore_eos and params.structured is None else info.eos_ids
     stop_ids = eos_ids | frozenset(params.stop_token_ids)
     bad_word_ids = _bad_word_ids(tokenizer, params.bad_words)
     _check_choice_left(params, stop_ids, bad_word_ids)
@@ -159,10 +159,12 @@ def new_branch(
 ) -> Request:
     """A Request that continues a choice of `origin`, whose prompt and answer so far are `history`.
 
-    Its salt and its adapter are the origin's, whatever the terms say, and so is a structure that both were asked for:
-    the branch goes on in it. Raises as `new_request`.
+    Its salt and its adapter are the origin's, whatever the terms say, and so is a structure that both were asked for,
+    with the same budget of thoughts: the branch goes on in it. Raises as `new_request`.
     """
-    if origin.structure is not None and params.structured == origin.params.structured:
+    if origin.structure is not None and all(
+        getattr(params, field) == getattr(origin.params, field) for field in ("structured", "thinking_token_budget")
+    ):
         structure = origin.structure.after(history[len(origin.prompt_token_ids) :])
     branch = new_request(info, tokenizer, history, params, terms, structure)
     return msgspec.structs.replace(branch, cache_salt=origin.cache_salt, adapter=origin.adapter)

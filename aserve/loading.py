@@ -17,6 +17,7 @@ from aserve.core.pooling import Pooling
 from aserve.engine_parts import Progress
 from aserve.text.chat_template import ChatTemplate
 from aserve.text.formats.choice import choose_calls, choose_thoughts
+from aserve.text.formats.named import own_formats
 from aserve.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ def model_info(
     eos_ids = checkpoint.eos_ids or {tokenizer.eos_id} - {None}
     applies = options.generation_config == "auto"
     architecture = next(iter(checkpoint.config.get("architectures") or ()), None)
+    own = own_formats(tokenizer.response_template)
     return ModelInfo(
         names=options.served_model_name or tuple(names),
         root=options.model,
@@ -115,7 +117,7 @@ def model_info(
         eos_ids=frozenset(eos_id for eos_id in eos_ids if eos_id is not None),
         created_s=int(time.time()),
         default_sampling=default_sampling(checkpoint.generation_config) if applies else {},
-        call_format=choose_calls(options.tool_call_parser, chat_template.source, architecture),
-        thought_format=choose_thoughts(options.reasoning_parser, chat_template.source, architecture),
+        call_format=choose_calls(options.tool_call_parser, chat_template.source, architecture, own.calls),
+        thought_format=choose_thoughts(options.reasoning_parser, chat_template.source, architecture, own.thoughts),
         pooling=pooling,
     )

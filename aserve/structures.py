@@ -14,11 +14,13 @@ from aserve.core.config import ModelInfo
 from aserve.core.errors import InvalidRequestError, OverloadedError
 from aserve.core.ports import Structure
 from aserve.core.structured import StructuredOutputs
+from aserve.text.formats.choice import thought_markers
 from aserve.text.tokenizer import Tokenizer
 from aserve.workers import Workers
 
 if TYPE_CHECKING:
     from aserve.constraints.compiler import Compiler
+    from aserve.constraints.thinking import Budget
 
 COMPILE_S: Final = 2.0
 """For a structure to be compiled, and as long for a turn."""
@@ -36,8 +38,26 @@ class Structures:
         self._info = info
         self._workers = workers
         self._compiler: Compiler | None = None
+        self._budget: Budget | None = None
         self._importing = threading.Lock()
         self._turns = asyncio.Semaphore(AT_ONCE)
+
+    def bounded(self, structure: Structure | None, budget: int, *, in_thought: bool) -> Structure:
+        """With a budget of thinking tokens. in_thought: the prompt has begun a thought.
+
+        Raises `InvalidRequestError` where no thoughts of the model's are known.
+        """
+        from aserve.constraints.thinking import BoundedThinking, Budget, Thought
+
+        if (thoughts := thought_markers(self._info)) is None:
+            raise InvalidRequestError(
+                "thinking_token_budget is for models whose answers have thoughts; this one's have none that are known "
+                "(reasoning_parser names another format)",
+                "thinking_token_budget",
+            )
+        if self._budget is None:
+            self._budget = Budget(self._tokenizer, thoughts, self._info.vocab_size)
+        return BoundedThinking(self._budget, budget, Thought(in_thought), structure)
 
     async def compiled(self, structured: StructuredOutputs) -> Structure:
         """Raises `InvalidRequestError` for what is malformed, contradictory, cannot be enforced or takes too long.

@@ -1,12 +1,13 @@
 """What was decided at loading, in lines for people. Knows words, and nothing of how things were decided."""
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from aserve.core.config import EngineConfig, Facts, GiB, ModelInfo, Options
 from aserve.core.pooling import Pooling
 from aserve.drafters import num_draft_blocks
 from aserve.engine_parts import EngineParts
 from aserve.kv_cache.host_memory import has_host_tier
+from aserve.text.formats.named import own_formats
 
 if TYPE_CHECKING:
     from aserve.models.checkpoint import Checkpoint
@@ -21,8 +22,13 @@ def startup_lines(parts: EngineParts) -> list[str]:
     return list(parts.config.notes)
 
 
-def plan_lines(info: ModelInfo, config: EngineConfig, facts: Facts, weights: str) -> tuple[str, ...]:
-    """Model, KV cache, concurrency, swap space and sampling defaults, a line each. weights: `describe_weights`."""
+def plan_lines(
+    info: ModelInfo, config: EngineConfig, facts: Facts, weights: str, response_template: Any = None
+) -> tuple[str, ...]:
+    """Model, KV cache, concurrency, swap space, sampling defaults and formats of answers, a line each.
+
+    weights: `describe_weights`. response_template: the tokenizer's, of which it is told what is not read.
+    """
     kv_bytes = config.num_blocks * config.block_size * facts.kv_bytes_per_token
     sampling = ", ".join(f"{name} {value}" for name, value in info.default_sampling.items())
     tenants = "preempted sequences and evicted prefixes" if has_host_tier(config) else "preempted sequences"
@@ -37,6 +43,7 @@ def plan_lines(info: ModelInfo, config: EngineConfig, facts: Facts, weights: str
         *swap_space,
         f"generation_config.json: {sampling or 'no sampling defaults'}",
         f"tool calls: {info.call_format or UNKNOWN_FORMAT}; thoughts: {info.thought_format or UNKNOWN_FORMAT}",
+        *(f"response_template: not read: {problem}" for problem in own_formats(response_template).problems),
     )
 
 

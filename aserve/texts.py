@@ -16,9 +16,11 @@ from aserve.core.answer_events import AnswerParser
 from aserve.core.config import ModelInfo
 from aserve.core.errors import ContextLengthError, InvalidRequestError
 from aserve.core.pooling import InputTerms, TokenizedInput
+from aserve.core.structured import ThoughtRules
 from aserve.intake import check_ids, check_input, check_room, prompt_ids
 from aserve.text.chat_template import ChatTemplate
-from aserve.text.formats.choice import answer_format, can_enforce
+from aserve.text.formats.choice import answer_format, thought_markers
+from aserve.text.formats.families import CHANNELS
 from aserve.text.formats.parser import parser_of
 from aserve.text.formats.reading import Schemas
 from aserve.text.formats.syntax import AnswerFormat
@@ -272,22 +274,25 @@ class Texts:
         """How the model's answers are read; see `answer_format`."""
         return answer_format(self._info, with_calls=with_calls, is_bare=is_bare)
 
-    @property
-    def can_enforce_calls(self) -> bool:
-        """Whether calls can be enforced in the format in which the model writes them."""
-        return can_enforce(self._info.call_format)
-
     def parsers(self, format: AnswerFormat, schemas: Schemas, prompt: Sequence[int]) -> Callable[[], AnswerParser]:
         """Makes a parser for each answer to a prompt. schemas: of the tools that may be called."""
-        in_thought = self.begins_thought(format, prompt)
+        in_thought = self.begins_thought(prompt) and format.channels is None
         return lambda: parser_of(format, schemas, in_thought=in_thought)
 
-    def begins_thought(self, format: AnswerFormat, prompt: Sequence[int]) -> bool:
+    def begins_thought(self, prompt: Sequence[int]) -> bool:
         """Whether a prompt ends where a thought has just begun, as many a chat template has it."""
-        if format.thoughts is None:
+        if (thoughts := thought_markers(self._info)) is None:
             return False
-        tail = self.tokenizer.decode(prompt[-TAIL_TOKENS:])
-        return tail.rstrip().endswith(format.thoughts.begin)
+        return self.tokenizer.decode(prompt[-TAIL_TOKENS:]).rstrip().endswith(thoughts.begin)
+
+    def thoughts_before(self, prompt: Sequence[int]) -> ThoughtRules | None:
+        """What may come before the structure of an answer; None where the prompt says that it thinks no more."""
+        name, thoughts = self._info.thought_format, thought_markers(self._info)
+        if name is None or thoughts is None:
+            return None
+        in_thought = self.begins_thought(prompt)
+        has_ended = self.tokenizer.decode(prompt[-TAIL_TOKENS:]).rstrip().endswith(thoughts.end)
+        return None if has_ended and name not in CHANNELS else ThoughtRules(format=name, in_thought=in_thought)
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """The text of token ids. Raises `InvalidRequestError` for an id outside the vocabulary, and for too many."""

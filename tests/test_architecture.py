@@ -93,7 +93,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "loading": {"core", "engine_parts", "kernels", "models", "text"},
     "scheduling": {"core", "drafters", "kv_cache", "scheduler"},
     "poolers": LOWER_FLOORS,
-    "telling": {"core", "drafters", "engine_parts", "kv_cache", "models"},
+    "telling": {"core", "drafters", "engine_parts", "kv_cache", "models", "text"},
     "build": LOWER_FLOORS,
     "llm": LOWER_FLOORS,
     "batch": LOWER_FLOORS,

@@ -63,6 +63,7 @@ REFUSED = {
     "include_stop_str_in_output": (1, None),
     "skip_special_tokens": (0, "false"),
     "structured": ({"json_object": True}, "json", True),
+    "thinking_token_budget": (-1, 1.5, True, "1"),
     "beam": (4, {"width": 4}, True),
 }
 

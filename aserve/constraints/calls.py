@@ -1,24 +1,25 @@
 """The grammar of calls of tools, made of the same formats that answers are read by (aserve/text/formats).
 
-    required    thoughts, free until their end; then calls, each with arguments by its tool's schema, and nothing else
-    otherwise   thoughts; then text, free until a marker; from there on a call; then text, free again
-
-A text is a literal, but for special tokens in it: those are tokens of their own, which no text can spell.
+required    thoughts, free until their end; then calls, each with arguments by its tool's schema, and nothing else
+otherwise   thoughts; then text, free until a marker; from there on a call; then text, free again
 """
 
 import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from aserve.constraints.bare_calls import BareGrammar, Refusal
 from aserve.constraints.formats import with_patterns
 from aserve.constraints.json_schema import ANNOTATIONS, check_schema
+from aserve.constraints.lark import ANY_TEXT, TERMINALS, final, literally, message, terms, until
 from aserve.core.errors import InvalidRequestError
 from aserve.core.structured import CallRules, ToolRule
-from aserve.text.formats.families import BARE, CALLS, CHANNELS, THOUGHTS
+from aserve.text.formats.bare import BareArguments
+from aserve.text.formats.families import BARE, CHANNELS
+from aserve.text.formats.named import calls_named, thoughts_named
 from aserve.text.formats.parts import NOT_IN_KEYS, JsonArguments, JsonCall, Literal, Name, TaggedArguments
 from aserve.text.formats.syntax import Calls, Channels, Thoughts
 
-ANY_TEXT: Final = r"/(.|\n)*/"
 ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
 WITH_TEXTS: Final = ("type", "enum", "const", "minLength", "maxLength")
 """Of the schema of a string that is no JSON."""
@@ -29,7 +30,7 @@ DEFINITIONS: Final = ("$defs", "definitions")
 def calls_grammar(rules: CallRules, special: Mapping[str, int], options: Mapping[str, Any]) -> str:
     """Lark, for llguidance. special: ids of special tokens, by their texts. options: of its JSON.
 
-    Raises `InvalidRequestError` for a schema that cannot be enforced, and for a format that cannot.
+    Raises `InvalidRequestError` for a schema that cannot be enforced.
     """
     return _Grammar(rules, special, options).lark()
 
@@ -40,6 +41,8 @@ class _Grammar:
         self._special = special
         self._options = options
         self._values: dict[tuple[str, str], str] = {}
+        self._members: list[str] = []
+        """Rules of arguments as programs write them."""
 
     def lark(self) -> str:
         """The whole of it."""
@@ -47,30 +50,25 @@ class _Grammar:
         if channels is not None:
             lines = self._channels(channels)
         else:
-            way = CALLS.get(self._rules.format or "", BARE)[0]
-            if not way.is_enforceable:
-                raise InvalidRequestError(
-                    f"structured.calls: strict calls cannot be enforced in the format {self._rules.format}",
-                    "structured",
-                )
-            lines = self._tagged(way)
+            lines = self._tagged((calls_named(self._rules.format) or BARE)[0])
+        lines += self._members
         for (end, text), name in self._values.items():
             lines += self._until(name, end, text)
-        terminals = [f"TEXT: {ANY_TEXT}", r"NEWLINES: /\n{0,2}/", r'KEY: /[^<>"\n]{1,64}/']
-        return "\n".join(["%llguidance {}", *lines, *terminals, ""])
+        return "\n".join(["%llguidance {}", *lines, *TERMINALS, r'KEY: /[^<>"\n]{1,64}/', ""])
 
     def _tagged(self, way: Calls) -> list[str]:
         """Of formats with markers of their own."""
-        thoughts = THOUGHTS.get(self._rules.thoughts or "")
+        thoughts = thoughts_named(self._rules.thoughts)
         lines = self._thoughts(thoughts)
-        begin, ends = way.begins[0], "".join(way.ends[:1])
+        begin = way.begins[0] if way.begins[0] in self._special or "" not in way.begins else ""
+        ends = "".join(way.ends[:1])
         body = f"{self._terms(way.line + way.opens)} call {self._more(way)} {self._terms(ends)}"
         if self._rules.is_required:
             several = way.separator is None and not self._rules.is_single
             lines += [f"answer: {'block (NEWLINES block)*' if several else 'block'}"]
             lines += [f"block: {self._terms(begin)} {body}"]
         elif not begin:  # it is known by its first character, with which no other answer begins
-            first = _literally(way.opens or "{")
+            first = literally(way.opens or "{")
             lines += ["answer: block | OTHER", f"block: {body}", f"OTHER: /([^{first}](.|\\n)*)?/"]
         else:
             more = "" if self._rules.is_single else "block*"
@@ -96,14 +94,11 @@ class _Grammar:
             return ["start: thought NEWLINES answer", *lines]
         otherwise = "answer" if self._rules.is_required else "unthought"
         lines += [f"start: {self._terms(thoughts.begin)} thought NEWLINES answer | {otherwise}"]
-        begun = "" if thoughts.begin in self._special else f" & ~/{_literally(thoughts.begin)}(.|\\n)*/"
+        begun = "" if thoughts.begin in self._special else f" & ~/{literally(thoughts.begin)}(.|\\n)*/"
         return [*lines, f"UNTHOUGHT: {ANY_TEXT}{begun}"]
 
     def _until(self, name: str, marker: str, text: str = "TEXT") -> list[str]:
-        """Any text, up to and with a marker."""
-        if marker in self._special:
-            return [f"{name}: {text} <[{self._special[marker]}]>"]
-        return [f"{name}[lazy]: {text} {json.dumps(marker)}"]
+        return until(name, marker, self._special, text)
 
     def _calls(self, way: Calls) -> list[str]:
         names = [f"call_{index}" for index in range(len(self._rules.tools))]
@@ -122,10 +117,24 @@ class _Grammar:
             return self._arguments(tool)
         if isinstance(part, TaggedArguments):
             return self._tags(part, tool)
+        if isinstance(part, BareArguments):
+            return self._bare(part, tool)
         if isinstance(part, JsonCall):
             head = f'{{"name": {json.dumps(tool.name)}, {json.dumps(part.arguments_key)}: '
             return f"{self._terms(part.around + head)} {self._arguments(tool)} {self._terms('}' + part.around)}"
         return ""  # an id, which a model need not give
+
+    def _bare(self, part: BareArguments, tool: ToolRule) -> str:
+        """Arguments as programs write them."""
+        if tool.schema is not None:
+            _schema_of(tool)
+        made = BareGrammar(part, self._json, self._lazy, self._terms, f"member_{len(self._members)}")
+        try:
+            terms = made.arguments(tool.schema)
+        except Refusal as error:
+            raise _refused(tool, str(error)) from None
+        self._members += made.lines
+        return terms
 
     def _arguments(self, tool: ToolRule) -> str:
         return self._json(_schema_of(tool))
@@ -144,7 +153,7 @@ class _Grammar:
         known, required = schema.get("properties", {}), schema.get("required", ())
         if missing := [name for name in required if name not in known]:
             raise _refused(tool, f"no property {missing[0]}, which is required")
-        terms = ['"\\n"']
+        tags = ['"\\n"']
         definitions = {key: schema[key] for key in DEFINITIONS if key in schema}
         for name, value in known.items():
             if value is False or set(name) & set(NOT_IN_KEYS):
@@ -154,8 +163,8 @@ class _Grammar:
             kind = f'"{str(is_text).lower()}\\">"' if part.has_types else ""
             rest = self._text(given, end) if is_text else f"{self._json({**definitions, **given})} {self._terms(end)}"
             tag = f"{self._terms(part.key_begin + name + part.key_end)} {kind} {self._opening(part)} {rest}"
-            terms.append(f'({tag} "\\n")' + ("" if name in required else "?"))
-        return " ".join(terms)
+            tags.append(f'({tag} "\\n")' + ("" if name in required else "?"))
+        return " ".join(tags)
 
     def _text(self, schema: Mapping[str, Any], end: str) -> str:
         """A string as it is, and what ends it."""
@@ -179,27 +188,13 @@ class _Grammar:
         lines = ["call: " + " | ".join(f"call_{index}" for index in range(len(self._rules.tools)))]
         for index, tool in enumerate(self._rules.tools):
             lines.append(f"call_{index}: {json.dumps(tool.name)} {tail} {self._arguments(tool)}")
-        ends, start = self._terms(channels.ends[0]), self._terms(channels.start) + ' "assistant"'
-        between = " | ".join(f'"{name}"' for name in channels.names if name != "final")
-        message = f"{self._terms(channels.channel)} ({between}) {self._terms(channels.message)} TEXT {ends} {start}"
-        lines += [f"message: {message}"]
+        lines += [message(channels, self._special)]
         if self._rules.is_required:
             return [f"start: message* {head} call", *lines]
-        final = f'{self._terms(channels.channel)} "final" {self._terms(channels.message)} TEXT'
-        return [f"start: message* ({head} call | {final})", *lines]
+        return [f"start: message* ({head} call | {final(channels, self._special)} TEXT)", *lines]
 
     def _terms(self, text: str) -> str:
-        """A text as terms of a rule: literals, and special tokens by their ids."""
-        terms: list[str] = []
-        while text:
-            found = [(text.find(name), -len(name), name) for name in self._special if name in text]
-            place, _, name = min(found, default=(len(text), 0, ""))
-            if place:
-                terms.append(json.dumps(text[:place]))
-            if name:
-                terms.append(f"<[{self._special[name]}]>")
-            text = text[place + len(name) :]
-        return " ".join(terms)
+        return terms(text, self._special)
 
 
 def _schema_of(tool: ToolRule) -> Mapping[str, Any]:
@@ -225,8 +220,3 @@ def _is_text(tool: ToolRule, name: str, schema: Mapping[str, Any]) -> bool:
     if all(isinstance(value, str) for value in values) and schema.keys() <= {*WITH_TEXTS, *ANNOTATIONS}:
         return True
     raise _refused(tool, f"#/properties/{name}: a string in a tag may have {', '.join(WITH_TEXTS[1:])}, and no more")
-
-
-def _literally(text: str) -> str:
-    """A regular expression of a text."""
-    return "".join(f"\\x{{{ord(char):x}}}" for char in text)

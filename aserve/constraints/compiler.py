@@ -71,7 +71,7 @@ class Compiler:
         return made
 
     def _compile(self, structured: StructuredOutputs) -> Compiled:
-        grammar = grammar_of(structured, {} if structured.calls is None else self._special())
+        grammar = grammar_of(structured, self._special())
         matcher, problem = self._matcher(grammar)
         if matcher is None:
             if structured.kind == "json":

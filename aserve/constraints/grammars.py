@@ -10,6 +10,7 @@ from llguidance import LLMatcher, StructTag, grammar_from
 from aserve.constraints.calls import calls_grammar
 from aserve.constraints.formats import with_patterns
 from aserve.constraints.json_schema import check_schema, refused
+from aserve.constraints.lark import after_thoughts
 from aserve.core.errors import InvalidRequestError
 from aserve.core.rules import shown
 from aserve.core.structured import StructuredOutputs
@@ -33,10 +34,17 @@ _OPTIONS: Final = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_o
 def grammar_of(structured: StructuredOutputs, special: Mapping[str, int] = MappingProxyType({})) -> str:
     """The grammar of a structure. It has not been compiled: llguidance may refuse it yet.
 
-    special: ids of special tokens by their texts, in which calls of tools may be written.
+    special: ids of special tokens by their texts, in which calls of tools and thoughts may be written.
     """
     if structured.calls is not None:
         return calls_grammar(structured.calls, special, _OPTIONS)
+    grammar, thoughts = _answer_grammar(structured), structured.thoughts
+    if thoughts is None or (structured.structural_tag is not None and not thoughts.in_thought):
+        return grammar  # thoughts that need not come are free text between tags
+    return after_thoughts(grammar, thoughts, special)
+
+
+def _answer_grammar(structured: StructuredOutputs) -> str:
     match structured.kind:
         case "json":
             return json_grammar(parsed_json(structured.json, "the JSON schema"))

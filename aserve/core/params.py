@@ -39,7 +39,7 @@ MAX_BAD_WORDS: Final = 128
 MAX_BAD_WORD_CHARS: Final = 256
 NOT_WITH_BEAMS: Final = (
     *("logprobs", "prompt_logprobs", "best_of", "logit_bias", "allowed_token_ids", "bad_words"),
-    "structured",
+    *("structured", "thinking_token_budget"),
 )
 """Fields that cannot be given together with `beam`."""
 GREEDY_TEMPERATURE: Final = 1e-5
@@ -101,6 +101,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaul
     include_stop_str_in_output: a stop string, or stop token, stays at the end of the text.
     skip_special_tokens: special tokens are not shown in the text.
     structured: what the answer must be: JSON by a schema, text by a regular expression, one of some choices, and more.
+    thinking_token_budget: after so many tokens of thoughts, their end is forced; for models whose thoughts are known.
     beam: beam search; temperature, top_p, top_k, min_p and penalties do not apply then.
 
     Ranked answers (best_of > n, beam) come when all have ended. A stop string cuts their text only then, and plays no
@@ -130,6 +131,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaul
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     structured: StructuredOutputs | None = None
+    thinking_token_budget: int | None = None
     beam: BeamParams | None = None
 
     if TYPE_CHECKING:  # what is taken is more than what is kept
@@ -160,6 +162,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaul
             include_stop_str_in_output: bool = False,
             skip_special_tokens: bool = True,
             structured: StructuredOutputs | None = None,
+            thinking_token_budget: int | None = None,
             beam: BeamParams | None = None,
         ) -> None: ...
 
@@ -225,6 +228,7 @@ SAMPLING_RULES: Final = Rules(
         "include_stop_str_in_output": flag,
         "skip_special_tokens": flag,
         "structured": optional(instance(StructuredOutputs)),
+        "thinking_token_budget": optional(integer(0, MAX_INT)),
         "beam": optional(instance(BeamParams)),
     },
 )

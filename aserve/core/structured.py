@@ -36,6 +36,16 @@ class CallRules(msgspec.Struct, frozen=True, kw_only=True):
     is_single: bool
 
 
+class ThoughtRules(msgspec.Struct, frozen=True, kw_only=True):
+    """Thoughts that come before what has a structure, and are free. format: how they are written, by its name.
+
+    in_thought: the prompt has begun one; else the answer may begin without.
+    """
+
+    format: str
+    in_thought: bool
+
+
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """Exactly one of its fields says what an answer must be. Raises `InvalidRequestError`, naming the field.
 
@@ -44,7 +54,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, repr_omit_def
     grammar: a context-free grammar, in Lark's notation or in GBNF. json_object: the answer is a JSON object.
     structural_tag: text in which tags have content by a schema: {"structures": [{"begin", "schema", "end"}, ...],
         "triggers": [...]}, as a mapping or as text. From a trigger on, one of the tags follows that begin with it.
-    calls: calls of tools.
+    calls: calls of tools. thoughts: which may come before anything else than these.
 
     An answer ends only where its structure may, unless something else ends it before: max_tokens, a stop string, a stop
     token, a deadline.
@@ -57,6 +67,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, repr_omit_def
     json_object: bool | None = None
     structural_tag: Any = None
     calls: CallRules | None = None
+    thoughts: ThoughtRules | None = None
 
     def __post_init__(self) -> None:
         STRUCTURE_RULES.settle(self)
@@ -110,5 +121,6 @@ STRUCTURE_RULES: Final = Rules(
         "json_object": optional(_true),
         "structural_tag": optional(_mapping_or_text),
         "calls": optional(instance(CallRules)),
+        "thoughts": optional(instance(ThoughtRules)),
     },
 )

@@ -14,7 +14,7 @@ import msgspec
 from aserve.core.answer_events import AnswerParser
 from aserve.core.errors import InvalidRequestError
 from aserve.core.params import SamplingParams
-from aserve.core.structured import StructuredOutputs
+from aserve.core.structured import StructuredOutputs, ThoughtRules
 from aserve.engine import Engine
 from aserve.http.tool_use import ToolUse
 
@@ -35,7 +35,8 @@ def short_call_id() -> str:
 class Reading:
     """How a request's answers are read. new_parser: None where they are content and nothing else.
 
-    markers: texts that have to reach the parser. structure: what is enforced of calls. new_id: names a call.
+    markers: texts that have to reach the parser. structure: what is enforced of calls. thoughts: what may come before
+    another structure. new_id: names a call.
     is_single: calls after the first are left out. is_named: the call was asked for by its name, which is no reason for
     an answer to end.
     """
@@ -44,6 +45,7 @@ class Reading:
     markers: frozenset[str] = frozenset()
     structure: StructuredOutputs | None = None
     has_thoughts: bool = False
+    thoughts: ThoughtRules | None = None
     new_id: Callable[[], str] = call_id
     is_single: bool = False
     is_named: bool = False
@@ -63,20 +65,21 @@ def reading_of(
 ) -> Reading:
     """How answers to a prompt are read. use: the tools that they may call. new_id: names a call."""
     info, texts = engine.info, engine.texts
-    is_bare = use is not None and use.is_required and not texts.can_enforce_calls
+    is_bare = use is not None and use.is_required and info.call_format is None
     format = texts.format(with_calls=use is not None, is_bare=is_bare)
     if format is None:
         return CONTENT
     structure = None
     if use is not None and use.is_enforced:
         call_format = None if is_bare else info.call_format
-        in_thought = texts.begins_thought(format, prompt)
+        in_thought = texts.begins_thought(prompt)
         structure = use.structure(call_format, info.thought_format, in_thought=in_thought)
     return Reading(
         new_parser=texts.parsers(format, {} if use is None else use.schemas, prompt),
         markers=frozenset(filter(None, format.markers())),
         structure=structure,
         has_thoughts=format.thoughts is not None or format.channels is not None,
+        thoughts=texts.thoughts_before(prompt),
         new_id=short_call_id if info.call_format == "mistral" else new_id,
         is_single=use is not None and use.is_single,
         is_named=use is not None and use.is_named,
@@ -86,10 +89,12 @@ def reading_of(
 def enforced(params: SamplingParams, use: ToolUse | None, reading: Reading) -> SamplingParams:
     """With what is enforced of calls. Raises `InvalidRequestError` where another structure is asked for as well.
 
-    Where a call may be made, and need not be, another structure is that of all answers: none is a call.
+    Where a call may be made, and need not be, another structure is that of all answers: none is a call. It is one of
+    what follows thoughts.
     """
-    if reading.structure is None or (params.structured is not None and use is not None and not use.is_required):
-        return params
-    if params.structured is not None:
+    structured = params.structured
+    if structured is None:
+        return params if reading.structure is None else msgspec.structs.replace(params, structured=reading.structure)
+    if use is not None and use.is_required:
         raise InvalidRequestError("tool_choice asks for a call, and another field for another structure", "tool_choice")
-    return msgspec.structs.replace(params, structured=reading.structure)
+    return msgspec.structs.replace(params, structured=msgspec.structs.replace(structured, thoughts=reading.thoughts))

@@ -46,6 +46,7 @@ class Tokenizer:
         self.text_bytes: Final = TokenBytes(backend, skip=self.special_ids)
         self.token_bytes: Final = TokenBytes(backend)
         self.token_texts: Final = TokenTexts(self.text_bytes)
+        self.response_template: Final = config.response_template
         self._showing: dict[frozenset[str], TokenBytes] = {}
         self.max_chars_per_token: Final = max_chars_per_token(backend)
 

@@ -34,12 +34,14 @@ class TokenizerConfig(msgspec.Struct, frozen=True):
     """named_tokens: e.g. {"bos_token": "<s>"}. special_tokens: others that are special too (an image token, say).
 
     added_tokens: by ascending id. templates: chat templates by name; the usual one is "default".
+    response_template: how answers are to be read, as transformers has it; None where nothing is said.
     """
 
     named_tokens: Mapping[str, str]
     special_tokens: tuple[str, ...]
     added_tokens: tuple[AddedToken, ...]
     templates: Mapping[str, str]
+    response_template: Any = None
 
 
 def read_tokenizer_config(folder: Path) -> TokenizerConfig:
@@ -54,6 +56,7 @@ def read_tokenizer_config(folder: Path) -> TokenizerConfig:
             special_tokens=tuple(_other_special_tokens(raw)),
             added_tokens=tuple(token for _, token in sorted(added.items())),
             templates=_template_files(folder) or _config_templates(raw.get("chat_template")),
+            response_template=raw.get("response_template"),
         )
     except msgspec.ValidationError as error:
         raise CheckpointError(f"{folder / 'tokenizer_config.json'}: {error}") from error

@@ -12,7 +12,6 @@ from tokenizers import decoders, models, pre_tokenizers
 from aserve.constraints.compiler import Compiler
 from aserve.core.errors import InvalidRequestError
 from aserve.core.structured import CallRules, StructuredOutputs, ToolRule
-from aserve.text.formats.choice import can_enforce
 from aserve.text.formats.families import CALLS, CHANNELS
 from aserve.text.tokenizer import Tokenizer
 from aserve.text.tokenizer_config import TokenizerConfig
@@ -76,12 +75,18 @@ def written(format, *calls):
         "llama3_json": lambda: "; ".join(each.replace('"arguments"', '"parameters"') for each in spelled),
         "mistral": lambda: f"[TOOL_CALLS]{array}",
         "phi4_mini_json": lambda: f"functools{array}",
+        "granite-20b-fc": lambda: "".join(f"<function_call>{each}" for each in spelled),
+        "minimax": lambda: "<tool_calls>" + "".join(f"\n{each}\n" for each in spelled) + "</tool_calls>",
         "granite": lambda: f"<|tool_call|>{array}",
         "deepseek_v3": lambda: _section(
             "<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "\n```json\n", "\n```<｜tool▁call▁end｜>", calls
         ),
         "deepseek_v31": lambda: _section("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", calls),
         "kimi_k2": lambda: _kimi(calls),
+        "pythonic": lambda: f"[{', '.join(f'{name}({_python(arguments)})' for name, arguments in calls)}]",
+        "gemma4": lambda: "\n".join(
+            f"<|tool_call>call:{name}{_gemma(json.loads(arguments))}<tool_call|>" for name, arguments in calls
+        ),
         "openai": lambda: f"<|channel|>commentary to=functions.{calls[0][0]} <|constrain|>json<|message|>{calls[0][1]}",
         "qwen3_coder": lambda: _tagged(
             "",
@@ -123,6 +128,26 @@ def written(format, *calls):
     return ways.get(format, lambda: array)()
 
 
+def _python(arguments):
+    """As keywords of a call in Python, whose strings are written with double quotes."""
+    words = {True: "True", False: "False", None: "None"}
+    spelled = {
+        key: words[value] if value is None or isinstance(value, bool) else json.dumps(value, ensure_ascii=False)
+        for key, value in json.loads(arguments).items()
+    }
+    return ", ".join(f"{key}={value}" for key, value in spelled.items())
+
+
+def _gemma(value):
+    if isinstance(value, str):
+        return f'<|"|>{value}<|"|>'
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{_gemma(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_gemma, value)) + "]"
+    return json.dumps(value)
+
+
 def _kimi(calls):
     each = "".join(
         f"<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>{arguments}<|tool_call_end|>"
@@ -149,12 +174,8 @@ def _section(begin, between, end, calls):
     return f"<｜tool▁calls▁begin｜>{each}<｜tool▁calls▁end｜>"
 
 
-ENFORCED = [name for name in (*CALLS, *CHANNELS) if can_enforce(name)]
+ENFORCED = [*CALLS, *CHANNELS]
 SEVERAL = [name for name in ENFORCED if name != "openai"]
-
-
-def test_what_is_enforced_is_what_is_not_written_as_programs_are():
-    assert set(ENFORCED) == {*CALLS, *CHANNELS} - {"pythonic", "gemma4"}
 
 
 @pytest.mark.parametrize("format", [*ENFORCED, None])
@@ -183,7 +204,7 @@ def test_a_call_that_need_not_be_made_is_by_its_schema_once_begun(accepts, forma
     free = rules(format, is_required=False)
     text = "<|channel|>final<|message|>It is {fine}." if format == "openai" else "It is {fine}."
     assert accepts(free, text)
-    before = "" if format in ("openai", "llama3_json") else "Look: "
+    before = "" if format in ("openai", "llama3_json", "pythonic") else "Look: "
     assert accepts(free, before + written(format, ("get_weather", GOOD)))
     assert not accepts(free, before + written(format, ("get_weather", BAD)))
     assert not accepts(free, before + written(format, ("get_time", "{}")))
@@ -209,8 +230,9 @@ def test_what_cannot_be_enforced_is_refused_with_its_place(accepts):
     tools = (ToolRule(name="f", schema={"type": "object", "properties": {"a": {"not": {}}}}),)
     with pytest.raises(InvalidRequestError, match=r"of the tool f: .*#/properties/a/not"):
         accepts(rules("hermes", tools=tools), "")
-    with pytest.raises(InvalidRequestError, match="cannot be enforced in the format gemma4"):
-        accepts(rules("gemma4", is_required=False), "")
+    tools = (ToolRule(name="f", schema={"type": "object", "properties": {"a": {"type": "string", "pattern": "b"}}}),)
+    with pytest.raises(InvalidRequestError, match=r"of the tool f: #/properties/a: pattern cannot be enforced here"):
+        accepts(rules("gemma4", tools=tools), "")
 
 
 TAGGED = {
@@ -256,3 +278,94 @@ def test_what_cannot_be_written_in_a_tag_is_refused(accepts, value):
     tools = (ToolRule(name="f", schema={"type": "object", "properties": {"a": value}}),)
     with pytest.raises(InvalidRequestError, match="#/properties/a"):
         accepts(rules("glm45", tools=tools), "")
+
+
+BARE = {
+    "name": "f",
+    "schema": {
+        "type": "object",
+        "properties": {
+            "unit": {"type": "string", "enum": ["C", "F"]},
+            "note": {"type": ["string", "null"], "maxLength": 3},
+            "at": {"$ref": "#/$defs/hour"},
+            "far": {"type": "boolean"},
+            "tree": {"$ref": "#/$defs/tree"},
+            "list": {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"const": "x"}]}, "maxItems": 2},
+            "any": True,
+        },
+        "required": ["unit", "at"],
+        "$defs": {
+            "hour": {"type": "integer", "minimum": 0, "maximum": 23},
+            "tree": {
+                "type": "object",
+                "properties": {"name": {"type": "string"}, "child": {"$ref": "#/$defs/tree"}},
+                "required": ["name"],
+                "additionalProperties": False,
+            },
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("format", ["pythonic", "gemma4"])
+@pytest.mark.parametrize(
+    ("arguments", "is_good"),
+    [
+        ({"unit": "C", "at": 5}, True),
+        ({"unit": "C", "note": "abc", "at": 5, "any": [1, "b c", {"d": None, "e": {}}, []]}, True),
+        ({"unit": "C", "note": None, "at": 5}, True),
+        ({"unit": "C", "at": 5, "far": True}, True),
+        ({"unit": "C", "at": 5, "tree": {"name": "a, b", "child": {"name": "{c:d}"}}}, True),
+        ({"unit": "C", "at": 5, "list": [7, "x"]}, True),
+        ({"unit": "C", "at": 5, "list": []}, True),
+        ({"unit": "C", "at": 5, "any": 'é "} ]'}, True),
+        ({"unit": "K", "at": 5}, False),
+        ({"unit": "C", "at": 24}, False),
+        ({"unit": "C", "note": "abcd", "at": 5}, False),
+        ({"at": 5}, False),
+        ({"unit": "C"}, False),
+        ({}, False),
+        ({"unit": "C", "at": 5, "more": 1}, False),
+        ({"unit": "C", "at": 5, "far": 1}, False),
+        ({"unit": "C", "at": 5, "tree": {"child": {"name": "c"}}}, False),
+        ({"unit": "C", "at": 5, "tree": {"name": "a", "more": 1}}, False),
+        ({"unit": "C", "at": 5, "list": [7, 8, 9]}, False),
+        ({"unit": "C", "at": 5, "list": ["y"]}, False),
+    ],
+    ids=lambda value: json.dumps(value)[:60],
+)
+def test_arguments_as_programs_write_them_are_by_their_schema(accepts, format, arguments, is_good):
+    """Fault: a value that the schema does not allow, or one that is read back as another."""
+    text = written(format, ("f", json.dumps(arguments)))
+    tools = (ToolRule(**BARE),)
+    assert accepts(rules(format, tools=tools), text) == is_good
+    assert accepts(rules(format, tools=tools, is_required=False), text) == is_good
+    if is_good:
+        [(_, said, _)] = parsed(format_named(format), text, schemas={"f": BARE["schema"]})[2]
+        assert json.loads(said) == arguments
+
+
+@pytest.mark.parametrize("format", ["pythonic", "gemma4"])
+def test_a_tool_without_parameters_takes_none(accepts, format):
+    schema = {"type": "object", "properties": {}, "additionalProperties": False}
+    tools = (ToolRule(name="f", schema=schema), ToolRule(name="g"))
+    assert accepts(rules(format, tools=tools), written(format, ("f", "{}")))
+    assert not accepts(rules(format, tools=tools), written(format, ("f", '{"a": 1}')))
+    assert accepts(rules(format, tools=tools), written(format, ("g", '{"a": 1, "b": "c"}')))
+    assert accepts(rules(format, tools=tools), written(format, ("g", "{}")))
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ({"a b": {}}, "#/properties/a b cannot be written"),
+        ({"a": False}, "#/properties/a cannot be written"),
+        ({"a": {"enum": [{}]}}, "an enum of objects"),
+        ({"a": {"enum": ['<|"|>']}}, "cannot be written here"),
+        ({"a": {"type": "array", "items": {"allOf": [{}]}}}, "#/properties/a/items"),
+    ],
+)
+def test_what_cannot_be_written_as_gemma_does_is_refused(accepts, schema, told):
+    tools = (ToolRule(name="f", schema={"type": "object", "properties": schema}),)
+    with pytest.raises(InvalidRequestError, match=told):
+        accepts(rules("gemma4", tools=tools), "")

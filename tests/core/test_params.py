@@ -91,6 +91,7 @@ def test_what_does_not_go_with_beams():
         "allowed_token_ids": (5,),
         "bad_words": ("no",),
         "structured": StructuredOutputs(json_object=True),
+        "thinking_token_budget": 5,
     }
     assert set(values) == set(NOT_WITH_BEAMS)
     for field, value in values.items():

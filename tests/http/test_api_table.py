@@ -68,6 +68,7 @@ BOTH_WORK = {
     "early_stopping": ("never", {"n": 2, "use_beam_search": True}),
     "response_format": {"type": "json_object"},
     "structured_outputs": {"choice": ["a"]},
+    "thinking_token_budget": 5,
 }
 CHAT_WORKS = {
     "messages": BODIES[CHAT]["messages"],
@@ -90,7 +91,6 @@ REFUSED = {
     "guided_regex": "a",
     "guided_choice": ["a"],
     "guided_grammar": "a",
-    "thinking_token_budget": 5,
     "stream_interval": 3,
     "chat_template": "{{ messages }}",
     "documents": [{}],
@@ -161,7 +161,7 @@ WORKING = [*cases(BOTH_WORK, (CHAT, TEXT)), *cases(CHAT_WORKS, (CHAT,)), *cases(
 @pytest.fixture
 async def client():
     """Of an engine whose model is scored, and whose template reads a variable."""
-    load = scripted_loader(runner=ScriptedRunner(model=FakeKV(8, range(260))))
+    load = scripted_loader(runner=ScriptedRunner(model=FakeKV(8, range(260))), thought_format="think")
 
     def with_variable(report):
         parts = load(report)

@@ -118,3 +118,11 @@ def test_special_tokens_of_markers_are_shown_and_no_others():
     shown = tokenizer.bytes_showing(frozenset({"<|user|>hi", "nothing"}))
     assert (shown[258], shown[257], shown[65]) == (b"<|user|>", b"", b"A")
     assert tokenizer.bytes_showing(frozenset({"user"})) is tokenizer.text_bytes
+
+
+def test_how_answers_are_read_is_found_in_the_config(tmp_path):
+    said = {"version": 1, "fields": {"content": {}}}
+    config = json.dumps({**checkpoints.NAMED, "response_template": said})
+    tokenizer = Tokenizer.load(write(tmp_path, checkpoints.byte_level_backend(), tokenizer_config__json=config))
+    assert tokenizer.response_template == said
+    assert byte_tokenizer().response_template is None

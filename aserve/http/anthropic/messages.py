@@ -94,6 +94,7 @@ async def _answer(engine: Engine, limits: StreamLimits, exchange: Exchange, fiel
 def _params(engine: Engine, fields: MessagesFields) -> SamplingParams:
     config = fields.output_config
     format = None if config is None else config.format
+    thinks = fields.thinking if engine.info.thought_format is not None else None
     return engine.default_params(
         max_tokens=max(fields.max_tokens, 1),
         temperature=fields.temperature,
@@ -101,6 +102,7 @@ def _params(engine: Engine, fields: MessagesFields) -> SamplingParams:
         top_k=fields.top_k,
         stop=fields.stop_sequences,
         structured=None if format is None else StructuredOutputs(json=format.schema),
+        thinking_token_budget=None if thinks is None else thinks.budget_tokens,
     )
 
 

@@ -46,7 +46,7 @@ UNSUPPORTED: Final = frozenset(
         *("guided_json", "guided_regex", "kv_transfer_params", "logits_processors", "logprob_token_ids"),
         *("media_io_kwargs", "mm_processor_kwargs", "moderation", "prediction", "prompt_embeds"),
         *("reasoning_effort", "repetition_detection", "refusal", "routed_experts"),
-        *("stream_interval", "suffix", "thinking_token_budget", "tools"),
+        *("stream_interval", "suffix", "tools"),
         *("verbosity", "vllm_xargs", "web_search_options"),
         # of SGLang
         *("beam_width", "custom_logit_processor", "ebnf", "extra_key", "lora_path", "no_stop_trim", "regex"),

@@ -69,6 +69,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
     return_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredFields | None = None
+    thinking_token_budget: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 

@@ -10,7 +10,8 @@ from typing import Final, Protocol
 from aserve.core.errors import ConfigError
 from aserve.core.rules import shown
 from aserve.text.formats.families import BARE, CALLS, CHANNELS, THOUGHTS
-from aserve.text.formats.syntax import AnswerFormat, Calls
+from aserve.text.formats.named import calls_named, thoughts_named
+from aserve.text.formats.syntax import AnswerFormat, Calls, Thoughts
 
 AUTO: Final = "auto"
 NONE: Final = "none"
@@ -22,6 +23,7 @@ CALL_TRACES: Final = (
     ("kimi_k2", ("<|tool_calls_section_begin|>",)),
     ("minimax_m2", ("<minimax:tool_call>",)),
     ("minimax_m2", ("minimax:tool_call",)),
+    ("minimax", ("<tool_calls>",)),
     ("gemma4", ("<|tool_call>",)),
     ("glm45", ("<arg_key>",)),
     ("qwen3_coder", ("<function=", "<parameter=")),
@@ -30,6 +32,7 @@ CALL_TRACES: Final = (
     ("phi4_mini_json", ("<|tool_calls|>",)),
     ("granite", ("<|tool_call|>",)),
     ("hermes", ("<tool_call>",)),
+    ("granite-20b-fc", ("<function_call>",)),
     ("pythonic", ("<|python_start|>",)),
     ("llama3_json", ("<|python_tag|>",)),
     ("llama3_json", ("ipython", '"parameters"')),
@@ -55,8 +58,6 @@ ALIASES: Final[Mapping[str, str]] = {
     "llama4_pythonic": "pythonic",
     "llama4_json": "llama3_json",
     "glm47": "glm45",
-    "granite-20b-fc": "granite",
-    "minimax": "minimax_m2",
 }
 """Names that vLLM has for what is the same here."""
 THOUGHT_ALIASES: Final[Mapping[str, str]] = {
@@ -81,23 +82,24 @@ class Formats(Protocol):
         ...
 
 
-def choose_calls(wish: str, template: str, architecture: str | None) -> str | None:
+def choose_calls(wish: str, template: str, architecture: str | None, own: str | None = None) -> str | None:
     """The name of a format of calls. wish: one of CALL_NAMES. template: the source of the chat templates.
 
+    own: what the checkpoint declares (`own_formats`), which counts before what its template looks like.
     Raises `ConfigError` for another.
     """
     _check("tool_call_parser", wish, CALL_NAMES)
     if wish != AUTO:
         return None if wish == NONE else ALIASES.get(wish, wish)
-    return _traced(CALL_TRACES, template) or ARCHITECTURES.get(architecture or "", (None, None))[0]
+    return own or _traced(CALL_TRACES, template) or ARCHITECTURES.get(architecture or "", (None, None))[0]
 
 
-def choose_thoughts(wish: str, template: str, architecture: str | None) -> str | None:
-    """The name of a format of thoughts. wish: one of THOUGHT_NAMES. Raises `ConfigError` for another."""
+def choose_thoughts(wish: str, template: str, architecture: str | None, own: str | None = None) -> str | None:
+    """The name of a format of thoughts. wish: one of THOUGHT_NAMES. own: as for calls. Raises as `choose_calls`."""
     _check("reasoning_parser", wish, THOUGHT_NAMES)
     if wish != AUTO:
         return None if wish == NONE else THOUGHT_ALIASES.get(wish, wish)
-    return _traced(THOUGHT_TRACES, template) or ARCHITECTURES.get(architecture or "", (None, None))[1]
+    return own or _traced(THOUGHT_TRACES, template) or ARCHITECTURES.get(architecture or "", (None, None))[1]
 
 
 def _check(option: str, wish: str, names: tuple[str, ...]) -> None:
@@ -109,9 +111,12 @@ def _traced(traces: tuple[tuple[str, tuple[str, ...]], ...], template: str) -> s
     return next((name for name, texts in traces if all(text in template for text in texts)), None)
 
 
-def can_enforce(name: str | None) -> bool:
-    """Whether calls in a format can be enforced: those whose arguments are JSON."""
-    return name is not None and (name in CHANNELS or CALLS[name][0].is_enforceable)
+def thought_markers(chosen: Formats) -> Thoughts | None:
+    """Between what thoughts stand; None where none are known."""
+    channels = CHANNELS.get(chosen.thought_format or "")
+    if channels is not None:
+        return Thoughts(channels.channel + channels.thoughts + channels.message, channels.ends[0])
+    return thoughts_named(chosen.thought_format)
 
 
 def answer_format(chosen: Formats, *, with_calls: bool, is_bare: bool = False) -> AnswerFormat | None:
@@ -122,8 +127,8 @@ def answer_format(chosen: Formats, *, with_calls: bool, is_bare: bool = False) -
     channels = CHANNELS.get(chosen.call_format or "") or CHANNELS.get(chosen.thought_format or "")
     if channels is not None and not is_bare:
         return AnswerFormat(channels=channels)
-    thoughts = THOUGHTS.get(chosen.thought_format or "")
+    thoughts = thoughts_named(chosen.thought_format)
     calls: tuple[Calls, ...] = ()
     if with_calls:
-        calls = BARE if is_bare else CALLS.get(chosen.call_format or "", ())
+        calls = BARE if is_bare else calls_named(chosen.call_format)
     return AnswerFormat(thoughts=thoughts, calls=calls) if thoughts or calls else None

@@ -129,11 +129,13 @@ CALLS: Final[Mapping[str, tuple[Calls, ...]]] = {
             ends=("</minimax:tool_call>",),
         ),
     ),
+    "minimax": (Calls(begins=("<tool_calls>",), call=(JsonCall(around="\n"),), separator="", ends=("</tool_calls>",)),),
     "phi4_mini_json": (_list("functools", "<|tool_calls|>", "<|tool_call|>"),),
     "granite": (
         _list("<|tool_call|>", "<tool_call>"),
         Calls(begins=("<tool_call>",), call=(JsonCall(),), ends=("</tool_call>",)),
     ),
+    "granite-20b-fc": (Calls(begins=("<function_call>",), call=(JsonCall(),)),),
 }
 
 THOUGHTS: Final[Mapping[str, Thoughts]] = {
@@ -155,6 +157,6 @@ HARMONY: Final = Channels(
     prefix="functions.",
 )
 BARE: Final = (Calls(begins=("",), opens="[", call=(JsonCall(only_known=True),), separator=",", ends=("]",)),)
-"""For models whose own format of calls cannot be enforced, or is not known."""
+"""For models whose own format of calls is not known."""
 CHANNELS: Final[Mapping[str, Channels]] = {"openai": HARMONY}
 """Formats of calls and thoughts in one."""

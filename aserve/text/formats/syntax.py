@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from aserve.text.formats.parts import JsonArguments, JsonCall, Part, TaggedArguments
+from aserve.text.formats.parts import Part
 
 
 class Thoughts(msgspec.Struct, frozen=True):
@@ -31,11 +31,6 @@ class Calls(msgspec.Struct, frozen=True, kw_only=True):
     line: str = ""
     separator: str | None = None
     ends: tuple[str, ...] = ()
-
-    @property
-    def is_enforceable(self) -> bool:
-        """Whether a grammar is made of it, in which arguments are by a schema: not of programming languages' ways."""
-        return any(isinstance(part, JsonArguments | JsonCall | TaggedArguments) for part in self.call)
 
 
 class Channels(msgspec.Struct, frozen=True, kw_only=True):

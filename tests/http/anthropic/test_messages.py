@@ -15,7 +15,7 @@ from tests.engines import says
 from tests.fakes import FakeScript, ScriptedRunner
 from tests.http.anthropic.streams import named_events, put_together
 from tests.http.conftest import client_of
-from tests.http.test_tools import CALL, PARAMETERS, THOUGHT, speaking
+from tests.http.test_tools import CALL, PARAMETERS, TEMPLATE, THOUGHT, speaking
 
 URL = "/v1/messages"
 HI = [{"role": "user", "content": "hi"}]
@@ -186,6 +186,20 @@ async def test_thinking_and_effort_are_told_to_templates_that_read_them():
     assert await prompt_of(thinking={"type": "adaptive"}, output_config={"effort": "low"}) == "hilow"
     enabled = {"type": "enabled", "budget_tokens": 1024}
     assert await prompt_of(thinking=enabled, max_tokens=2000) == "hi"
+
+
+async def test_a_budget_ends_thoughts_where_a_model_has_them():
+    """Fault: a budget that is told to nobody, or refused where a model does not think."""
+    begun = TEMPLATE + "{% if add_generation_prompt %}<think>\n{% endif %}"
+    fields = {"max_tokens": 1100, "output_config": {"format": {"type": "json_schema", "schema": {"enum": ["yes"]}}}}
+    asked = {**fields, "thinking": {"type": "enabled", "budget_tokens": 8}}
+    async with speaking(template=begun, call_format=None) as engine:
+        message = await ask(engine, **asked)
+    thought, text = message["content"]
+    assert 0 < len(thought["thinking"].encode()) <= 8 * 3 + 8
+    assert (text["text"], message["stop_reason"]) == ('"yes"', "end_turn")
+    async with speaking(thought_format=None, call_format=None) as engine:
+        assert [block["type"] for block in (await ask(engine, **asked))["content"]] == ["text"]
 
 
 EVENTS = st.lists(

@@ -159,6 +159,18 @@ EXAMPLES = {
         thoughts="think",
         reasoning=THOUGHT,
     ),
+    "minimax": Example(
+        "minimax",
+        THINK + f'<tool_calls>\n{{"name": "get_weather", "arguments": {JSON}}}\n{{"name": "now", "arguments": {{}}}}\n'
+        "</tool_calls>",
+        thoughts="think",
+        reasoning=THOUGHT,
+    ),
+    "granite-20b-fc": Example(
+        "granite-20b-fc",
+        f'<function_call> {{"name": "get_weather", "arguments": {JSON}}}'
+        '<function_call> {"name": "now", "arguments": {}}',
+    ),
     "phi4_mini_json": Example(
         "phi4_mini_json",
         f'functools[{{"name": "get_weather", "arguments": {JSON}}}, {{"name": "now", "arguments": {{}}}}]',

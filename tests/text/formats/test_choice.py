@@ -8,7 +8,6 @@ from aserve.text.formats.choice import (
     CALL_NAMES,
     THOUGHT_NAMES,
     answer_format,
-    can_enforce,
     choose_calls,
     choose_thoughts,
 )
@@ -75,7 +74,6 @@ def test_every_name_leads_to_a_format():
         assert calls in {*CALLS, *CHANNELS}
         format = answer_format(chosen(calls, None), with_calls=True)
         assert [event.text for event in parser_of(format, {}).feed("a b")] == ["a b"]
-        assert can_enforce(calls) == (calls not in ("pythonic", "gemma4"))
     for name in THOUGHT_NAMES[2:]:
         thoughts = choose_thoughts(name, "", None)
         assert answer_format(chosen(None, thoughts), with_calls=False) is not None
