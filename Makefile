@@ -4,7 +4,7 @@ STAMP := .venv/.installed
 # A process per core, 8 at most; a file's tests stay together, so that what a module sets up is set up once.
 SIDE_BY_SIDE := -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup serve test test-thorough test-timing mutants check fmt lint type bench bench-step peers peer-llama clean
+.PHONY: setup serve test test-thorough test-timing test-clients mutants check fmt lint type bench bench-step peers peer-llama clean
 
 setup: $(STAMP)
 
@@ -28,6 +28,10 @@ test-thorough: setup
 # What measures time: alone, on a machine that has nothing else to do.
 test-timing: setup
 	$(BIN)/python -m pytest -q -m timing
+
+# Clients that others wrote, each in an environment of its own under .clients/, which pip fills the first time.
+test-clients: setup
+	$(BIN)/python -m pytest -q -m clients tests/clients
 
 # Small wrong changes that the tests have to notice: first which tests run which lines, then 300 of them. Hours, on 2 cores.
 mutants: setup

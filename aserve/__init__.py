@@ -7,6 +7,8 @@
     with LLM("demo") as llm:                            # in a script or a notebook
         print(llm.generate("Once upon a time", SamplingParams(max_tokens=32))[0].text)
 
+A model that pools gives vectors: `LLM("folder").embed(["a text"])[0].values`.
+
 `aserve.http.create_app(engine)` is the OpenAI API as an ASGI application. Importing aserve is cheap: torch is loaded
 when an engine is entered, and each name below when it is first used.
 """
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from aserve.core.outputs import Completion, FinishReason, RequestTimings, TextDelta
     from aserve.core.params import BeamParams, SamplingParams
     from aserve.core.plan import TokenScores
+    from aserve.core.pooling import InputTerms, Pooled, Pooling, PoolingParams
     from aserve.core.request import RequestTerms, SharedTerms
     from aserve.core.structured import StructuredOutputs
     from aserve.engine_parts import EngineState, Progress
@@ -64,6 +67,7 @@ __all__ = [
     "EngineConfig",
     "EngineState",
     "FinishReason",
+    "InputTerms",
     "InsufficientMemoryError",
     "InternalError",
     "InvalidRequestError",
@@ -74,6 +78,9 @@ __all__ = [
     "OptionFields",
     "Options",
     "OverloadedError",
+    "Pooled",
+    "Pooling",
+    "PoolingParams",
     "Progress",
     "QueueTimeoutError",
     "RateLimitError",
@@ -100,6 +107,7 @@ _NAMES = {
     "aserve.core.config": ("EngineConfig", "ModelInfo", "OptionFields", "Options"),
     "aserve.core.outputs": ("Completion", "FinishReason", "RequestTimings", "TextDelta"),
     "aserve.core.plan": ("TokenScores",),
+    "aserve.core.pooling": ("InputTerms", "Pooled", "Pooling", "PoolingParams"),
     "aserve.core.errors": (
         *("AdapterError", "AserveError", "CheckpointError", "ConfigError", "ConstraintError", "ContextLengthError"),
         *("DeviceLostError", "InsufficientMemoryError", "InternalError", "InvalidRequestError"),

@@ -7,10 +7,10 @@ two engines can live in one event loop. How a model is loaded is the business of
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Any, Self, Unpack
 
 from prometheus_client import CollectorRegistry
@@ -21,24 +21,36 @@ from aserve.core.config import EngineConfig, ModelInfo
 from aserve.core.errors import AserveError, StepTimeoutError, UnavailableError
 from aserve.core.ids import RequestId
 from aserve.core.params import SamplingParams
+from aserve.core.pooling import PoolingParams, TokenizedInput
 from aserve.core.ports import Clock, Structure
 from aserve.core.request import RequestTerms, Terms
 from aserve.core.rules import check, text
+from aserve.encoding import Encoding
 from aserve.engine_loop import EngineLoop
 from aserve.engine_parts import EngineParts, EngineState, Loader, Progress
-from aserve.intake import PARAMS, branch_terms, new_branch, new_request, new_terms, prompt_ids
+from aserve.intake import (
+    PARAMS,
+    branch_terms,
+    check_generates,
+    new_branch,
+    new_input,
+    new_request,
+    new_terms,
+    prompt_ids,
+)
 from aserve.mailbox import Mailbox
 from aserve.metrics.engine_metrics import EngineMetrics
 from aserve.preparation import Preparer
 from aserve.scheduler.statistics import Statistics
 from aserve.structures import Structures
 from aserve.tenants import Tenants
-from aserve.text.stream import TextStream
+from aserve.text.stream import TextStream, VectorStream
 from aserve.texts import Texts
+from aserve.vectors import DEFAULT, Vectors
 from aserve.workers import Workers
 
 
-class Engine(Answers):
+class Engine(Encoding, Answers, Vectors):
     """`async with` loads the model and serves until the block is left, which ends open requests and frees the memory.
 
     load: makes the parts; see build.py for aserve's own.
@@ -228,58 +240,14 @@ class Engine(Answers):
         parts = self._ready()
         return Texts(parts.tokenizer, parts.chat_template, parts.info, self.workers)
 
-    # Text and tokens
-
-    async def encode(self, text: str, *, add_special_tokens: bool = True, must_fit: bool = False) -> tuple[int, ...]:
-        """Token ids of a text. Long texts are tokenized off the event loop.
-
-        must_fit: refuse one that is too long for a prompt, before it is tokenized where that can be told. Raises
-        `InvalidRequestError` (bad text, more than `texts.MAX_TEXT_CHARS`) or `ContextLengthError` (it cannot fit).
-        """
-        return await self.texts.encode(text, add_special_tokens=add_special_tokens, must_fit=must_fit)
-
-    async def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        variables: Mapping[str, Any] = MappingProxyType({}),
-        add_special_tokens: bool = False,
-        must_fit: bool = False,
-    ) -> tuple[int, ...]:
-        """Token ids of a conversation in the model's chat template; see `ChatTemplate.render` for the choices.
-
-        add_special_tokens: on top of those that the template writes, which is rarely wanted. must_fit: as in `encode`.
-        Raises `InvalidRequestError`, naming the field at fault.
-        """
-        return await self.texts.encode_chat(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            variables=variables,
-            add_special_tokens=add_special_tokens,
-            must_fit=must_fit,
-        )
-
-    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of token ids. Raises `InvalidRequestError` for an id that is outside the vocabulary."""
-        return await self.texts.decode(token_ids, skip_special_tokens=skip_special_tokens)
-
-    def token_strings(self, token_ids: Sequence[int]) -> tuple[str, ...]:
-        """Each token as the vocabulary spells it. Raises `UnavailableError` before the model is loaded."""
-        return self._ready().tokenizer.token_strings(token_ids)
-
-    def token_bytes(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> tuple[bytes, ...]:
-        """What each token stands for, special ones for their name or, if skipped, for nothing."""
-        tokenizer = self._ready().tokenizer
-        table = tokenizer.text_bytes if skip_special_tokens else tokenizer.token_bytes
-        return tuple(map(table.__getitem__, token_ids))
-
     # Requests
 
     def default_params(self, **fields: Any) -> SamplingParams:
-        """SamplingParams from the model's generation_config.json, with `fields` in their place where not None."""
+        """SamplingParams from the model's generation_config.json, with `fields` in their place where not None.
+
+        Raises `InvalidRequestError` for a model that pools.
+        """
+        check_generates(self.info)
         given = {name: value for name, value in fields.items() if value is not None}
         return SamplingParams(**{**self._ready().info.default_sampling, **given})
 
@@ -314,6 +282,7 @@ class Engine(Answers):
         before anything was computed.
         """
         parts, loop = self._serving()
+        check_generates(parts.info)
         settled = self._terms(**terms)
         parts.scheduler.check_room(settled)
         params = self.default_params() if params is None else check("params", PARAMS, params)
@@ -328,6 +297,27 @@ class Engine(Answers):
                     TextStream, parts.tokenizer, request.params, keep_leading_space=spaced, markers=markers
                 )
                 async with loop.open(request, stream) as mailbox:
+                    yield mailbox
+        finally:
+            self._idle.set()
+
+    @asynccontextmanager
+    async def open_input(
+        self, tokens: TokenizedInput, params: PoolingParams = DEFAULT, **terms: Unpack[RequestTerms]
+    ) -> AsyncIterator[Mailbox]:
+        """Submit an input to a model that pools; inside the block, its mailbox has one delta, with a vector.
+
+        Raises as `open`, and `InvalidRequestError` for a model that generates.
+        """
+        parts, loop = self._serving()
+        self.check_pooling(params)
+        settled = self._terms(**terms)
+        parts.scheduler.check_room(settled)
+        try:
+            async with parts.adapters.using(settled) as settled:
+                request = new_input(parts.info, tokens, settled)
+                request = await self._preparer.prepared(request, parts.info, parts.scheduler)
+                async with loop.open(request, VectorStream) as mailbox:
                     yield mailbox
         finally:
             self._idle.set()
@@ -358,9 +348,8 @@ class Engine(Answers):
         given = [self.default_params()] * branches if isinstance(branches, int) else branches
         all_params = [check("params", PARAMS, params) for params in given]
         structures = [await self._compiled(params) for params in all_params]
+        all_terms = branch_terms(origin, len(all_params), self._clock(), request_ids, priority, timeout_s)
         history = parts.scheduler.history(origin.id, index)
-        now = self._clock()
-        all_terms = branch_terms(origin, len(all_params), now, request_ids, priority, timeout_s)
         requests = [
             new_branch(parts.info, parts.tokenizer, origin, history, params, terms, structure)
             for params, terms, structure in zip(all_params, all_terms, structures, strict=True)

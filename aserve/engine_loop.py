@@ -12,7 +12,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from math import inf
 from typing import Final
 
 import msgspec
@@ -36,14 +35,14 @@ from aserve.scheduler.scheduler import Scheduler
 from aserve.scheduler.statistics import Statistics
 from aserve.stepping import Stepper
 from aserve.tenants import Tenants
-from aserve.text.stream import TextStream
+from aserve.text.stream import TextStream, VectorStream
 
 WATCH_S: Final = 0.1
 """Between two looks at how late the event loop is."""
 
 ENDED: Final = "the engine has stopped"
 
-StreamMaker = Callable[[], TextStream]
+StreamMaker = Callable[[], TextStream | VectorStream]
 """Makes the stream of one more choice."""
 
 
@@ -67,7 +66,7 @@ class _Choice:
 
     __slots__ = ("num_cached", "reader", "stream")
 
-    def __init__(self, reader: _Reader, stream: TextStream) -> None:
+    def __init__(self, reader: _Reader, stream: TextStream | VectorStream) -> None:
         self.reader = reader
         self.stream = stream
         self.num_cached = 0
@@ -267,10 +266,8 @@ class EngineLoop:
 
     async def _step_forever(self) -> None:
         while True:
-            if self._scheduler.next_deadline_s < inf:
-                aside(_log, "ending what is over its deadline", None, self._expire)
-            if not await self._steps.step():
-                await self._doorbell.wait()
+            await self._steps.run_until_idle()
+            await self._doorbell.wait()
             self._doorbell.clear()  # no await between here and the next plan: no wake-up is lost
 
     def _expire(self) -> None:
@@ -286,6 +283,10 @@ class EngineLoop:
                 self.fail(request_id, QueueTimeoutError("the request's deadline came while it waited to be served"))
 
     # The audience of the steps.
+
+    def expire(self) -> None:
+        """As the Protocol says."""
+        aside(_log, "ending what is over its deadline", None, self._expire)
 
     def open_requests(self) -> Collection[RequestId]:
         """As the Protocol says."""
@@ -322,13 +323,15 @@ class EngineLoop:
                 continue
             if not is_out:
                 others.append((choice, SeqDelta(request_id, (token_id,), None, None, index, choice.num_cached)))
-        aside(_log, "counting", None, self._metrics.one_token_each, now, all_times)
+        if all_times:
+            aside(_log, "counting", None, self._metrics.one_token_each, now, all_times)
         for delta in step.deltas:
             choice = self._choices.get((delta.request_id, delta.index))
             if choice is not None:
                 choice.num_cached = delta.num_cached_tokens
                 count = choice.reader.times.tokens
-                aside(_log, "counting", delta.request_id, count, now, len(delta.token_ids), delta.queued_s)
+                told = len(delta.token_ids), delta.queued_s, int(delta.vector is not None)
+                aside(_log, "counting", delta.request_id, count, now, *told)
                 others.append((choice, delta))
         for choice, delta in others:  # after all tokens are counted, for any of them may end its request
             try:

@@ -15,6 +15,7 @@ from aserve.core.config import ModelInfo
 from aserve.core.errors import ContextLengthError, InvalidRequestError
 from aserve.core.ids import RequestId
 from aserve.core.params import SamplingParams
+from aserve.core.pooling import TokenizedInput
 from aserve.core.ports import Structure
 from aserve.core.request import TIMEOUT, Request, Terms
 from aserve.core.rules import check, instance, integers
@@ -24,12 +25,13 @@ from aserve.text.tokenizer import Tokenizer
 MAX_BAD_WORD_TOKENS: Final = 4096
 """Of a request's bad words together, which travel to the device with each of its steps."""
 PARAMS: Final = instance(SamplingParams)
+ONE_TOKEN: Final = SamplingParams(temperature=0.0, max_tokens=1)
 _PROMPT: Final = integers(at_most=2**31, allowed="a text or a sequence of token ids")
 
 
-def prompt_ids(prompt: object) -> tuple[int, ...]:
+def prompt_ids(prompt: object, param: str = "prompt") -> tuple[int, ...]:
     """The token ids of a prompt that is no text. Raises `InvalidRequestError` if it is no prompt either."""
-    ids: tuple[int, ...] = check("prompt", _PROMPT, prompt)
+    ids: tuple[int, ...] = check(param, _PROMPT, prompt)
     return ids
 
 
@@ -78,7 +80,12 @@ def branch_terms(
     priority: int | None,
     timeout_s: float | None,
 ) -> list[Terms]:
-    """Those of `num` branches of a request, which are its own where they are None. Raises `InvalidRequestError`."""
+    """Those of `num` branches of a request, which are its own where they are None.
+
+    Raises `InvalidRequestError`, also for a request whose choices are ranked: which is which is known at its end.
+    """
+    if origin.params.is_ranked:
+        raise InvalidRequestError("ranked choices and beams cannot be forked", "index")
     ids: Sequence[str | None] = [None] * num if request_ids is None else request_ids
     if len(ids) != num:
         raise InvalidRequestError(f"request_ids must be as many as the branches ({num}), got {len(ids)}", "request_ids")
@@ -130,13 +137,13 @@ def new_request(
         arrival_s=terms.arrival_s,
         stop_ids=stop_ids,
         eos_ids=eos_ids,
-        cache_salt=f"{terms.tenant}@{terms.cache_salt}".encode() if terms.isolates_cache else terms.cache_salt.encode(),
+        cache_salt=_salt(terms),
         priority=terms.priority,
         bad_word_ids=bad_word_ids,
         deadline_s=terms.deadline_s,
         tenant=terms.tenant,
         weight=terms.weight,
-        structure=structure,
+        structure=None if structure is None else structure.going_on(ignores_end=params.ignore_eos),
         adapter=terms.adapter,
     )
 
@@ -170,6 +177,59 @@ def check_room(info: ModelInfo, num_tokens: int, param: str = "prompt") -> int:
             param,
         )
     return info.max_model_len - num_tokens
+
+
+def check_generates(info: ModelInfo) -> None:
+    """Raise `InvalidRequestError` for a model that generates no text."""
+    if info.pooling is not None:
+        raise InvalidRequestError(
+            f"this server pools ({info.pooling.task}) and generates no text: start aserve with --runner generate,"
+            " where the model can",
+            "model",
+        )
+
+
+def check_input(info: ModelInfo, num_tokens: int, name: str) -> None:
+    """Raise for an input of a model that pools that has no tokens, or more than the model takes.
+
+    name: of the input, such as "input[3]"; an error's param is its outermost field.
+    """
+    param = name.partition("[")[0]
+    if num_tokens == 0:
+        raise InvalidRequestError(f"{name} is empty: it has no tokens", param)
+    if num_tokens > info.max_model_len:
+        raise ContextLengthError(
+            f"{name} has {num_tokens} tokens, and the model takes at most {info.max_model_len}:"
+            " truncate_prompt_tokens cuts longer ones",
+            param,
+        )
+
+
+def new_input(info: ModelInfo, tokens: TokenizedInput, terms: Terms) -> Request:
+    """A Request for a vector: of one token, in whose place it comes. Its ids are checked elsewhere.
+
+    Raises as `check_input`.
+    """
+    check_input(info, len(tokens.token_ids), "input")
+    return Request(
+        id=RequestId(terms.request_id or uuid.uuid4().hex),
+        prompt_token_ids=tokens.token_ids,
+        params=ONE_TOKEN,
+        max_tokens=1,
+        seed=0,
+        arrival_s=terms.arrival_s,
+        cache_salt=_salt(terms),
+        priority=terms.priority,
+        deadline_s=terms.deadline_s,
+        tenant=terms.tenant,
+        weight=terms.weight,
+        second_at=tokens.second_at,
+    )
+
+
+def _salt(terms: Terms) -> bytes:
+    """What keeps its cached blocks from others."""
+    return (f"{terms.tenant}@{terms.cache_salt}" if terms.isolates_cache else terms.cache_salt).encode()
 
 
 def check_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:

@@ -16,10 +16,12 @@ from aserve.core.config import ModelInfo, OptionFields
 from aserve.core.errors import UnavailableError
 from aserve.core.outputs import Completion
 from aserve.core.params import BeamParams, SamplingParams
+from aserve.core.pooling import Pooled, PoolingParams
 from aserve.core.request import RequestTerms, SharedTerms
 from aserve.core.rules import Rule, check, series
 from aserve.loop_thread import LoopThread
 from aserve.scheduler.statistics import Statistics
+from aserve.vectors import SharedInputTerms
 
 T = TypeVar("T")
 
@@ -105,6 +107,52 @@ class LLM:
         """The n best hypotheses of one prompt, best first; see `AsyncEngine.beam_search`."""
         found = self._run(lambda: self._engine.beam_search(prompt, beam, n=n, max_tokens=max_tokens, **terms))
         return list(found)
+
+    # Vectors, by a model that pools
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        dimensions: int | None = None,
+        use_activation: bool | None = None,
+        **terms: Unpack[SharedInputTerms],
+    ) -> list[Pooled]:
+        """The embeddings of texts or sequences of token ids, in their order; see `AsyncEngine.embed`."""
+        params = PoolingParams(dimensions=dimensions, use_activation=use_activation)
+        several = _prompts(prompts)
+        return self._run(lambda: self._engine.pool_prompts(several, params, "embed", **terms))
+
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_activation: bool | None = None,
+        **terms: Unpack[SharedInputTerms],
+    ) -> list[Pooled]:
+        """A number for each label, of each prompt; see `AsyncEngine.classify`."""
+        several, params = _prompts(prompts), PoolingParams(use_activation=use_activation)
+        return self._run(lambda: self._engine.pool_prompts(several, params, "classify", "reward", **terms))
+
+    def score(
+        self,
+        queries: str | Sequence[str],
+        documents: str | Sequence[str],
+        *,
+        use_activation: bool | None = None,
+        **terms: Unpack[SharedInputTerms],
+    ) -> list[float]:
+        """How well each document answers its query; one query may be for all. See `AsyncEngine.score`.
+
+        Raises ValueError where there are neither one query nor as many as documents.
+        """
+        each = [documents] if isinstance(documents, str) else list(documents)
+        asked = [queries] * len(each) if isinstance(queries, str) else list(queries)
+        asked = asked * len(each) if len(asked) == 1 else asked
+        if len(asked) != len(each):
+            raise ValueError(f"queries: {len(asked)} given for {len(each)} documents")
+        params, pairs = PoolingParams(use_activation=use_activation), list(zip(asked, each, strict=True))
+        return self._run(lambda: self._engine.score_pairs(pairs, params, **terms))
 
     def abort(self, request_id: str) -> bool:
         """From another thread, end the request of this id with what it has; False where none is open."""

@@ -11,6 +11,7 @@ from aserve.core.errors import CheckpointError, ConfigError
 from aserve.core.foreign import foreign
 from aserve.models.checkpoint import Checkpoint, resolve_checkpoint, resolve_tokenizer
 from aserve.models.inspection import inspect
+from aserve.models.pooling import PoolingPlan, as_pooling, read_pooling
 from aserve.text.chat_template import ChatTemplate
 from aserve.text.tokenizer import Tokenizer
 
@@ -18,15 +19,20 @@ DEMO_MODEL: Final = "demo"
 DEMO_FOLDER: Final = Path(__file__).parent / "demo"
 
 
-def find_model(options: Options) -> Checkpoint:
-    """The model's folder, inspected.
+def find_model(options: Options) -> tuple[Checkpoint, PoolingPlan | None]:
+    """The model's folder, inspected, and how its model pools; None where it generates.
 
     Raises `CheckpointError` for a model that cannot be found or served, `ConfigError` for a context that it has not.
     """
     folder = str(DEMO_FOLDER) if options.model == DEMO_MODEL else options.model
-    checkpoint = resolve_checkpoint(folder, options.revision, options.download_dir, options.trust_remote_code)
+    checkpoint = resolve_checkpoint(
+        folder, options.revision, options.download_dir, options.trust_remote_code, options.hf_overrides
+    )
+    plan = read_pooling(checkpoint, options.runner, options.convert)
+    if plan is not None:
+        checkpoint = as_pooling(checkpoint, plan)
     inspect(checkpoint, dummy=options.load_format == "dummy", max_model_len=options.max_model_len)
-    return checkpoint
+    return checkpoint, plan
 
 
 def load_text(options: Options, checkpoint: Checkpoint, vocab_size: int) -> tuple[Tokenizer, ChatTemplate]:

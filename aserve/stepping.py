@@ -51,6 +51,10 @@ class Audience(Protocol):
         """The requests that somebody has and has not left, ended or not."""
         ...
 
+    def expire(self) -> None:
+        """End what is over its deadline, before a plan. Raises nothing."""
+        ...
+
     def is_told(self, request_id: RequestId) -> bool:
         """Whether an open request's end has been told."""
         ...
@@ -100,44 +104,44 @@ class Stepper:
             self._torn_by = error
             raise
 
-    async def step(self) -> bool:
-        """Plan and launch a step, and land the oldest while as many are under way as may be, or if none can be planned.
+    async def run_until_idle(self) -> None:
+        """Step until there is nothing to do; it has not waited since it saw that.
 
-        False if there is nothing to do, in which case it has not waited since it looked. Raises `DeviceLostError`, and
-        what the scheduler raises when nothing helps.
+        Each turn plans and launches a step, and lands the oldest while as many are under way as may be, or if none can
+        be planned. Raises `DeviceLostError`, and what the scheduler raises when nothing helps.
         """
-        flying = self._flying
-        if self._torn_by is not None:
-            await self._start_over(self._torn_by, is_of_step=False)
-        try:
-            now = self._clock()
-            plan = self._scheduler.plan(now)
-        except WISHES:
-            raise
-        except BaseException as error:
-            await self._start_over(error)
-            return True
-        if plan is None and not flying:
-            return False
-        if plan is not None:
-            flight = self._launch(plan)
-            flying.append((plan, flight, now))
-            if isinstance(flight, _NeverLaunched):  # nothing is to be launched behind it
-                while flying:
-                    await self._land()
-        if flying and plan is None:
-            await self._land()
-        while len(flying) >= self._scheduler.max_in_flight:
-            await self._land()
-        return True
+        flying, scheduler, audience = self._flying, self._scheduler, self._audience
+        while True:
+            if scheduler.next_deadline_s < inf:
+                audience.expire()
+            if self._torn_by is not None:
+                await self._start_over(self._torn_by, is_of_step=False)
+            try:
+                now = self._clock()
+                plan = scheduler.plan(now)
+            except WISHES:
+                raise
+            except BaseException as error:
+                await self._start_over(error)
+                continue
+            if plan is None:
+                if not flying:
+                    return
+                await self._land()
+            num_kept = scheduler.max_in_flight - 1 if plan is None or self._launch(plan, now) else 0
+            while len(flying) > num_kept:
+                await self._land()
 
-    def _launch(self, plan: StepPlan) -> Flight:
+    def _launch(self, plan: StepPlan, now: float) -> bool:
+        """False for a step that could not be launched, behind which nothing is to be."""
         try:
-            return self._runner.launch(plan)
+            self._flying.append((plan, self._runner.launch(plan), now))
         except WISHES:
             raise
         except BaseException as error:  # an edge: a step's failure is found out about where it would have landed
-            return _NeverLaunched(error)
+            self._flying.append((plan, _NeverLaunched(error), now))
+            return False
+        return True
 
     async def _land(self) -> None:
         """Wait for the oldest step and publish what it brought. If it failed, those on top of it are gone as well."""

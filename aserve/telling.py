@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Final
 
 from aserve.core.config import EngineConfig, Facts, GiB, ModelInfo, Options
+from aserve.core.pooling import Pooling
 from aserve.drafters import num_draft_blocks
 from aserve.engine_parts import EngineParts
 from aserve.kv_cache.host_memory import has_host_tier
@@ -36,6 +37,19 @@ def plan_lines(info: ModelInfo, config: EngineConfig, facts: Facts, weights: str
         *swap_space,
         f"generation_config.json: {sampling or 'no sampling defaults'}",
         f"tool calls: {info.call_format or UNKNOWN_FORMAT}; thoughts: {info.thought_format or UNKNOWN_FORMAT}",
+    )
+
+
+def pooling_lines(info: ModelInfo, config: EngineConfig, pooling: Pooling, weights: str) -> tuple[str, ...]:
+    """Of a model that pools: what it makes of an input, and of how many at once. weights: `describe_weights`."""
+    size = f"{pooling.size} numbers" if pooling.task == "embed" else f"scores of {pooling.size} labels"
+    kind = "decoder" if pooling.is_causal else "encoder"
+    return (
+        f"model: {info.names[0]}, {weights}",
+        f"pooling: {pooling.task} by {pooling.method} of the {kind}'s hidden states, {size}, activation "
+        f"{pooling.activation}",
+        f"concurrency: {config.max_num_seqs} inputs of up to {config.max_model_len} tokens, "
+        f"{config.max_num_batched_tokens} tokens in a step",
     )
 
 

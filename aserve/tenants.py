@@ -126,6 +126,10 @@ class Account:
         self._num_refused += 1
         raise RateLimitError(message, max(1, ceil(wait_s)))
 
+    def stay(self) -> None:
+        """A request that was let in goes on when it has been answered: it is open until it leaves once more."""
+        self._num_open += 1
+
     def leave(self) -> None:
         """A request that was let in has been answered, or given up."""
         self._num_open -= 1
@@ -200,6 +204,16 @@ class Tenants:
         """While a request of that tenant is answered. Raises as `Account.enter`."""
         account = self.account(name)
         account.enter(self._clock())
+        try:
+            yield
+        finally:
+            account.leave()
+
+    @contextmanager
+    def staying(self, name: str) -> Iterator[None]:
+        """While a request of that tenant goes on that has been answered."""
+        account = self.account(name)
+        account.stay()
         try:
             yield
         finally:

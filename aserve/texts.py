@@ -8,18 +8,21 @@ So a text that cannot fit costs what its context costs, however long it is.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from aserve.core.answer_events import AnswerParser
 from aserve.core.config import ModelInfo
 from aserve.core.errors import ContextLengthError, InvalidRequestError
-from aserve.intake import check_ids, check_room
+from aserve.core.pooling import InputTerms, TokenizedInput
+from aserve.intake import check_ids, check_input, check_room, prompt_ids
 from aserve.text.chat_template import ChatTemplate
 from aserve.text.formats.choice import answer_format, can_enforce
 from aserve.text.formats.parser import parser_of
 from aserve.text.formats.reading import Schemas
 from aserve.text.formats.syntax import AnswerFormat
+from aserve.text.inputs import Cut, TextInput, cut_ids, tokenized
 from aserve.text.tokenizer import Tokenizer
 from aserve.workers import Workers
 
@@ -40,6 +43,8 @@ ESCAPED_CHAR_BYTES: Final = 12
 """Of one in JSON, where it may be two escapes."""
 PIECE_CHARS: Final = 16 * 1024
 """What is measured at a time, in a few milliseconds."""
+INPUTS_AT_ONCE: Final = 64
+"""Texts that a thread tokenizes before it looks whether anybody waits for them."""
 TAIL_TOKENS: Final = 16
 """Of a prompt, in which the marker is that begins a thought."""
 
@@ -48,7 +53,7 @@ class Texts:
     """Of one engine. info: its model's."""
 
     def __init__(self, tokenizer: Tokenizer, chat_template: ChatTemplate, info: ModelInfo, workers: Workers) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._chat_template = chat_template
         self._info = info
         self._workers = workers
@@ -102,6 +107,15 @@ class Texts:
                 f"tokens: at most {self._max_decoded} are decoded at a time, got {len(token_ids)}", "tokens"
             )
 
+    def tokenizer_info(self) -> dict[str, Any]:
+        """What a tokenizer_config.json would say of the tokenizer and its chat template."""
+        return {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": self._info.max_model_len,
+            **self.tokenizer.info(),
+            "chat_template": self._chat_template.source or None,
+        }
+
     async def encode(
         self, text: str, *, add_special_tokens: bool = True, must_fit: bool = False, param: str = "prompt"
     ) -> tuple[int, ...]:
@@ -118,14 +132,110 @@ class Texts:
                 f"{param}: at most {self._max_chars} characters are tokenized, got {len(text)}", param
             )
         if len(text) <= OFF_LOOP_CHARS:
-            token_ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens, param=param)
+            token_ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens, param=param)
         else:
             token_ids = await self._workers.run(
-                self._tokenizer.encode, text, add_special_tokens=add_special_tokens, param=param
+                self.tokenizer.encode, text, add_special_tokens=add_special_tokens, param=param
             )
         if must_fit:
             check_room(self._info, len(token_ids), param)
         return token_ids
+
+    async def encode_inputs(
+        self, inputs: Sequence[str | Sequence[int]], params: Sequence[str], **terms: Unpack[InputTerms]
+    ) -> list[TokenizedInput]:
+        """Texts and token ids, as a model that pools takes them. params: what each is called in errors.
+
+        Raises `ContextLengthError` for one that is too long, and `InvalidRequestError` for what is no text and no ids.
+        """
+        cut = self._cut(terms)
+        found: dict[int, TokenizedInput] = {}
+        of_text: dict[int, str] = {}
+        for index, (given, param) in enumerate(zip(inputs, params, strict=True)):
+            if isinstance(given, str):
+                of_text[index] = given
+                continue
+            token_ids = cut_ids(prompt_ids(given, param), cut)
+            check_ids(param, token_ids, self._info.vocab_size)
+            found[index] = TokenizedInput(token_ids)
+        names = [params[index] for index in of_text]
+        encoded = await self._encoded(list(of_text.values()), names, terms.get("add_special_tokens", True), cut)
+        found.update(zip(of_text, encoded, strict=True))
+        tokens = [found[index] for index in range(len(inputs))]
+        for each, param in zip(tokens, params, strict=True):
+            check_input(self._info, len(each.token_ids), param)
+        return tokens
+
+    async def encode_pairs(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        params: Sequence[str],
+        *,
+        variables: Mapping[str, Any] = MappingProxyType({}),
+        **terms: Unpack[InputTerms],
+    ) -> list[TokenizedInput]:
+        """Queries with documents: as one text by the chat template where one was given for them, else side by side.
+
+        params, variables: what each pair is called in errors; of the template. Otherwise as `encode_inputs`.
+        """
+        cut = self._cut(terms)
+        pooling = self._info.pooling
+        inputs: list[TextInput] = list(pairs)
+        special = terms.get("add_special_tokens", True)
+        if pooling is not None and pooling.takes_templates:
+            special = False
+            inputs = list(await self._workers.run(self._written, pairs, variables))
+        elif variables:
+            raise InvalidRequestError(
+                "instruction and chat_template_kwargs are for a template of pairs: start aserve with --chat-template",
+                "chat_template_kwargs",
+            )
+        tokens = await self._encoded(inputs, params, special, cut)
+        for each, param in zip(tokens, params, strict=True):
+            check_input(self._info, len(each.token_ids), param)
+        return tokens
+
+    def _written(self, pairs: Sequence[tuple[str, str]], variables: Mapping[str, Any]) -> list[str]:
+        return [
+            self._chat_template.render(
+                [{"role": "query", "content": query}, {"role": "document", "content": document}],
+                add_generation_prompt=False,
+                variables=variables,
+                max_chars=self._max_chars,
+                roles=("query", "document"),
+            )
+            for query, document in pairs
+        ]
+
+    def _cut(self, terms: InputTerms) -> Cut | None:
+        limit = terms.get("truncate_prompt_tokens")
+        if limit is None:
+            return None
+        most = self._info.max_model_len
+        return Cut(most if limit == -1 else min(limit, most), terms.get("truncation_side", "right"))
+
+    async def _encoded(
+        self, inputs: Sequence[TextInput], params: Sequence[str], special: bool, cut: Cut | None
+    ) -> list[TokenizedInput]:
+        """Tokenized, in a thread where they are long together, and no more than a thread's worth at a time."""
+        lens = [len(text) if isinstance(text, str) else len(text[0]) + len(text[1]) for text in inputs]
+        for text, param, num_chars in zip(inputs, params, lens, strict=True):
+            if cut is not None and num_chars > self._max_chars:
+                raise InvalidRequestError(
+                    f"{param}: at most {self._max_chars} characters are tokenized, got {num_chars}", param
+                )
+            if cut is None and num_chars > MEASURED_CHARS_PER_TOKEN * self._info.max_model_len:
+                whole = text if isinstance(text, str) else "".join(text)
+                self.check_length(whole, param)
+                await self._measure(whole, param)
+        if sum(lens) <= OFF_LOOP_CHARS:
+            return tokenized(self.tokenizer, inputs, params, special=special, cut=cut)
+        found: list[TokenizedInput] = []
+        for start in range(0, len(inputs), INPUTS_AT_ONCE):
+            part = slice(start, start + INPUTS_AT_ONCE)
+            encode = partial(tokenized, self.tokenizer, inputs[part], params[part], special=special, cut=cut)
+            found += await self._workers.run(encode)
+        return found
 
     async def encode_chat(
         self,
@@ -154,6 +264,10 @@ class Texts:
         )
         return await self.encode(text, add_special_tokens=add_special_tokens, must_fit=must_fit, param="messages")
 
+    def has_role(self, role: str) -> bool:
+        """Whether the chat template knows messages of a role that not all templates have."""
+        return role in self._chat_template.source
+
     def format(self, *, with_calls: bool, is_bare: bool = False) -> AnswerFormat | None:
         """How the model's answers are read; see `answer_format`."""
         return answer_format(self._info, with_calls=with_calls, is_bare=is_bare)
@@ -172,7 +286,7 @@ class Texts:
         """Whether a prompt ends where a thought has just begun, as many a chat template has it."""
         if format.thoughts is None:
             return False
-        tail = self._tokenizer.decode(prompt[-TAIL_TOKENS:])
+        tail = self.tokenizer.decode(prompt[-TAIL_TOKENS:])
         return tail.rstrip().endswith(format.thoughts.begin)
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
@@ -181,7 +295,7 @@ class Texts:
 
         def check_and_decode() -> str:
             check_ids("tokens", token_ids, self._info.vocab_size)
-            return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+            return self.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
         return await self._workers.run(check_and_decode)
 
@@ -197,7 +311,7 @@ class Texts:
         num_tokens = 0
         for start in range(0, len(text), PIECE_CHARS):
             piece = text[start : start + PIECE_CHARS]
-            num_tokens += await self._workers.run(self._tokenizer.count, piece, param=param)
+            num_tokens += await self._workers.run(self.tokenizer.count, piece, param=param)
             if num_tokens > 2 * max_tokens:
                 raise ContextLengthError(
                     f"the prompt has {len(text)} characters, and {num_tokens} tokens in the first "

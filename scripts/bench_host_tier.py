@@ -23,6 +23,7 @@ from aserve.core.request import Request
 from aserve.engine import EngineParts
 from aserve.kv_cache.host_memory import has_host_tier
 from aserve.scheduler.scheduler import Scheduler
+from aserve.scheduling import make_scheduler
 
 NUM_OTHERS = 3
 """Prompts between the first and its return; the cache holds two."""
@@ -33,7 +34,7 @@ def scheduler_of(parts: EngineParts, num_tokens: int, *, has_tier: bool) -> Sche
     config = parts.config
     num_blocks = 1 + 2 * -(-(num_tokens + 1) // config.block_size)
     costs = {"recompute_cost_s": 1.0, "swap_cost_s": 0.0 if has_tier else 1e9}
-    return build.make_scheduler(msgspec.structs.replace(config, num_blocks=num_blocks, watermark=0.0, **costs))
+    return make_scheduler(msgspec.structs.replace(config, num_blocks=num_blocks, watermark=0.0, **costs))
 
 
 async def first_token_s(parts: EngineParts, scheduler: Scheduler, prompt: tuple[int, ...]) -> float:

@@ -2,8 +2,12 @@
 
     python scripts/bench_launch.py     on any machine: kernels are compiled for sm_90, for a driver without a device
 
-Tensors are on the CPU, and nothing is computed. The two ways take turns in one process, so that their ratio holds on a
-busy machine too. One JSON line an operation.
+Tensors are on the CPU, and nothing is computed. The ways take turns in one process, so that their ratio holds on a busy
+machine too. One JSON line an operation:
+
+    us, us_by_triton    the operation, with its launches as they are, and as Triton makes them
+    us_besides          without any launch: what it allocates, and looks up
+    ratio               of the operation;  launch_ratio, of its launches alone
 """
 
 import argparse
@@ -91,6 +95,7 @@ def calls(ops: TritonOps) -> dict[str, Call]:
 WAYS: dict[str, Callable[..., None]] = {
     "us": Launch.__call__,
     "us_by_triton": lambda launch, *tensors: launch.launch_by_triton(tensors),
+    "us_besides": lambda launch, *tensors: None,
 }
 
 
@@ -109,7 +114,9 @@ def main() -> None:
         call()
         rounds = [{way: microseconds(call, way) for way in WAYS} for _ in range(ROUNDS)]
         figures = {way: statistics.median(one[way] for one in rounds) for way in WAYS}
-        emit("launch", {"operation": name}, {**figures, "ratio": figures["us"] / figures["us_by_triton"]})
+        us, us_by_triton, us_besides = figures["us"], figures["us_by_triton"], figures["us_besides"]
+        ratios = {"ratio": us / us_by_triton, "launch_ratio": (us - us_besides) / (us_by_triton - us_besides)}
+        emit("launch", {"operation": name}, figures | ratios)
 
 
 if __name__ == "__main__":

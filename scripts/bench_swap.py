@@ -24,6 +24,7 @@ from aserve.core.request import Request
 from aserve.engine import EngineParts
 from aserve.scheduler.scheduler import Scheduler
 from aserve.scheduler.statistics import Statistics
+from aserve.scheduling import make_scheduler
 
 NUM_CHOICES = 4
 
@@ -55,7 +56,7 @@ def scheduler_of(parts: EngineParts, mode: PreemptionMode, args: argparse.Namesp
     """That of an engine with a small cache, in which sequences give way in the given mode."""
     wanted = num_blocks(args, parts.config.block_size)
     assert wanted <= parts.config.num_blocks, "the runner holds all blocks that a scheduler hands out"
-    return build.make_scheduler(msgspec.structs.replace(parts.config, num_blocks=wanted, preemption_mode=mode))
+    return make_scheduler(msgspec.structs.replace(parts.config, num_blocks=wanted, preemption_mode=mode))
 
 
 async def run(parts: EngineParts, scheduler: Scheduler, requests: list[Request]) -> tuple[float, Statistics]:

@@ -10,12 +10,13 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from aserve.core.config import EngineConfig, ModelInfo
+from aserve.core.pooling import Pooling
 from aserve.engine import Engine, EngineParts, Loader, Progress
 from aserve.scheduler.scheduler import Scheduler
 from aserve.text.chat_template import ChatTemplate
 from aserve.text.tokenizer import Tokenizer
 from aserve.text.tokenizer_config import TokenizerConfig
-from tests.fakes import FakeScript, ScriptedRunner
+from tests.fakes import FakePooler, FakeScript, ScriptedRunner
 
 EOS: Final = 256
 SPECIAL_TOKENS: Final = ("<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
@@ -60,10 +61,12 @@ def scripted_loader(
     call_format: str | None = None,
     thought_format: str | None = None,
     special_tokens: Sequence[str] = SPECIAL_TOKENS,
+    pooling: Pooling | None = None,
 ) -> Loader:
     """A loader of an engine in which every request is answered by `answer`, over and over until it ends.
 
-    runner: to be used instead of one that follows the script. special_tokens: begin with SPECIAL_TOKENS.
+    runner: to be used instead of one that follows the script. special_tokens: begin with SPECIAL_TOKENS. pooling: what
+    it makes of inputs, by a FakePooler, in place of answers.
     """
 
     def load(report: Callable[[Progress], None]) -> EngineParts:
@@ -87,6 +90,7 @@ def scripted_loader(
                 created_s=1_700_000_000,
                 call_format=call_format,
                 thought_format=thought_format,
+                pooling=pooling,
             ),
             config=config,
             scheduler=Scheduler(
@@ -94,10 +98,10 @@ def scripted_loader(
                 num_blocks=config.num_blocks,
                 max_num_seqs=config.max_num_seqs,
                 max_num_batched_tokens=config.max_num_batched_tokens,
-                max_model_len=config.max_model_len,
+                max_model_len=config.max_model_len + (pooling is not None),
                 watermark=config.watermark,
             ),
-            runner=runner or ScriptedRunner(model=FakeScript(answer)),
+            runner=runner or ScriptedRunner(model=FakeScript(answer) if pooling is None else FakePooler()),
             tokenizer=byte_tokenizer(special_tokens),
             chat_template=ChatTemplate({"default": template}, {}),
         )

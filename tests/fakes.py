@@ -8,6 +8,7 @@ It scores tokens too, by a function of the same context; what is sampled does no
 
 import asyncio
 import zlib
+from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import exp, log
 
@@ -135,6 +136,10 @@ class FakeStructure:
 
     def after(self, token_ids: Sequence[int]) -> "FakeStructure":
         return FakeStructure(self._allowed_after, (*self._said, *token_ids))
+
+    def going_on(self, *, ignores_end: bool) -> "FakeStructure":
+        del ignores_end  # what is allowed is a function of the answer
+        return self
 
 
 def ids_of(mask: bytes) -> set[int]:
@@ -453,6 +458,26 @@ class FakeScript:
         return tuple(self._score(token_id, num_top) for token_id in piece.target_ids)
 
 
+class FakePooler:
+    """Makes of each sequence (its number of tokens, its first, its last, where a second text begins or -1)."""
+
+    def __init__(self) -> None:
+        self._rows: dict[Row, tuple[list[int], int | None]] = {}
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """The step's result: no token, a vector for each slice that samples."""
+        for init in plan.inits:
+            self._rows[init.row] = ([], init.second_at)
+        vectors = []
+        for piece in plan.slices:
+            tokens, second_at = self._rows[piece.row]
+            tokens[piece.start :] = piece.token_ids
+            if piece.num_samples:
+                place = -1 if second_at is None else second_at
+                vectors.append(array("f", (len(tokens), tokens[0], tokens[-1], place)))
+        return StepResult(plan.step_id, (0,) * len(vectors), vectors=tuple(vectors))
+
+
 class ScriptedFlight:
     """A step that was computed when it was launched, and lands when it is asked to and not held."""
 
@@ -484,7 +509,7 @@ class ScriptedRunner:
         *,
         block_size: int = 16,
         vocabulary: range = BYTE_TOKENS,
-        model: FakeKV | FakeScript | None = None,
+        model: FakeKV | FakeScript | FakePooler | None = None,
         launch_errors: Mapping[int, BaseException] | None = None,
         land_errors: Mapping[int, BaseException] | None = None,
         poison: Callable[[StepPlan], BaseException | None] = lambda _plan: None,

@@ -27,6 +27,8 @@ ENGINE = {
         "workers",
         "texts",
         "engine_parts",
+        "encoding",
+        "vectors",
         "engine",
     ),
 }
@@ -37,11 +39,15 @@ LOWER_FLOORS = ENGINE | {
     "kernels",
     "models",
     "runner",
+    "stores",
     "http",
     "model_folder",
     "measuring",
     "drafters",
     "telling",
+    "loading",
+    "scheduling",
+    "poolers",
     "build",
     "loop_thread",
     "llm",
@@ -74,12 +80,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "workers": {"core"},
     "texts": {"core", "intake", "text", "workers"},
     "engine_parts": {"adapters", "core", "scheduler", "text"},
+    "encoding": {"texts"},
+    "vectors": {"answers", "core", "mailbox", "text", "texts"},
     "engine": ENGINE,
-    "http": {"core", "edges", "engine", "mailbox", "metrics", "tenants", "workers"},
+    "stores": {"core"},
+    "http": {"core", "edges", "engine", "mailbox", "metrics", "stores", "tenants", "workers"},
     "loop_thread": set(),
     "model_folder": {"core", "models", "text"},
     "measuring": {"core", "kernels", "models", "runner"},
     "drafters": {"core", "drafting", "kernels", "models", "runner"},
+    "loading": {"core", "engine_parts", "kernels", "models", "text"},
+    "scheduling": {"core", "drafters", "kv_cache", "scheduler"},
+    "poolers": LOWER_FLOORS,
     "telling": {"core", "drafters", "engine_parts", "kv_cache", "models"},
     "build": LOWER_FLOORS,
     "llm": LOWER_FLOORS,
@@ -116,7 +128,10 @@ WITHOUT_TORCH = [
     "workers",
     "texts",
     "engine_parts",
+    "encoding",
+    "vectors",
     "engine",
+    "stores",
     "http",
     "model_folder",
     "cli",
@@ -180,6 +195,14 @@ def test_imports_point_down(package: str):
     for path in sources(package):
         of_aserve = {module.split(".")[1] for module in imported_modules(path) if module.startswith("aserve.")}
         assert {name for name in of_aserve if not name.startswith("__")} <= allowed, name_of(path)
+
+
+@pytest.mark.parametrize(("face", "other"), [("anthropic", "openai"), ("openai", "anthropic")])
+def test_the_faces_of_http_do_not_know_each_other(face: str, other: str):
+    """What they share is beside them."""
+    for path in sources(f"http/{face}"):
+        others = f"aserve.http.{other}"
+        assert not [name for name in imported_modules(path) if f"{name}.".startswith(f"{others}.")], name_of(path)
 
 
 def test_no_module_imports_itself_in_a_circle():

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import aserve
-from aserve.build import AsyncEngine, default_sampling, load, make_options
+from aserve.build import AsyncEngine, load, make_options
 from aserve.core.errors import CheckpointError, ConfigError, OverloadedError, UnavailableError
 from aserve.core.ids import RequestId
 from aserve.core.params import SamplingParams
@@ -21,6 +21,7 @@ from aserve.core.request import Request
 from aserve.engine import EngineParts, Progress
 from aserve.kernels.dispatch import describe, select_ops
 from aserve.kv_cache.host_memory import has_host_tier
+from aserve.loading import default_sampling
 from aserve.telling import startup_lines
 from tests.checkpoints import EOS_ID, VOCAB_SIZE, checkpoints
 

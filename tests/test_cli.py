@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from aserve.core.config import Options
 from aserve.core.errors import ConfigError
 from aserve.core.speculation import SpeculativeConfig
 from aserve.engine import Progress
+from aserve.stores.responses import MemoryStore, SqliteStore
 
 
 def parse(*argv, **environ):
@@ -48,6 +50,18 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_p
 def test_counts_take_suffixes():
     _, options, _ = parse("--kv-cache-memory-bytes", "2GiB", "--max-model-len", "32k", "--max-num-seqs", "12")
     assert (options.kv_cache_memory_bytes, options.max_model_len, options.max_num_seqs) == (2 * 1024**3, 32000, 12)
+
+
+def test_where_responses_are_kept(tmp_path):
+    """Catches a limit that does not reach the store, and a file that cannot be used but is passed over."""
+    file = str(tmp_path / "a.db")
+    given = parse("--response-store", file, "--response-store-bytes", "2Mi", "--response-store-age", "90000")[2]
+    assert (given.response_store_bytes, given.response_store_age) == (2 * 1024**2, 90000.0)
+    with closing(commands.response_store(given)) as store:
+        assert isinstance(store, SqliteStore)
+        with pytest.raises(ConfigError, match="--response-store: cannot use"):
+            commands.response_store(given)
+    assert isinstance(commands.response_store(parse()[2]), MemoryStore)
 
 
 def test_drafts_are_wished_for_as_json_or_in_a_file(tmp_path):

@@ -176,6 +176,21 @@ def test_branches_of_a_running_generation_leave_it_alone(run):
     assert answers in expected
 
 
+@pytest.mark.parametrize("ranked", [{"beam": BeamParams(width=2), "n": 2}, {"best_of": 2}], ids=["beams", "best_of"])
+def test_what_is_ranked_is_not_forked_whether_it_runs_or_has_ended(run, ranked):
+    """Catches an answer that speaks of a choice that is not there, which tells nobody what is wrong."""
+
+    async def use(engine):
+        async with engine.open(PROMPT, sampled(max_tokens=2, **ranked)) as origin:
+            for _ in range(2):
+                with pytest.raises(InvalidRequestError, match="ranked choices and beams cannot be forked"):
+                    async with engine.fork(origin, 1):
+                        pass
+                await tokens_of(origin)
+
+    run(use)
+
+
 def test_a_branch_may_have_several_choices_itself(run):
     async def use(engine):
         async with engine.open(PROMPT, sampled(n=2, max_tokens=4)) as origin:

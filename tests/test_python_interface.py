@@ -307,6 +307,7 @@ def test_p6_options_as_keywords_are_the_options():
         "lora_modules",
         "lora_root",
         "speculative_config",
+        "hf_overrides",
     }  # as which more is taken than is kept
     kept = get_type_hints(Options)
     assert {name for name, hint in hints.items() if hint != kept[name]} == taken

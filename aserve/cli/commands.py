@@ -4,7 +4,8 @@ import gc
 import os
 import sys
 from collections.abc import MutableMapping, Sequence
-from typing import Final
+from contextlib import closing
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -14,6 +15,9 @@ from aserve.cli.settings import parse
 from aserve.core.config import Options
 from aserve.core.defaults import default_max_num_queued_reqs
 from aserve.core.errors import AserveError, ConfigError
+
+if TYPE_CHECKING:
+    from aserve.stores.responses import ResponseStore
 
 MAX_PREPARED_PRODUCTS: Final = 128
 
@@ -28,13 +32,23 @@ def bound_product_caches(environ: MutableMapping[str, str]) -> None:
         environ.setdefault(name, str(MAX_PREPARED_PRODUCTS))
 
 
+def response_store(given: ServerOptions) -> "ResponseStore":
+    """Where responses are kept. Raises `ConfigError`."""
+    from aserve.stores.responses import FILE_BYTES, MEMORY_BYTES, MemoryStore, SqliteStore
+
+    max_age_s = given.response_store_age
+    if given.response_store is None:
+        return MemoryStore(max_bytes=given.response_store_bytes or MEMORY_BYTES, max_age_s=max_age_s)
+    return SqliteStore(given.response_store, max_bytes=given.response_store_bytes or FILE_BYTES, max_age_s=max_age_s)
+
+
 def serve(options: Options, server_options: ServerOptions) -> int:
     """Serve the OpenAI API until a signal. The socket answers while the model loads."""
     gc.disable()  # until all is loaded, and stays: to look for garbage in it takes a tenth of the time
     from sse_starlette import EventSourceResponse  # each command imports what it needs: start-up counts
 
     from aserve.build import AsyncEngine
-    from aserve.http import Doorman, Keyring, create_app
+    from aserve.http import AppOptions, Doorman, Keyring, create_app
     from aserve.http.sse import StreamLimits
     from aserve.server import Limits, ServerConfig, logging_to, run
     from aserve.terminal import StartupLines, StartupPrinter, curl_line
@@ -61,7 +75,16 @@ def serve(options: Options, server_options: ServerOptions) -> int:
         engine = AsyncEngine.from_options(options, on_progress=printer.report)
         limits = StreamLimits(send_timeout_s=given.send_timeout)
         keyring = Keyring(given.api_key, path=given.api_keys_file, tenants=engine.tenants)
-        app = create_app(engine, keyring=keyring, max_body_bytes=given.max_body_bytes, stream_limits=limits)
+        store = response_store(given)
+        options_of_api = AppOptions(**{name: getattr(given, name) for name in AppOptions.__dataclass_fields__})
+        app = create_app(
+            engine,
+            keyring=keyring,
+            max_body_bytes=given.max_body_bytes,
+            stream_limits=limits,
+            response_store=store,
+            options=options_of_api,
+        )
 
         def ready(url: str) -> None:
             EventSourceResponse(iter(()))  # the first has anyio import its backend, and all streams would wait for that
@@ -73,7 +96,8 @@ def serve(options: Options, server_options: ServerOptions) -> int:
 
         on_hangup = keyring.reload if given.api_keys_file else None
         doorman = Doorman(engine, keyring, given.max_body_bytes)
-        return run(engine, app, config, on_ready=ready, on_hangup=on_hangup, say=say, doorman=doorman)
+        with closing(store):
+            return run(engine, app, config, on_ready=ready, on_hangup=on_hangup, say=say, doorman=doorman)
 
 
 def chat(options: Options) -> int:

@@ -9,7 +9,17 @@ from typing import Any, Final
 
 import msgspec
 
-from aserve.cli.words import read_bool, read_bytes, read_choice, read_count, read_number, read_object, read_seconds
+from aserve.cli.words import (
+    read_bool,
+    read_bytes,
+    read_choice,
+    read_count,
+    read_number,
+    read_object,
+    read_root,
+    read_seconds,
+    read_within,
+)
 from aserve.core.config import (
     DEVICES,
     DTYPES,
@@ -19,6 +29,8 @@ from aserve.core.config import (
     SCHEDULING_POLICIES,
     Options,
 )
+from aserve.core.params import MAX_LOGPROBS
+from aserve.core.pooling import CONVERT_KINDS, RUNNER_KINDS
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")
@@ -37,6 +49,19 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     client_header_timeout: float = 5.0
     max_body_bytes: int | None = None
     send_timeout: float = 30.0
+    response_store: str | None = None
+    response_store_bytes: int | None = None
+    response_store_age: float = 30 * 24 * 3600.0
+    allowed_origins: tuple[str, ...] = ()
+    allowed_methods: tuple[str, ...] = ("*",)
+    allowed_headers: tuple[str, ...] = ("*",)
+    allow_credentials: bool = False
+    root_path: str = ""
+    lenient: bool = False
+    enable_force_include_usage: bool = False
+    return_tokens_as_token_ids: bool = False
+    max_logprobs: int = MAX_LOGPROBS
+    enable_tokenizer_info_endpoint: bool = False
     log_level: str = "info"
     log_format: str = "text"
 
@@ -61,6 +86,19 @@ class Flag(msgspec.Struct, frozen=True):
 
 ENGINE_FLAGS: Final = (
     Flag("model", str, "FOLDER|ID", "a folder or a Hugging Face id; demo is the bundled demonstration model"),
+    Flag(
+        "runner",
+        read_choice(RUNNER_KINDS),
+        "|".join(RUNNER_KINDS),
+        "generate text, or pool; auto is what the model is for",
+    ),
+    Flag(
+        "convert",
+        read_choice(CONVERT_KINDS),
+        "|".join(CONVERT_KINDS),
+        "what a model that generates is made to pool for; auto is what its folder says, or embed",
+    ),
+    Flag("hf_overrides", read_object, "JSON", "fields that replace those of config.json"),
     Flag("tokenizer", str, "FOLDER|ID", "a folder or id whose tokenizer replaces the model's own"),
     Flag("chat_template", str, "FILE", "a Jinja file that replaces the model's own chat template"),
     Flag("tool_call_parser", str, "NAME", "how the model writes calls of tools; auto is what its chat template says"),
@@ -161,6 +199,24 @@ SERVER_FLAGS: Final = (
         "of a request (if not given: 3 Mi, and 8 for each token of the context, up to 8 Mi); one more is a 413",
     ),
     Flag("send_timeout", read_seconds(0.1), "SECONDS", "how long a client may take nothing of its answer"),
+    Flag("response_store", str, "FILE", "an SQLite file that keeps responses of /v1/responses (if not given: memory)"),
+    Flag(
+        "response_store_bytes",
+        read_bytes,
+        "N",
+        "of responses that are kept, the oldest going first (if not given: 64 Mi in memory, 1 Gi in a file)",
+    ),
+    Flag("response_store_age", read_seconds(1.0, 1e9), "SECONDS", "how long a response is kept"),
+    Flag("allowed_origins", str, "ORIGIN", "of web pages that browsers let ask (CORS); * is all", many=True),
+    Flag("allowed_methods", str, "METHOD", "that such pages may use", many=True),
+    Flag("allowed_headers", str, "HEADER", "that such pages may send", many=True),
+    Flag("allow_credentials", read_bool, "", "let such pages send cookies and HTTP authentication"),
+    Flag("root_path", read_root, "PATH", "what a proxy in front takes off the paths"),
+    Flag("lenient", read_bool, "", "leave out fields that nobody knows, and tell in warnings, instead of a 400"),
+    Flag("enable_force_include_usage", read_bool, "", "end every stream with the token counts"),
+    Flag("return_tokens_as_token_ids", read_bool, "", "tokens of logprobs as token_id:123, for all requests"),
+    Flag("max_logprobs", read_within(0, MAX_LOGPROBS), "N", f"likeliest tokens beside each, {MAX_LOGPROBS} at most"),
+    Flag("enable_tokenizer_info_endpoint", read_bool, "", "serve GET /tokenizer_info, which tells the chat template"),
     Flag("log_level", read_choice(LOG_LEVELS), "|".join(LOG_LEVELS), "the least that is logged"),
     Flag("log_format", read_choice(LOG_FORMATS), "|".join(LOG_FORMATS), "how a line of the log is written"),
 )

@@ -11,7 +11,7 @@ from typing import Any, Final, NoReturn
 
 from aserve import __version__
 from aserve.cli.flags import DEFAULTS, ENGINE_FLAGS, FLAGS, SERVER_FLAGS, Flag, ServerOptions
-from aserve.cli.words import read_bool, read_object
+from aserve.cli.words import read_bool, read_object, read_texts
 from aserve.core.config import Options
 from aserve.core.errors import ConfigError
 
@@ -109,13 +109,22 @@ def _settle(given: Mapping[str, Any], source: str) -> dict[str, Any]:
     settled = {}
     for name, value in given.items():
         flag = FLAGS[name]
-        values = value if isinstance(value, list) else value.split(",") if flag.many else [value]
         try:
-            read = [_read_value(flag, one) for one in values]
+            read = [_read_value(flag, one) for one in _values(flag, value)]
         except ConfigError as error:
             raise ConfigError(f"{flag.option} ({source}): {error.message}") from None
         settled[name] = tuple(read) if flag.many else read[0]
     return settled
+
+
+def _values(flag: Flag, value: Any) -> list[Any]:
+    """Those of a flag that takes many; a JSON list of them may be one word, as vLLM's flags have it."""
+    if not flag.many:
+        return [value]
+    [word] = value if isinstance(value, list) and len(value) == 1 else [value]
+    if isinstance(word, str) and word.startswith('["'):
+        return read_texts(word)
+    return value if isinstance(value, list) else str(value).split(",")
 
 
 def _read_value(flag: Flag, value: object) -> Any:

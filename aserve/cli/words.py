@@ -47,12 +47,20 @@ def read_object(word: str) -> dict[str, Any]:
         raise ConfigError(f"a JSON object is expected, got {word!r}: {error}") from None
 
 
-def read_seconds(least: float = 0.0) -> Callable[[str], float]:
-    """Reads a number of seconds, a day at most."""
+def read_texts(word: str) -> list[str]:
+    """A JSON list of strings."""
+    try:
+        return msgspec.json.decode(word, type=list[str])
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"a JSON list of strings is expected, got {word!r}: {error}") from None
+
+
+def read_seconds(least: float = 0.0, most: float = 86400.0) -> Callable[[str], float]:
+    """Reads a number of seconds, by default a day at most."""
 
     def read(word: str) -> float:
-        if not least <= (seconds := read_number(word)) <= 86400:
-            raise ConfigError(f"seconds in [{least:g}, 86400] are expected, got {word!r}")
+        if not least <= (seconds := read_number(word)) <= most:
+            raise ConfigError(f"seconds in [{least:g}, {most:.15g}] are expected, got {word!r}")
         return seconds
 
     return read
@@ -72,5 +80,23 @@ def read_choice(allowed: Sequence[str]) -> Callable[[str], str]:
         if word not in allowed:
             raise ConfigError(f"one of {', '.join(allowed)} is expected, got {word!r}")
         return word
+
+    return read
+
+
+def read_root(word: str) -> str:
+    """A path that begins with a slash and ends without one; "" is the root."""
+    if word and (not word.startswith("/") or word.endswith("/")):
+        raise ConfigError(f"a path such as /api is expected, got {word!r}")
+    return word
+
+
+def read_within(least: int, most: int) -> Callable[[str], int]:
+    """Reads a whole number in [least, most]."""
+
+    def read(word: str) -> int:
+        if not least <= (value := read_count(word)) <= most:
+            raise ConfigError(f"a number in [{least}, {most}] is expected, got {word!r}")
+        return value
 
     return read

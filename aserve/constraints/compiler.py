@@ -77,7 +77,8 @@ class Compiler:
             if structured.kind == "json":
                 self._locate(parsed_json(structured.json, "the JSON schema"), problem)
             raise InvalidRequestError(f"structured.{structured.kind}: {problem}", "structured")
-        return Compiled(matcher, -(-self._vocab_size // 32) * 4)
+        ends = sum(1 << eos_id for eos_id in self._eos_ids)
+        return Compiled(matcher, -(-self._vocab_size // 32) * 4, ends)
 
     def _matcher(self, grammar: str) -> tuple[LLMatcher | None, str]:
         """At the beginning of a grammar; or None, and why not."""

@@ -15,11 +15,17 @@ DEAD_END: Final = "no token of the vocabulary can say what has to come next"
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A `Structure`. matcher: at its beginning; copied, and never moved on. said: what an answer goes on from."""
+    """A `Structure`. matcher: at its beginning; copied, and never moved on. said: what an answer goes on from.
+
+    ends: bits of a mask, as one number, of the tokens that end an answer. ignores_end: they are not left in a mask
+    that leaves another token.
+    """
 
     matcher: LLMatcher
     num_mask_bytes: int
+    ends: int
     said: tuple[int, ...] = ()
+    ignores_end: bool = False
 
     def constraint(self) -> Constraint:
         """As the Protocol says; takes some 5 us."""
@@ -28,6 +34,15 @@ class Compiled:
     def after(self, token_ids: Sequence[int]) -> Structure:
         """As the Protocol says."""
         return replace(self, said=(*self.said, *token_ids))
+
+    def going_on(self, *, ignores_end: bool) -> Structure:
+        """As the Protocol says."""
+        return self if ignores_end == self.ignores_end else replace(self, ignores_end=ignores_end)
+
+    def without_ends(self, mask: bytes) -> bytes:
+        """A mask whose answer goes on, if it may; takes a microsecond for each 16,000 tokens."""
+        left = int.from_bytes(mask, "little") & ~self.ends
+        return left.to_bytes(len(mask), "little") if left else mask
 
 
 class MatcherConstraint:
@@ -100,6 +115,8 @@ class MatcherConstraint:
             return nothing, _gave_up(error)
         if mask == nothing or matcher.is_error():
             return nothing, _error_of(matcher) if matcher.is_error() else DEAD_END
+        if self._structure.ignores_end and matcher.is_accepting():
+            mask = self._structure.without_ends(mask)
         return mask, None
 
     def _caught_up(self) -> LLMatcher:

@@ -18,7 +18,8 @@ from aserve.core.defaults import (
 )
 from aserve.core.errors import ConfigError
 from aserve.core.layout import Footprint, Window, stretched
-from aserve.core.lora import LORA_RULES, LoraFields, LoraOptions
+from aserve.core.lora import LORA_RULES
+from aserve.core.pooling import POOLING_RULES, Pooling, PoolingFields, PoolingOptions
 from aserve.core.rules import (
     MAX_INT,
     Rules,
@@ -56,7 +57,7 @@ BLOCK_SIZES: Final = (8, 16, 32, 64, 128, 256)
 MAX_NUM_SEQS: Final = 2**16
 
 
-class Options(LoraOptions, frozen=True, kw_only=True, repr_omit_defaults=True):
+class Options(PoolingOptions, frozen=True, kw_only=True, repr_omit_defaults=True):
     """What a user may wish for an engine; every field is also a CLI flag of the same name. None means "choose".
 
     Raises `ConfigError`, naming the field, for a value of another type or out of bounds. Paths are taken for texts, and
@@ -145,11 +146,12 @@ OPTION_RULES: Final = Rules(
         "tool_call_parser": text,
         "reasoning_parser": text,
         **LORA_RULES,
+        **POOLING_RULES,
     },
 )
 
 
-class OptionFields(LoraFields, total=False):
+class OptionFields(PoolingFields, total=False):
     """The fields of `Options` besides the model as keyword arguments, for type checkers and editors."""
 
     tokenizer: str | PathLike[str] | None
@@ -194,6 +196,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     kv_budget_bytes: what the device can give to KV. kv_windows: of each layer group.
     flops_per_token: of the matrix products; 0 where that is not known.
     draft_context_len, draft_bytes_per_token: of the draft model, and of a position in its cache; 0 without one.
+    pooling: of a model that pools; None of one that generates.
     """
 
     device: str
@@ -204,6 +207,17 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     flops_per_token: int = 0
     draft_context_len: int = 0
     draft_bytes_per_token: int = 0
+    pooling: Pooling | None = None
+
+    @property
+    def num_outputs(self) -> int:
+        """Places behind a sequence's last token that it has to have: a vector takes that of a token."""
+        return 0 if self.pooling is None else 1
+
+    @property
+    def may_skip_prefixes(self) -> bool:
+        """Whether positions that are in the cache need not be computed."""
+        return self.pooling is None or not self.pooling.reads_all
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -216,7 +230,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     plans_behind_prompts: whether a step with prompts may be in flight while the next is planned. On a CPU it takes so
     long that who comes meanwhile is worth waiting for. itl_factor: see `choose_itl_factor`.
     draft_context_len: of the draft model; 0 without one. draft_step_s: what its steps take, measured.
-    The last nine before the notes are the options of those names; max_loras is 0 where there are no adapters.
+    pools: whether vectors come out in place of tokens.
+    The nine before it are the options of those names; max_loras is 0 where there are no adapters.
     """
 
     block_size: int
@@ -245,6 +260,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     step_timeout: float = 300.0
     speculative_config: SpeculativeConfig | None = None
     max_loras: int = 0
+    pools: bool = False
     notes: tuple[str, ...] = ()
 
     @property
@@ -266,6 +282,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     default_sampling: fields of generation_config.json that replace SamplingParams' own defaults.
     call_format, thought_format: how the model writes calls of tools and thoughts, by name; None is that it does not.
+    pooling: what it makes of an input where it pools; None where it generates.
     """
 
     names: tuple[str, ...]
@@ -277,6 +294,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     default_sampling: Mapping[str, Any] = {}
     call_format: str | None = None
     thought_format: str | None = None
+    pooling: Pooling | None = None
 
 
 def choose_max_chunk(options: Options, budget: int) -> int:
@@ -292,12 +310,11 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
     budget = options.max_num_batched_tokens or default_max_num_batched_tokens(facts.device, facts.flops_per_token)
     if (wanted_len := options.max_model_len) is not None and wanted_len > facts.context_len:
         raise ConfigError(f"max_model_len {wanted_len} is over the model's context of {facts.context_len} tokens")
-    max_model_len = options.max_model_len or facts.context_len
-    chunk = choose_max_chunk(options, budget)
+    max_model_len, chunk = options.max_model_len or facts.context_len, choose_max_chunk(options, budget)
     footprint = Footprint(facts.kv_windows, options.block_size, stretched(chunk, budget))
     bytes_per_block = footprint.block_bytes(facts.kv_bytes_per_token, facts.draft_bytes_per_token)
     num_blocks = (wanted_bytes := options.kv_cache_memory_bytes or facts.kv_budget_bytes) // bytes_per_block
-    blocks_per_seq = footprint.peak(max_model_len)
+    blocks_per_seq = footprint.peak(max_model_len + facts.num_outputs)
     if num_blocks > (useful_blocks := 1 + max_num_seqs * blocks_per_seq) and options.kv_cache_memory_bytes is None:
         num_blocks = useful_blocks
         notes.append(f"KV cache: {num_blocks - 1} blocks are enough for {max_num_seqs} sequences at full length")
@@ -307,7 +324,7 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
             "at least 2 are needed"
         )
     if blocks_per_seq > num_blocks - 1:
-        fits = footprint.longest(num_blocks - 1, max_model_len)
+        fits = footprint.longest(num_blocks - 1, max_model_len) - facts.num_outputs
         if options.max_model_len is not None:
             raise ConfigError(
                 f"max_model_len {max_model_len} does not fit the KV cache of {fits} tokens; "
@@ -324,7 +341,7 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
         watermark=options.watermark,
-        enable_prefix_caching=options.enable_prefix_caching,
+        enable_prefix_caching=options.enable_prefix_caching and facts.may_skip_prefixes,
         num_host_blocks=_num_host_blocks(options, facts.kv_bytes_per_token * options.block_size),
         kv_windows=facts.kv_windows,
         max_in_flight=default_max_in_flight(facts.device, facts.flops_per_token, facts.kv_windows),
@@ -341,6 +358,7 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         step_timeout=options.step_timeout,
         speculative_config=options.speculative_config,
         max_loras=options.max_loras if options.enable_lora else 0,
+        pools=facts.pooling is not None,
         notes=tuple(notes),
     )
 

@@ -1,6 +1,7 @@
 """What comes out: tokens from the scheduler (StepTokens), text for a reader (TextDelta), in the end a Completion."""
 
 import enum
+from array import array
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -33,6 +34,7 @@ class SeqDelta(msgspec.Struct, frozen=True, gc=False):
         on, those that were computed since the last delta of the choice.
     cumulative_logprob: of a finished choice that was ranked (best_of, beam search).
     queued_s: how long the choice waited to be admitted, in seconds.
+    vector: what a model that pools made of the prompt, which is all that there is.
     """
 
     request_id: RequestId
@@ -45,6 +47,7 @@ class SeqDelta(msgspec.Struct, frozen=True, gc=False):
     prompt_scores: tuple[TokenScores, ...] = ()
     cumulative_logprob: float | None = None
     queued_s: float = 0.0
+    vector: "array[float] | None" = None
 
     def merge(self, later: "SeqDelta") -> "SeqDelta":
         """This delta followed by a later one of the same choice, as one."""
@@ -96,7 +99,8 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
     token_ids: may run ahead of text, whose end can be held back for a stop string or an unfinished character.
     stop_reason: the stop string or stop token id that ended the choice, or DEADLINE; None for end-of-sequence, length.
     num_cached_tokens: prompt tokens found in the prefix cache at first admission.
-    scores, prompt_scores, cumulative_logprob: as in SeqDelta. timings: of the request, in a choice's last delta.
+    scores, prompt_scores, cumulative_logprob, vector: as in SeqDelta. timings: of the request, in a choice's last
+    delta.
     """
 
     text: str
@@ -109,6 +113,7 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
     prompt_scores: tuple[TokenScores, ...] = ()
     cumulative_logprob: float | None = None
     timings: RequestTimings | None = None
+    vector: "array[float] | None" = None
 
     def merge(self, later: "TextDelta") -> "TextDelta":
         """This delta followed by a later one of the same choice, as one."""

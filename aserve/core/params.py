@@ -189,6 +189,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaul
         return self.best_of or self.n
 
     @property
+    def is_ranked(self) -> bool:
+        """Whether the likeliest of several sequences are returned, once all have ended."""
+        return self.beam is not None or self.num_sequences > self.n
+
+    @property
     def is_greedy(self) -> bool:
         """Whether the likeliest token is always taken."""
         return self.temperature < GREEDY_TEMPERATURE

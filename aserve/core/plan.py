@@ -19,6 +19,7 @@ Drafts that a small model makes are not known when the plan is made. `TO_COME` s
 them are in the plan: `drafting`, on rows and blocks of the small model's own.
 """
 
+from array import array
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -90,6 +91,7 @@ class RowInit(msgspec.Struct, frozen=True, gc=False):
     adapter: by which the model is changed for this row; None for the model as it is.
     mask: of every token that the row samples; has followed what the answer has when the row is set up, and is the
         runner's from then on. None where any token may come.
+    second_at: where the second of two texts begins, for an encoder that tells them apart; None where it does not.
     """
 
     row: Row
@@ -98,6 +100,7 @@ class RowInit(msgspec.Struct, frozen=True, gc=False):
     block_ids: tuple[BlockId, ...] = ()
     adapter: AdapterId | None = None
     mask: TokenMask | None = None
+    second_at: int | None = None
 
 
 class SeqSlice(msgspec.Struct, frozen=True, gc=False):
@@ -183,6 +186,8 @@ class StepResult(msgspec.Struct, frozen=True, gc=False):
         What stands for their tokens means nothing.
     num_accepted: of each slice that samples, how many of its drafts; () in a step without drafts, in which each of them
         has one token.
+    vectors: of each slice that samples, where the runner pools: what the model made of the whole sequence, float32.
+        Then no token is sampled, and what stands for it means nothing.
     """
 
     step_id: int
@@ -191,6 +196,7 @@ class StepResult(msgspec.Struct, frozen=True, gc=False):
     prompt_scores: tuple[tuple[TokenScores, ...], ...] = ()
     failed: tuple[SeqId, ...] = ()
     num_accepted: tuple[int, ...] = ()
+    vectors: tuple["array[float]", ...] = ()
 
 
 def num_agreeing(draft_ids: Sequence[int], sampled_ids: Sequence[int]) -> int:

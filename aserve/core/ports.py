@@ -50,6 +50,10 @@ class Structure(Protocol):
         """What is left of it for an answer that goes on where another has come to with these tokens."""
         ...
 
+    def going_on(self, *, ignores_end: bool) -> "Structure":
+        """The same, for an answer that ends where it may, or only where nothing else may follow."""
+        ...
+
 
 class Flight(Protocol):
     """A launched step."""

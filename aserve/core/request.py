@@ -90,6 +90,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: on the same clock, when it ends with what it has; None is never.
     tenant: on whose account it runs; "" where nobody is told apart. weight: the tenant's share, under the fair policy.
     structure: params.structured, compiled; None where an answer may be anything.
+    second_at: see `RowInit`.
     """
 
     id: RequestId
@@ -109,6 +110,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     weight: float = 1.0
     structure: Structure | None = None
     adapter: AdapterId | None = None
+    second_at: int | None = None
 
     @property
     def extra_keys(self) -> tuple[ExtraKey, ...]:

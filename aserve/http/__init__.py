@@ -6,6 +6,7 @@ Knows the engine's public methods; has heard of neither the scheduler nor the ru
 from aserve.http.app import create_app
 from aserve.http.doorman import Doorman
 from aserve.http.keys import Keyring
+from aserve.http.options import AppOptions
 from aserve.http.sse import StreamLimits
 
-__all__ = ["Doorman", "Keyring", "StreamLimits", "create_app"]
+__all__ = ["AppOptions", "Doorman", "Keyring", "StreamLimits", "create_app"]

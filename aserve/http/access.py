@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
+from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aserve.core.errors import AserveError
@@ -72,7 +73,7 @@ class AccessLog:
         self._app = app
         all_paths = list(paths)
         self._paths = frozenset(path for path in all_paths if "{" not in path)
-        self._patterns = {path.partition("{")[0]: path for path in all_paths if "{" in path}
+        self._patterns = {path: compile_path(path)[0] for path in all_paths if "{" in path}
         self._quiet_paths = frozenset(quiet_paths)
         self._clock = clock
 
@@ -134,7 +135,7 @@ class AccessLog:
         path = route_path(scope)
         if path in self._paths:
             return path
-        return next((known for start, known in self._patterns.items() if path.startswith(start)), UNKNOWN)
+        return next((known for known, pattern in self._patterns.items() if pattern.match(path)), UNKNOWN)
 
 
 def log_access(level: int, **fields: Any) -> None:

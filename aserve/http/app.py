@@ -1,4 +1,4 @@
-"""create_app: the OpenAI API of an engine as an ASGI application, to be served or to be mounted in another one."""
+"""create_app: the OpenAI API of an engine, and Anthropic's, as an ASGI application, to be served or to be mounted."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -11,6 +11,8 @@ from starlette.routing import Route
 from aserve.core.errors import AserveError, UnavailableError
 from aserve.engine import Engine
 from aserve.http.access import AccessLog
+from aserve.http.anthropic.errors import ANTHROPIC
+from aserve.http.anthropic.messages import count_tokens, messages
 from aserve.http.body import Glance, at_nothing
 from aserve.http.endpoint import Edge, Handler, JsonEndpoint
 from aserve.http.errors import handle_error
@@ -19,21 +21,31 @@ from aserve.http.middleware import MAX_BODY_BYTES, MAX_TOTAL_BODY_BYTES, PUBLIC_
 from aserve.http.openai.adapters import load_adapter, unload_adapter
 from aserve.http.openai.chat import chat_completions
 from aserve.http.openai.completions import completions
-from aserve.http.openai.glance import generation_glance, text_glance
+from aserve.http.openai.glance import generation_glance, input_glance, text_glance
 from aserve.http.openai.models import model_routes
-from aserve.http.openai.tokenize import detokenize, tokenize
+from aserve.http.openai.responses.create import create_response
+from aserve.http.openai.responses.keeping import Kept
+from aserve.http.openai.responses.later import later_routes
+from aserve.http.openai.tokenize import detokenize, tokenize, tokenizer_info_route
 from aserve.http.openapi import openapi_route
 from aserve.http.ops import ops_routes
+from aserve.http.options import DEFAULTS, AppOptions
+from aserve.http.pooling.classify import classify
+from aserve.http.pooling.embeddings import embeddings, pooling
+from aserve.http.pooling.scores import rerank, score
 from aserve.http.request_id import RequestIds
 from aserve.http.sse import StreamLimits
+from aserve.stores.responses import MemoryStore, ResponseStore
 
+DIALECTS: Final = (ANTHROPIC,)
+"""Of the APIs that are not OpenAI's."""
 BASE_BODY_BYTES: Final = 3 * 1024 * 1024
 """Of a body, whatever the context: a long field besides the prompt, or a batch of short prompts."""
 BODY_BYTES_PER_TOKEN: Final = 8
 """A token in JSON: a number of six digits and a comma, or a word of text, some characters escaped."""
 
 
-def create_app(
+def create_app(  # noqa: PLR0913  all but the engine may be left out
     engine: Engine,
     *,
     api_keys: Sequence[str] = (),
@@ -42,6 +54,8 @@ def create_app(
     max_total_body_bytes: int = MAX_TOTAL_BODY_BYTES,
     body_timeout_s: float = 10.0,
     stream_limits: StreamLimits | None = None,
+    response_store: ResponseStore | None = None,
+    options: AppOptions = DEFAULTS,
 ) -> Starlette:
     """The application. `engine` may be entered later, and by whom is not its business: until then it answers 503.
 
@@ -50,29 +64,17 @@ def create_app(
     max_body_bytes: of a request; None for `body_limit`, up to which a body that is refused costs little to refuse.
     body_timeout_s: how long the client may be silent within its body.
     max_total_body_bytes: of all that are being received; a large one beyond it is answered with 503.
+    response_store: where /v1/responses keeps them; None is memory of its own. Whoever made it closes it.
+    options: what else is decided of the API.
     """
-    limits = stream_limits or StreamLimits()
-
-    def post(path: str, handler: Handler, glance: Glance, *, generates: bool = False) -> Route:
-        return Route(path, JsonEndpoint(engine, handler, glance, generates=generates), methods=["POST"])
-
-    routes = [
-        post("/v1/chat/completions", chat_completions(engine, limits), generation_glance(engine), generates=True),
-        post("/v1/completions", completions(engine, limits), generation_glance(engine), generates=True),
-        post("/tokenize", tokenize(engine), text_glance(engine)),
-        post("/detokenize", detokenize(engine), text_glance(engine)),
-        post("/v1/load_lora_adapter", load_adapter(engine), at_nothing),
-        post("/v1/unload_lora_adapter", unload_adapter(engine), at_nothing),
-        *model_routes(engine),
-        *ops_routes(engine),
-        openapi_route(),
-    ]
+    routes = _routes(engine, stream_limits or StreamLimits(), options, Kept(response_store or MemoryStore()))
     app = Starlette(
         routes=routes,
         middleware=[
-            Middleware(Edge),
+            Middleware(Edge, dialects=DIALECTS, root_path=options.root_path),
             Middleware(RequestIds),
             Middleware(AccessLog, paths=[route.path for route in routes], quiet_paths=PUBLIC_PATHS),
+            *options.cors(),
             Middleware(
                 guard,
                 api_keys=api_keys,
@@ -86,6 +88,37 @@ def create_app(
     )
     app.router.redirect_slashes = False  # a redirect would be built from the Host header; and OpenAI's has none
     return app
+
+
+def _routes(engine: Engine, limits: StreamLimits, options: AppOptions, kept: Kept) -> list[Route]:
+    def post(path: str, handler: Handler, glance: Glance, *, generates: bool = False) -> Route:
+        endpoint = JsonEndpoint(engine, handler, glance, generates=generates, lenient=options.lenient)
+        return Route(path, endpoint, methods=["POST"])
+
+    chat, text = (options.applied(made(engine, limits)) for made in (chat_completions, completions))
+    routes = [
+        post("/v1/chat/completions", chat, generation_glance(engine), generates=True),
+        post("/v1/completions", text, generation_glance(engine), generates=True),
+        post("/v1/responses", create_response(engine, limits, kept, options), input_glance(engine), generates=True),
+        *later_routes(kept, limits),
+        post("/v1/embeddings", embeddings(engine), at_nothing, generates=True),
+        post("/pooling", pooling(engine), at_nothing, generates=True),
+        post("/classify", classify(engine), at_nothing, generates=True),
+        *(post(path, score(engine), at_nothing, generates=True) for path in ("/score", "/v1/score")),
+        *(post(path, rerank(engine), at_nothing, generates=True) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
+        post("/v1/messages", messages(engine, limits), at_nothing, generates=True),
+        post("/v1/messages/count_tokens", count_tokens(engine), at_nothing),
+        post("/tokenize", tokenize(engine), text_glance(engine)),
+        post("/detokenize", detokenize(engine), text_glance(engine)),
+        post("/v1/load_lora_adapter", load_adapter(engine), at_nothing),
+        post("/v1/unload_lora_adapter", unload_adapter(engine), at_nothing),
+        *model_routes(engine),
+        *ops_routes(engine),
+        openapi_route(options),
+    ]
+    if options.enable_tokenizer_info_endpoint:
+        routes.append(tokenizer_info_route(engine))
+    return routes
 
 
 def body_limit(engine: Engine) -> Callable[[], int]:

@@ -34,7 +34,7 @@ OFF_LOOP_BYTES: Final = 64 * 1024
 """Longer bodies are parsed in a thread."""
 MAX_FIELDS: Final = 256
 """Of the object itself."""
-LARGE_FIELDS: Final = frozenset({"prompt", "messages", "tokens"})
+LARGE_FIELDS: Final = frozenset({"prompt", "messages", "tokens", "input"})
 MAX_FIELD_BYTES: Final = 2 * 1024 * 1024
 """Of any other field; a list of all the tokens of a vocabulary has as much."""
 MAX_CONTAINERS: Final = 16_384

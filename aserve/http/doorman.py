@@ -24,13 +24,20 @@ from starlette.types import Scope
 from aserve.core.errors import OverloadedError, RateLimitError, RetryableError, UnavailableError
 from aserve.engine import Engine
 from aserve.http.access import CLIENT_LEFT, log_access
-from aserve.http.app import body_limit
+from aserve.http.app import DIALECTS, body_limit
+from aserve.http.dialect import dialect_at, id_headers
 from aserve.http.endpoint import limit_headers
 from aserve.http.errors import ErrorResponse
 from aserve.http.keys import Keyring, holder
 from aserve.http.request_id import id_of
 
-GENERATING_PATHS: Final = frozenset({b"/v1/chat/completions", b"/v1/completions"})
+GENERATING_PATHS: Final = frozenset(
+    {
+        *(b"/v1/chat/completions", b"/v1/completions", b"/v1/responses", b"/v1/messages"),
+        *(b"/v1/embeddings", b"/pooling", b"/classify", b"/score", b"/v1/score"),
+        *(b"/rerank", b"/v1/rerank", b"/v2/rerank"),
+    }
+)
 """What needs room in the engine, as it stands in a request's first line."""
 
 _KINDS: Final[dict[str, type[RetryableError]]] = {kind.code: kind for kind in (OverloadedError, RateLimitError)}
@@ -114,13 +121,17 @@ class Doorman:
             tenants.turned_away(tenant)
         except RateLimitError as limit:
             error = limit
-        plain = _refusal(error.code, error.message, error.retry_after_s)
         request_id = id_of(scope)
+        dialect = dialect_at(scope["path"], DIALECTS)
+        if dialect is None:
+            plain = _refusal(error.code, error.message, error.retry_after_s)
+        else:
+            plain = _spelled(ErrorResponse(error, dialect, request_id))
         limits = limit_headers(tenants.allowances(tenant))
         headers = [
             *plain.headers,
             *((name.encode(), value.encode()) for name, value in limits.items()),
-            (b"x-request-id", request_id.encode()),
+            *((name, request_id.encode()) for name in id_headers(dialect)),
         ]
         _log_line(scope, tenant, plain.status, request_id, time.perf_counter() - start_s, error.code)
         return Refusal(plain.status, headers, plain.body)
@@ -133,7 +144,10 @@ class Doorman:
 @lru_cache(maxsize=64)
 def _refusal(code: str, message: str, retry_after_s: int) -> Refusal:
     """The answer to an error, as all who meet it get it: under a flood that is one and the same for long."""
-    response = ErrorResponse(_KINDS[code](message, retry_after_s))
+    return _spelled(ErrorResponse(_KINDS[code](message, retry_after_s)))
+
+
+def _spelled(response: ErrorResponse) -> Refusal:
     return Refusal(response.status_code, response.raw_headers, bytes(response.body))
 
 

@@ -3,10 +3,10 @@
 The edge of a request's task: the only place under http/ besides sse.py that catches every exception.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Final, ParamSpec, TypeVar
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -16,12 +16,18 @@ from aserve.engine import Engine
 from aserve.http.access import Record, record_of
 from aserve.http.body import Glance, at_nothing, read_object
 from aserve.http.connection import ClientGone, while_connected
+from aserve.http.dialect import Dialect, note_dialect
 from aserve.http.errors import error_response
 from aserve.http.keys import tenant_of
 from aserve.http.request_id import SCOPE_KEY, name_request
+from aserve.http.shapes import UnknownFieldError
 from aserve.tenants import Allowance
 from aserve.workers import Workers
 
+MAX_WARNINGS: Final = 32
+"""Unknown fields that a lenient server leaves out of a request; one more is refused."""
+MAX_WARNING_CHARS: Final = 1024
+"""Of the header that tells of them."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -31,7 +37,7 @@ class Exchange:
     """One request as its handler sees it: the body's fields, the request's id, and how to answer (once).
 
     is_large: the fields are so many, or so long, that going through them is work for one of the `workers`.
-    tenant: on whose account it is. record: to be told what the access log shall say.
+    tenant: on whose account it is. record: to be told what the access log shall say. warnings: for the answer's body.
     """
 
     fields: dict[str, Any]
@@ -41,6 +47,7 @@ class Exchange:
     reply: Callable[[Response], Awaitable[None]]
     workers: Workers
     record: Record
+    warnings: list[str] = field(default_factory=list)
 
     async def work(self, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
         """Call what goes through the fields, off the event loop where they are large."""
@@ -53,14 +60,22 @@ Handler = Callable[[Exchange], Awaitable[None]]
 
 
 class Edge:
-    """ASGI middleware around all others: what they raise is answered, or raised if the answer has begun."""
+    """ASGI middleware around all others: what they raise is answered, or raised if the answer has begun.
 
-    def __init__(self, app: ASGIApp) -> None:
+    dialects: those that are spoken at some of the paths. root_path: what a proxy has taken off all paths, or has not.
+    """
+
+    def __init__(self, app: ASGIApp, dialects: Sequence[Dialect] = (), root_path: str = "") -> None:
         self._app = app
+        self._dialects = dialects
+        self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass everything through."""
         has_begun = False
+        if scope["type"] == "http":
+            scope["root_path"] = scope.get("root_path") or self._root_path
+            note_dialect(scope, self._dialects)
 
         async def send_on(message: Message) -> None:
             nonlocal has_begun
@@ -75,7 +90,7 @@ class Edge:
             await error_response(error, scope.get(SCOPE_KEY))(scope, receive, send)
 
 
-class _Reply:
+class Reply:
     """The answer to a request. has_begun: an error can have no status any more, nor anything after it.
 
     headers: what every answer says besides its own.
@@ -105,22 +120,36 @@ class JsonEndpoint:
     """An ASGI application that calls `handler` with the JSON object of each request while the client is there.
 
     A request is open until it is answered, to its stream's end. glance: looks at the fields of a large body before they
-    are decoded. generates: it will need room in the engine; where there is none, it is refused before that.
+    are decoded. generates: it will need room in the engine; where there is none, it is refused before that. lenient:
+    what nobody knows is left out, and told.
     """
 
     def __init__(
-        self, engine: Engine, handler: Handler, glance: Glance = at_nothing, *, generates: bool = False
+        self,
+        engine: Engine,
+        handler: Handler,
+        glance: Glance = at_nothing,
+        *,
+        generates: bool = False,
+        lenient: bool = False,
     ) -> None:
         self._engine = engine
         self._handler = handler
         self._glance = glance
         self._generates = generates
+        self._lenient = lenient
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
 
         tenant, workers = tenant_of(scope), self._engine.workers
-        reply = _Reply(scope, receive, send, lambda: limit_headers(self._engine.tenants.allowances(tenant)))
+        warnings: list[str] = []
+
+        def headers() -> dict[str, str]:
+            told = {"x-aserve-warnings": "; ".join(warnings)[:MAX_WARNING_CHARS]} if warnings else {}
+            return limit_headers(self._engine.tenants.allowances(tenant)) | told
+
+        reply = Reply(scope, receive, send, headers)
         with ExitStack() as while_open:
             try:
                 _ = self._engine.info  # without a model no request is worth reading
@@ -137,19 +166,32 @@ class JsonEndpoint:
                 with suppress(ClientGone):
                     await reply(error_response(error, scope[SCOPE_KEY]))
                 return
-            exchange = Exchange(body.fields, body.is_large, scope[SCOPE_KEY], tenant, reply, workers, record_of(scope))
+            request_id, record = scope[SCOPE_KEY], record_of(scope)
+            exchange = Exchange(body.fields, body.is_large, request_id, tenant, reply, workers, record, warnings)
             async with while_connected(receive):
                 await self._handle(exchange, reply)
 
-    async def _handle(self, exchange: Exchange, reply: _Reply) -> None:
+    async def _handle(self, exchange: Exchange, reply: Reply) -> None:
         try:
-            await self._handler(exchange)
+            await self._attempt(exchange)
         except ClientGone:
             raise
         except BaseException as error:
             if reply.has_begun or not is_fault(error):
                 raise
             await reply(error_response(error, exchange.request_id))
+
+    async def _attempt(self, exchange: Exchange) -> None:
+        """Handlers look at all names before they do anything else, so that they can be called again."""
+        while True:
+            try:
+                await self._handler(exchange)
+                return
+            except UnknownFieldError as error:
+                if not self._lenient or len(exchange.warnings) == MAX_WARNINGS:
+                    raise
+                exchange.warnings.append(error.message)
+                del error.fields[error.name]
 
 
 def limit_headers(allowances: Mapping[str, Allowance]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Errors on the wire: every one is OpenAI's `{"error": {"message", "type", "param", "code"}}`, whatever raised it.
+"""Errors on the wire: OpenAI's `{"error": {"message", "type", "param", "code"}}`, or what the path's dialect says.
 
 Messages are printable ASCII of at most 300 characters, so that nothing that a client sent can forge a log line or come
 back multiplied. What we did not foresee is a 500 that names a fault; the log says under that name what it was.
@@ -28,6 +28,7 @@ from aserve.core.errors import (
 )
 from aserve.core.faults import report
 from aserve.http.access import record_of
+from aserve.http.dialect import Dialect, dialect_of
 from aserve.http.request_id import SCOPE_KEY
 
 MAX_MESSAGE_CHARS: Final = 300
@@ -58,19 +59,31 @@ class HttpError(AserveError):
 
 
 class ErrorResponse(Response):
-    """The whole answer for an error: status, body, and Retry-After where trying again may help."""
+    """The whole answer for an error: status, body, and Retry-After where trying again may help.
 
-    def __init__(self, error: AserveError) -> None:
+    dialect, request_id: of the request, where they are known already; else the request's scope tells.
+    """
+
+    def __init__(self, error: AserveError, dialect: Dialect | None = None, request_id: str | None = None) -> None:
         headers = dict(error.headers) if isinstance(error, HttpError) else {}
         if isinstance(error, RetryableError):
             headers["Retry-After"] = str(error.retry_after_s)
-        super().__init__(error_body(error), status_of(error), headers, media_type="application/json")
+        super().__init__(headers=headers, media_type="application/json")
         self._error = error
+        self._spell(dialect, request_id)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it, and note it in the request's record."""
+        """Send it in the path's dialect, and note it in the request's record."""
         record_of(scope).error = self._error
+        if (dialect := dialect_of(scope)) is not None:
+            self._spell(dialect, scope.get(SCOPE_KEY))
         await super().__call__(scope, receive, send)
+
+    def _spell(self, dialect: Dialect | None, request_id: str | None) -> None:
+        error = self._error
+        self.status_code = status_of(error) if dialect is None else dialect.status(error)
+        self.body = error_body(error) if dialect is None else dialect.body(error, request_id)
+        self.headers["content-length"] = str(len(self.body))
 
 
 def error_response(error: BaseException, request_id: str | None = None) -> ErrorResponse:

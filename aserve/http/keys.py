@@ -34,6 +34,7 @@ MAX_KEYS: Final = 1024
 """All are compared with each request's."""
 MAX_FILE_BYTES: Final = 1024 * 1024
 
+_CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key"})
 _HASH: Final = re.compile(r"sha256:([0-9a-fA-F]{64})")
 _log = logging.getLogger(__name__)
 
@@ -165,11 +166,13 @@ class Keyring:
 
 
 def holder(scope: Scope, keyring: Keyring) -> str | None:
-    """The tenant whose key a request's Authorization header has; None where it has no valid one."""
-    credentials = [value for name, value in scope["headers"] if name == b"authorization"]
-    scheme, _, key = (credentials[0] if len(credentials) == 1 else b"").partition(b" ")
-    tenant = keyring.tenant_of(key.strip())
-    return tenant if scheme.lower() == b"bearer" else None
+    """The tenant whose key a request's Authorization header has, or else its X-Api-Key; None without a valid one."""
+    given = {name: value for name, value in scope["headers"] if name in _CREDENTIALS}
+    if sum(name in given for name, _ in scope["headers"]) > len(given):
+        return None  # two of one kind
+    scheme, _, key = given.get(b"authorization", b"").partition(b" ")
+    bearer = keyring.tenant_of(key.strip()) if scheme.lower() == b"bearer" else None
+    return keyring.tenant_of(given[b"x-api-key"]) if bearer is None and b"x-api-key" in given else bearer
 
 
 def tenant_of(scope: Scope) -> str:

@@ -50,7 +50,7 @@ _HTTP_VERSIONS: Final = frozenset({"1.0", "1.1", "2", "3"})
 UNAUTHORIZED: Final = HttpError(
     401,
     "invalid_api_key",
-    "a valid API key is needed: send it as 'Authorization: Bearer <key>'",
+    "a valid API key is needed: send it as 'Authorization: Bearer <key>', or as 'x-api-key: <key>'",
     {"www-authenticate": "Bearer"},
 )
 TOO_MUCH: Final = HttpError(
@@ -126,7 +126,7 @@ def check_head(scope: Scope) -> HttpError | None:
     if scope["method"] not in METHODS:
         return HttpError(501, "method_not_implemented", "this is no method of HTTP; methods are case-sensitive")
     if scope["method"] in ("CONNECT", "TRACE"):
-        return HttpError(405, "method_not_allowed", "this method is not served", {"allow": "GET, HEAD, POST"})
+        return HttpError(405, "method_not_allowed", "this method is not served", {"allow": "DELETE, GET, HEAD, POST"})
     if b"content-length" in names and b"transfer-encoding" in names:
         return HttpError(400, "bad_request", "Content-Length and Transfer-Encoding exclude each other")
     if not all(_CONTENT_LENGTH.fullmatch(value) for name, value in headers if name == b"content-length"):

@@ -19,7 +19,7 @@ LEAVING_KEY: Final = "aserve.leaving"
 
 
 def ops_routes(engine: Engine) -> list[Route]:
-    """/health, /ping, /ready, /version, /metrics, /v1/usage and /reset_prefix_cache."""
+    """/health, /ping, /ready, /version, /metrics, /v1/usage, /load and /reset_prefix_cache."""
 
     async def health(_request: Request) -> Response:
         """200 unless only a restart can help."""
@@ -41,13 +41,6 @@ def ops_routes(engine: Engine) -> list[Route]:
     async def metrics(_request: Request) -> Response:
         return Response(generate_latest(engine.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    async def usage(request: Request) -> Response:
-        """What the tenant whose key it is has used since the start, and what it has left."""
-        tenant = tenant_of(request.scope)
-        used = msgspec.structs.asdict(engine.tenants.account(tenant).usage())
-        limits = {name: msgspec.structs.asdict(left) for name, left in engine.tenants.allowances(tenant).items()}
-        return JsonResponse({"object": "usage", **used, "limits": limits})
-
     async def reset_prefix_cache(_request: Request) -> Response:
         """Those who run keep what they have; the answer says how many blocks nobody will find any more."""
         return JsonResponse({"num_blocks": engine.reset_prefix_cache()})
@@ -58,9 +51,24 @@ def ops_routes(engine: Engine) -> list[Route]:
         Route("/ready", ready),
         Route("/version", version),
         Route("/metrics", metrics),
-        Route("/v1/usage", usage),
+        *_account_routes(engine),
         Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"]),
     ]
+
+
+def _account_routes(engine: Engine) -> list[Route]:
+    async def usage(request: Request) -> Response:
+        """What the tenant whose key it is has used since the start, and what it has left."""
+        tenant = tenant_of(request.scope)
+        used = msgspec.structs.asdict(engine.tenants.account(tenant).usage())
+        limits = {name: msgspec.structs.asdict(left) for name, left in engine.tenants.allowances(tenant).items()}
+        return JsonResponse({"object": "usage", **used, "limits": limits})
+
+    async def load(_request: Request) -> Response:
+        """How many requests are open, of all tenants."""
+        return JsonResponse({"server_load": sum(usage.num_open for usage in engine.tenants.usages())})
+
+    return [Route("/v1/usage", usage), Route("/load", load)]
 
 
 def _never() -> bool:

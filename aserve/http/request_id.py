@@ -11,6 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aserve.core.request import REQUEST_ID
+from aserve.http.dialect import dialect_of, id_headers
 
 SCOPE_KEY: Final = "aserve.request_id"
 
@@ -39,11 +40,12 @@ class RequestIds:
             await self._app(scope, receive, send)
             return
         scope[SCOPE_KEY] = id_of(scope)
+        names = id_headers(dialect_of(scope))
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = [*message.get("headers", ()), (b"x-request-id", scope[SCOPE_KEY].encode())]
-                message = {**message, "headers": headers}
+                ids = [(name, scope[SCOPE_KEY].encode()) for name in names]
+                message = {**message, "headers": [*message.get("headers", ()), *ids]}
             await send(message)
 
         await self._app(scope, receive, send_with_id)

@@ -3,31 +3,36 @@
 sse-starlette's response, with its transport replaced: one task beside the writer instead of three, no watcher of
 uvicorn's shutdown (our streams end when the engine ends them), no logging of what is sent, and no timer per event.
 Where the server offers a direct line, events may be written from outside the stream's task, while that waits for more.
-Knows nothing of what the events say, but that the last of a stream is [DONE], after an error too.
+Knows nothing of what the events say.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Final
 
 from sse_starlette import EventSourceResponse
 from starlette.types import Receive, Scope, Send
 
+from aserve.core.errors import AserveError
 from aserve.edges import is_fault
 from aserve.http.access import Record, record_of
 from aserve.http.connection import ClientGone
 from aserve.http.direct import DirectLine, direct_line
-from aserve.http.errors import error_body, known_error
+from aserve.http.errors import known_error
 from aserve.http.tasks import task_group
 
-DONE: Final = b"data: [DONE]\n\n"
 KEEP_ALIVE: Final = b": keep-alive\n\n"
 
 
 def event(json: bytes) -> bytes:
     """One event. JSON has no line break outside strings and escapes those inside, so it is always one line."""
     return b"data: " + json + b"\n\n"
+
+
+def named_event(name: bytes, json: bytes) -> bytes:
+    """One event of a kind that has a name."""
+    return b"event: " + name + b"\ndata: " + json + b"\n\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +47,25 @@ class StreamLimits:
 
 
 class EventStream(EventSourceResponse):
-    """Sends `first`, then what `rest` yields as it comes; an exception from `rest` as the last event before [DONE].
+    """Sends `first`, then what `rest` yields as it comes; what `failure` says of an exception from `rest`, at the end.
 
     Raises `ClientGone` when the client is given up. The caller closes `rest`, and watches for the client's leaving.
     request_id: whose stream it is, for the log.
     """
 
     def __init__(
-        self, first: bytes, rest: AsyncIterator[bytes], limits: StreamLimits, request_id: str | None = None
+        self,
+        first: bytes,
+        rest: AsyncIterator[bytes],
+        limits: StreamLimits,
+        failure: Callable[[AserveError], bytes],
+        request_id: str | None = None,
     ) -> None:
         super().__init__(rest, ping=limits.ping_s, send_timeout=limits.send_timeout_s)
         self._first = first
         self._rest = rest
         self._limits = limits
+        self._failure = failure
         self._request_id = request_id
         self._turn = asyncio.Lock()
         self._sending = False
@@ -101,7 +112,7 @@ class EventStream(EventSourceResponse):
             if not is_fault(error):
                 raise
             self._record.error = known_error(error, self._request_id)
-            await self._write(send, event(error_body(self._record.error)) + DONE)
+            await self._write(send, self._failure(self._record.error))
 
     async def _write(self, send: Send, piece: bytes) -> None:
         async with self._turn:

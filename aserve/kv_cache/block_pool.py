@@ -7,6 +7,7 @@ Invariants:
   I1  every block is free or held, and nothing else; the free queue has no duplicates;
   I3  refs > 0 if and only if the block is not in the free queue;
   I5  block 0, the null block, is never free and never held;
+  I8  the index names a block by the hash that it bears, and every block that bears one; equal hashes, equal contents;
   I10 but for being forgotten, only a free block loses its hash; a cached one goes after all that were released before.
 
 Knows no tokens, tables or sequences: integers and hashes only.
@@ -77,6 +78,7 @@ class BlockPool:
         taken = self._free.pop(num_blocks)
         refs, hashes = self._refs, self._hashes
         for block_id in taken:
+            assert refs[block_id] == 0, f"I10: block {block_id} is given away while it is held"
             refs[block_id] = 1
             block_hash = hashes[block_id]
             if block_hash is not None:

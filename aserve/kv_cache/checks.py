@@ -29,7 +29,7 @@ def check_tables(pool: BlockPool, tables: Iterable[BlockTable], num_groups: int,
 
 
 def check_visible(table: BlockTable, position: int, windows: Sequence[Window], block_size: int) -> None:
-    """Assert I24, where `position` is the first of a sequence that has not landed.
+    """Assert I23, where `position` is the first of a sequence that has not landed.
 
     What it does not see is looked at as spans fill up, so that one may still be there; more of them where a step that
     was in flight when the table went to the host has not been sealed.
@@ -39,14 +39,14 @@ def check_visible(table: BlockTable, position: int, windows: Sequence[Window], b
         blocks = table.block_ids[group :: len(windows)]
         first = 0 if window is None else first_visible_span(position, window, block_size)
         unseen = blocks[: max(0, first - 1)] if is_sealed else []
-        assert not any(unseen), f"I24: group {group} holds what position {position} does not see: {blocks}"
-        assert all(blocks[first:]), f"I24: group {group} lacks what position {position} sees: {blocks}"
+        assert not any(unseen), f"I23: group {group} holds what position {position} does not see: {blocks}"
+        assert all(blocks[first:]), f"I23: group {group} lacks what position {position} sees: {blocks}"
 
 
 def check_hashes(table: BlockTable, token_ids: Sequence[int], block_size: int) -> None:
-    """Assert I25: the table's hashes name these tokens, which have landed, and no others."""
+    """Assert I22: the table's hashes name these tokens, which have landed, and no others."""
     num_spans = len(table.hashes) - 1
-    assert num_spans * block_size <= len(token_ids), f"I25: {num_spans} hashes for {len(token_ids)} tokens"
+    assert num_spans * block_size <= len(token_ids), f"I22: {num_spans} hashes for {len(token_ids)} tokens"
     chain = table.hashes[:1]
     extend_chain(chain, token_ids, num_spans, block_size, table.extra_keys)
-    assert chain == table.hashes, "I25: a hash names other tokens than have landed"
+    assert chain == table.hashes, "I22: a hash names other tokens than have landed"

@@ -5,7 +5,7 @@ evicted and lives on in host memory, and the third is nowhere:
 
     hashes  [ root, a, b, c ]        device {a: 7}, host {b: 4}        match -> [ 7, OnHost(4) ]
 
-Changes nothing and holds nothing: what is found is there until blocks are next allocated, so it is pinned at once (I7).
+Changes nothing and holds nothing: what is found is there until blocks are next allocated, so it is pinned at once.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

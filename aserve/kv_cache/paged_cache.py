@@ -3,19 +3,19 @@
 Four verbs: `acquire` (match a prefix, pin it, reserve the rest), `reserve` (grow), `seal` (full blocks that have landed
 become shareable), `free`. Two for sequences with a past in common: `fork` (a new table beside another) and `rebase` (a
 table takes another's past for its own). Two for memory that is short: `swap_out` and `swap_in`. All are synchronous and
-whole: nothing comes between lookup and pin (I7). What has to be copied is returned, or with the host's memory gathered
+whole: nothing comes between lookup and pin. What has to be copied is returned, or with the host's memory gathered
 until `take_host_moves`, and done by the runner before the next step runs.
 
   I2 a block's references are the tables that hold it;
   I4 whatever is neither sealed nor shared by a fork has one holder, and no hash;
   I9 a hit is a multiple of the block size, and shorter than the prompt: the last token is computed, to be sampled from;
-  I24 a block that no later position sees is given back, and one that some later position sees is not.
+  I23 a block that no later position sees is given back, and one that some later position sees is not.
 
     fork at position 5, P = 4:   source [ 7 , 3 , 9 ]        block 7 is shared, 3 is copied to 8, 9 is not common
                                  table  [ 7 , 8 ]
 
 Of models with sliding windows a span of positions takes a block per layer group (core/layout.py, table.py), and the
-null block stands for those that nobody sees any more (I24). A table of theirs grows with the chunks of its prompt, not
+null block stands for those that nobody sees any more (I23). A table of theirs grows with the chunks of its prompt, not
 at once: a long prompt needs all of its blocks at no time.
 """
 
@@ -180,7 +180,7 @@ class PagedCache:
     def seal(self, table: BlockTable, token_ids: Sequence[int], num_landed: int) -> None:
         """Make the full blocks of the first `num_landed` positions, whose step has landed (I6), shareable.
 
-        Then give back those that no later position sees (I24).
+        Then give back those that no later position sees (I23).
         """
         num_full = num_landed // self.block_size
         if self._caches_prefixes:
@@ -276,7 +276,7 @@ class PagedCache:
         return snapshot(self._pool, self._host, self._num_queried_tokens, self._num_hit_tokens)
 
     def check_visible(self, table: BlockTable, position: int) -> None:
-        """Assert I24, where `position` is the first of a sequence that has not landed."""
+        """Assert I23, where `position` is the first of a sequence that has not landed."""
         check_visible(table, position, self.footprint.windows, self.block_size)
 
     def check(self, tables: Collection[BlockTable], swapped: Collection[BlockTable] = ()) -> None:

@@ -292,11 +292,15 @@ class RequestTimes:
         self._queued_s: float | None = None
         self.has_ended = False
 
-    def tokens(self, now: float, num_tokens: int, queued_s: float = 0.0) -> None:
+    def tokens(self, now: float, num_tokens: int, queued_s: float = 0.0, num_vectors: int = 0) -> None:
         """A step brought `num_tokens` tokens; of several, each counts as an equal share of the time since the last.
 
-        queued_s: how long the request was in the queue, which the first of them tells.
+        queued_s: how long the request was in the queue, which the first of them tells. num_vectors: 1 where it brought
+        the vector of a model that pools, which is all that there is.
         """
+        if num_vectors:
+            self._first_s, self._queued_s = now, queued_s
+            self._metrics.num_prompt_tokens += self._num_prompt_tokens
         if num_tokens == 0:
             return
         metrics = self._metrics

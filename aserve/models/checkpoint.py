@@ -24,8 +24,9 @@ SINGLE_FILE: Final = "model.safetensors"
 PICKLED: Final = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 DOWNLOADED: Final = ("*.json", "*.safetensors", "*.jinja", "tokenizer*")
 TOKENIZER_FILES: Final = ("*.jinja", "tokenizer*", "special_tokens_map.json")
-# Sub-folders hold other formats (onnx/, original/), consolidated* the same weights under other names.
-NOT_DOWNLOADED: Final = ("*/*", "consolidated*")
+# Sub-folders hold other formats (onnx/, original/), but for those of sentence-transformers (1_Pooling/, 2_Dense/);
+# consolidated* are the same weights under other names.
+NOT_DOWNLOADED: Final = ("[!0-9]*/*", "*/*/*", "consolidated*")
 
 MiB: Final = 2**20
 MAX_BYTES: Final[Mapping[str, int]] = {
@@ -35,20 +36,27 @@ MAX_BYTES: Final[Mapping[str, int]] = {
     "*.json": MiB,
     "*.jinja": MiB,
     "additional_chat_templates/*.jinja": MiB,
+    "[0-9]*_*/*.json": MiB,
 }
 """Of the files that are read whole. The first pattern counts; Gemma 3's tokenizer.json has 32 MiB."""
+LINKED: Final = ("*.safetensors", "additional_chat_templates", "[0-9]*_*", "[0-9]*_*/*.safetensors")
+"""What may be a link no more than those, and has no bound."""
 MAX_INDEX_ENTRIES: Final = 2**19
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A folder that passed inspection. weight_files: every shard, all present; empty where only a config is there."""
+    """A folder that passed inspection. weight_files: every shard, all present; empty where only a config is there.
+
+    pools: its hidden states alone are wanted: an output head is left out, and names of tensors may do without "model.".
+    """
 
     path: Path
     config: Mapping[str, Any]
     generation_config: Mapping[str, Any]
     weight_files: tuple[Path, ...]
     has_tokenizer: bool
+    pools: bool = False
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -57,18 +65,23 @@ class Checkpoint:
 
 
 def resolve_checkpoint(
-    model: str, revision: str | None = None, download_dir: str | None = None, trust_remote_code: bool = False
+    model: str,
+    revision: str | None = None,
+    download_dir: str | None = None,
+    trust_remote_code: bool = False,
+    overrides: Mapping[str, Any] | None = None,
 ) -> Checkpoint:
     """A local folder, or an id from the hub's cache or the hub itself (never the network under HF_HUB_OFFLINE).
 
-    revision and download_dir are the hub's. Raises `CheckpointError`, one line, for a model that is missing, holds
-    pickled weights only, lacks a shard, or asks to run code without trust_remote_code.
+    revision and download_dir are the hub's. overrides: replace fields of config.json. Raises `CheckpointError`, one
+    line, for a model that is missing, holds pickled weights only, lacks a shard, or asks to run code without
+    trust_remote_code.
     """
     path = _find_folder(model, revision, download_dir, DOWNLOADED)
     if not (path / "config.json").is_file():
         raise CheckpointError(f"{model}: there is no config.json, so this is not a model folder")
 
-    config = _read_object(path / "config.json")
+    config = read_object(path / "config.json") | dict(overrides or {})
     check_numbers(config)
     if not trust_remote_code:
         _refuse_code(model, config)
@@ -76,7 +89,7 @@ def resolve_checkpoint(
     return Checkpoint(
         path=path,
         config=config,
-        generation_config=_read_object(generation_config_path) if generation_config_path.is_file() else {},
+        generation_config=read_object(generation_config_path) if generation_config_path.is_file() else {},
         weight_files=_find_weights(path),
         has_tokenizer=(path / "tokenizer.json").is_file(),
     )
@@ -113,7 +126,7 @@ def _check_files(folder: Path) -> None:
     real = folder.resolve()
     inside = (real, real.parent.parent / "blobs") if real.parent.name == "snapshots" else (real,)
     seen: set[Path] = set()
-    for pattern, max_bytes in {**MAX_BYTES, "*.safetensors": None, "additional_chat_templates": None}.items():
+    for pattern, max_bytes in {**MAX_BYTES, **dict.fromkeys(LINKED)}.items():
         for path in set(folder.glob(pattern)) - seen:
             seen.add(path)
             target = Path(os.path.realpath(path))  # which takes a link to itself as it is
@@ -155,13 +168,15 @@ def _download(model: str, revision: str | None, download_dir: str | None, patter
     return Path(folder)
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path, kind: type[dict[str, Any]] | type[list[Any]] = dict) -> Any:
+    """A JSON file that holds an object, or a list of objects. Raises `CheckpointError` for any other."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not readable as JSON: {first_line(error)}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: must hold a JSON object")
+    items = value if isinstance(value, list) else ()
+    if not isinstance(value, kind) or not all(isinstance(item, dict) for item in items):
+        raise CheckpointError(f"{path}: must hold a JSON {'object' if kind is dict else 'list of objects'}")
     return value
 
 

@@ -4,7 +4,7 @@ Reads the headers of the safetensors files alone: milliseconds, without torch. K
 have; of other architectures, which transformers builds, only that every layer has weights. Does not look at values.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -18,6 +18,8 @@ FLOATS: Final = ("F64", "F32", "F16", "BF16")
 COMPUTED: Final = (".rotary_emb.inv_freq",)
 """Ends of names that old checkpoints carry although they follow from the config."""
 HEAD: Final = "lm_head.weight"
+SCORE: Final = "score.weight"
+"""The head of sequence classification."""
 MAX_ROPE_TABLE_BYTES: Final = 2**31
 """4 million positions of heads of 128."""
 
@@ -40,7 +42,7 @@ def inspect(checkpoint: Checkpoint, *, dummy: bool = False, max_model_len: int |
     if config.get("quantization_config"):
         raise CheckpointError(f"{path}: quantized weights are not supported yet")
     if is_native:
-        spec = read_spec(config)
+        spec = read_spec(config, has_head=not checkpoint.pools)
         _check_context(spec, max_model_len)
     if dummy:
         return
@@ -49,7 +51,14 @@ def inspect(checkpoint: Checkpoint, *, dummy: bool = False, max_model_len: int |
     tensors = read_headers(checkpoint)
     _check_layers(config, len(tensors))
     if is_native:
+        if checkpoint.pools:
+            tensors = {full_name(name, tensors): tensor for name, tensor in tensors.items() if name != SCORE}
         _check_tensors(spec, tensors, path)
+
+
+def full_name(name: str, names: Container[str]) -> str:
+    """As a decoder with an output head has it, where these are the names of one saved without: with "model."."""
+    return f"model.{name}" if "embed_tokens.weight" in names else name
 
 
 def read_headers(checkpoint: Checkpoint) -> dict[str, TensorHeader]:
@@ -136,5 +145,5 @@ def native_tensors(spec: ModelSpec) -> Iterator[tuple[str, tuple[Dim, ...]]]:
         for name, size in vectors:
             yield f"model.layers.{layer}.{name}", (size,)
     yield "model.norm.weight", (hidden,)
-    if not spec.tie_embeddings:
+    if spec.has_head and not spec.tie_embeddings:
         yield HEAD, (vocab, hidden)

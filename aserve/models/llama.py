@@ -103,8 +103,9 @@ class Llama:
         def table_VE() -> Tensor:
             return load_tensor(weights, "model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
 
-        if spec.tie_embeddings:
+        if spec.tie_embeddings or not spec.has_head:
             weights.skip("lm_head.weight")
+        if spec.tie_embeddings and spec.has_head:
             self._embed, self._head = linear.tie(table_VE())
         else:
             self._embed = embedding(table_VE())
@@ -112,7 +113,7 @@ class Llama:
         final_norm_E = load_tensor(weights, "model.norm.weight", spec.hidden_size)
         # The norm after a layer's last sum is the next layer's first, so that every sum is fused with a norm.
         self._next_norms = [layer.attention_norm_E for layer in self._layers[1:]] + [final_norm_E]
-        if not spec.tie_embeddings:
+        if spec.has_head and not spec.tie_embeddings:
             self._head = linear.load(weights, LinearShape({"lm_head": spec.vocab_size}, spec.hidden_size))
 
     def forward(self, token_ids_T: Tensor, kv: Sequence[KVLayer], batch: ForwardBatch) -> Tensor:

@@ -14,6 +14,7 @@ from aserve.kernels.native.native_linear import can_be_native
 from aserve.kernels.native.native_ops import NativeOps
 from aserve.kernels.ops import LinearOps, Ops
 from aserve.models.checkpoint import Checkpoint
+from aserve.models.inspection import SCORE, full_name, read_headers
 from aserve.models.interface import CausalLM
 from aserve.models.layers import AdaptableMethod, DenseMethod, LinearMethod, NativeMethod, PackingMethod
 from aserve.models.lora import LoraLayers
@@ -70,11 +71,15 @@ def load_model(  # noqa: PLR0913  (each a wish of the user, most with a default)
         progress("weights", num_shards, num_shards)
         return backend_model
 
-    spec = read_spec(checkpoint.config)
+    spec = read_spec(checkpoint.config, has_head=not checkpoint.pools)
     num_positions = min(max_model_len or spec.context_len, spec.context_len)
     if dummy:
         return _build(spec, ops, RandomWeights(torch_dtype, device, seed), num_positions, torch_dtype, device, lora)
-    with SafetensorsWeights(checkpoint.weight_files, torch_dtype, device, progress) as weights:
+    names = read_headers(checkpoint) if checkpoint.pools else {}
+    renamed = {name: full_name(name, names) for name in names}
+    with SafetensorsWeights(checkpoint.weight_files, torch_dtype, device, progress, renamed) as weights:
+        if checkpoint.pools:
+            weights.skip(full_name(SCORE, names))
         model = _build(spec, ops, weights, num_positions, torch_dtype, device, lora)
         weights.finish()
     return model

@@ -34,7 +34,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The shape of a decoder. windows: per layer, the sliding window in tokens, or None for full attention.
 
     qkv_bias, out_bias: of the attention's projections. intermediate_size and norm_eps are 0 where transformers computes
-    the model: only aserve's own formulas need them.
+    the model: only aserve's own formulas need them. has_head: it makes logits; one that pools has no use for them.
     """
 
     architecture: str
@@ -54,6 +54,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    has_head: bool = True
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         """Bytes that one token's keys and values take over all layers."""
@@ -168,8 +169,11 @@ def read_eos_ids(config: Mapping[str, Any], generation_config: Mapping[str, Any]
     return frozenset()
 
 
-def read_spec(config: Mapping[str, Any]) -> ModelSpec:
-    """The spec of a native family's config (a key of FAMILIES). Raises `CheckpointError` naming the key at fault."""
+def read_spec(config: Mapping[str, Any], *, has_head: bool = True) -> ModelSpec:
+    """The spec of a native family's config (a key of FAMILIES). has_head: whether logits are wanted.
+
+    Raises `CheckpointError` naming the key at fault.
+    """
     architecture = read_architecture(config)
     family = FAMILIES[architecture]
     read = ConfigReader(config)
@@ -208,6 +212,7 @@ def read_spec(config: Mapping[str, Any]) -> ModelSpec:
         out_bias=attention_bias,
         mlp_bias=family.mlp_bias and read.flag("mlp_bias", default=False),
         qk_norm=family.qk_norm,
+        has_head=has_head,
     )
 
 

@@ -11,8 +11,7 @@ layers and tell (transformers_probe.py). A model that does not attend as the cac
 line. Shape letters: kernels/ops.py. Importing this module imports transformers, and changes nothing in it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
 
@@ -23,16 +22,15 @@ from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
-from transformers.utils import logging as transformers_logging
 
 from aserve.core.errors import CheckpointError
 from aserve.core.foreign import foreign
 from aserve.core.layout import Window
 from aserve.kernels.ops import AttentionBatch, KVLayer, Ops
 from aserve.models.checkpoint import Checkpoint
-from aserve.models.inspection import read_headers
 from aserve.models.interface import ForwardBatch
 from aserve.models.spec import ModelSpec, read_architecture
+from aserve.models.transformers_loading import check_size, random_model, read_model
 from aserve.models.transformers_probe import (
     LayerCall,
     Probe,
@@ -42,11 +40,9 @@ from aserve.models.transformers_probe import (
     refusal,
     rule_mask,
 )
-from aserve.models.weights import RandomWeights, check_finite
+from aserve.models.weights import RandomWeights
 
 ATTENTION: Final = "aserve"
-MAX_BUFFER_BYTES: Final = 2**28
-"""What a model may allocate beside weights of any size: tables of positions, masks."""
 
 
 class Step(Protocol):
@@ -225,10 +221,10 @@ def load_backend_model(
         config = AutoConfig.from_pretrained(checkpoint.path, **local)
         _check_class(config, architecture, trust_remote_code)
         if seed is None:
-            _check_size(config, options, checkpoint)
-            model = _read_model(checkpoint, options | local)
+            check_size(AutoModelForCausalLM, config, options, checkpoint)
+            model = read_model(AutoModelForCausalLM, checkpoint, options | local)
         else:
-            model = _random_model(config, options, RandomWeights(dtype, device, seed), device)
+            model = random_model(AutoModelForCausalLM, config, options, RandomWeights(dtype, device, seed), device)
         return TransformersModel(model.to(device).eval(), architecture, ops)
 
 
@@ -246,60 +242,6 @@ def _check_class(config: Any, architecture: str, trust_remote_code: bool) -> Non
         raise CheckpointError(f"{architecture}: neither aserve nor transformers {transformers.__version__} knows it")
     if model_class is not None and not getattr(model_class, "_supports_attention_backend", False):
         raise CheckpointError(f"{architecture}: transformers does not attend by interface in it, so it cannot be paged")
-
-
-def _check_size(config: Any, options: Mapping[str, Any], checkpoint: Checkpoint) -> None:
-    """Refuse a config that describes far more than the weights are, before any of it is allocated."""
-    num_elements = sum(tensor.num_elements for tensor in read_headers(checkpoint).values())
-    num_bytes = sum(file.stat().st_size for file in checkpoint.weight_files)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, **options)
-    wanted = sum(parameter.numel() for parameter in model.parameters())
-    if wanted > 1.5 * num_elements:
-        raise CheckpointError(
-            f"{checkpoint.path}: config.json describes {wanted} parameters, but the weights are {num_elements} numbers"
-        )
-    buffer_bytes = sum(buffer.nbytes for buffer in model.buffers())
-    if buffer_bytes > max(num_bytes, MAX_BUFFER_BYTES):
-        raise CheckpointError(
-            f"{checkpoint.path}: config.json makes transformers allocate {buffer_bytes} bytes beside weights of "
-            f"{num_bytes}"
-        )
-
-
-def _read_model(checkpoint: Checkpoint, options: Mapping[str, Any]) -> Any:
-    with _without_progress_bars():
-        model, report = AutoModelForCausalLM.from_pretrained(
-            checkpoint.path, use_safetensors=True, output_loading_info=True, **options
-        )
-    for problem in ("missing_keys", "mismatched_keys"):
-        if report.get(problem):
-            names = ", ".join(str(key) for key in sorted(report[problem])[:3])
-            raise CheckpointError(f"{checkpoint.path}: weights do not fit the config: {problem} {names}")
-    for name, parameter in model.named_parameters():
-        check_finite(name, parameter)
-    return model
-
-
-def _random_model(config: Any, options: Mapping[str, Any], weights: RandomWeights, device: torch.device) -> Any:
-    with torch.random.fork_rng():  # from_config draws from torch's global generator
-        model = AutoModelForCausalLM.from_config(config, **options).to(device)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            weights.fill(parameter, name)
-    return model
-
-
-@contextmanager
-def _without_progress_bars() -> Iterator[None]:
-    """aserve reports progress itself; transformers' bars go to standard error of whoever embeds it."""
-    shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()
 
 
 def _find_decoder(model: Any) -> nn.Module:

@@ -7,8 +7,9 @@ shapes; does not know what a tensor is for.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Protocol, Self
@@ -49,12 +50,21 @@ class SafetensorsWeights:
     Construction raises `CheckpointError` for a file that is no safetensors, or a tensor that two shards have.
     """
 
-    def __init__(self, files: Sequence[Path], dtype: torch.dtype, device: torch.device, progress: ReadProgress) -> None:
+    def __init__(
+        self,
+        files: Sequence[Path],
+        dtype: torch.dtype,
+        device: torch.device,
+        progress: ReadProgress,
+        renamed: Mapping[str, str] | None = None,
+    ) -> None:
+        """renamed: by what other names some of the checkpoint's tensors are asked for here."""
+        self._renamed = renamed or {}
         self._dtype = dtype
         self._device = device
         self._progress = progress
         self._files = ExitStack()
-        self._read: dict[str, Callable[[str], Tensor]] = {}  # by the names of tensors not read yet
+        self._read: dict[str, Callable[[], Tensor]] = {}  # by the names of tensors not read yet
         self._shard_of: dict[str, Path] = {}
         for path in files:
             self._open(path)
@@ -77,10 +87,11 @@ class SafetensorsWeights:
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path}: not readable as safetensors: {error}") from error
         for name in shard.keys():  # noqa: SIM118  (safe_open cannot be iterated)
-            if name in self._read:
-                raise CheckpointError(f"{path}: tensor {name} is in {self._shard_of[name].name} too")
-            self._read[name] = shard.get_tensor
-            self._shard_of[name] = path
+            known_as = self._renamed.get(name, name)
+            if known_as in self._read:
+                raise CheckpointError(f"{path}: tensor {name} is in {self._shard_of[known_as].name} too")
+            self._read[known_as] = partial(shard.get_tensor, name)
+            self._shard_of[known_as] = path
 
     def empty(self, *shape: int) -> Tensor:
         """An uninitialised tensor."""
@@ -91,7 +102,7 @@ class SafetensorsWeights:
         read = self._read.pop(name, None)
         if read is None:
             raise CheckpointError(f"the checkpoint has no tensor {name}")
-        tensor = read(name)
+        tensor = read()
         if tensor.shape != out.shape:
             raise CheckpointError(f"tensor {name} is {list(tensor.shape)}, but the config asks for {list(out.shape)}")
         if tensor.dtype not in FLOATS:

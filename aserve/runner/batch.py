@@ -48,6 +48,8 @@ class StepBatch:
     masks: Callable[[], TokenMasks] | None = None
     """Called when the forward pass is launched; waits until they are made."""
     lora: LoraBatch | None = None
+    rows_S: Tensor | None = None
+    """Whose slices these are, in the batch's order."""
 
 
 class Uploads(NamedTuple, Generic[A]):
@@ -185,6 +187,7 @@ class BatchBuilder:
                 all_greedy=shape.all_greedy,
                 any_filter=shape.any_filter,
             ),
+            rows_S=on_device.rows_S,
         )
 
     def take_in(self, plan: StepPlan) -> None:

@@ -1,5 +1,6 @@
 """From the tensors of a step to its StepResult: one download, then plain values. Knows no kernel and no row."""
 
+from array import array
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -29,6 +30,9 @@ class Landing:
             tensors += () if scores is None else tensors_of(scores)
         if output.num_accepted_S is not None:
             tensors.append(output.num_accepted_S)
+        self._has_vectors = output.vectors_NO is not None
+        if output.vectors_NO is not None:
+            tensors.append(output.vectors_NO)
         self._wait = device.download(tensors)
 
     def result(self) -> StepResult:
@@ -48,4 +52,5 @@ class Landing:
             token_ids = tuple(token_ids[place] for place in places)
             scores = tuple(scores[place] for place in places) if scores else ()
         failed = without_token(self._plan, token_ids, num_accepted)
-        return StepResult(self._plan.step_id, token_ids, scores, prompts, failed, num_accepted)
+        vectors = tuple(array("f", vector) for vector in next(arrays)) if self._has_vectors else ()
+        return StepResult(self._plan.step_id, token_ids, scores, prompts, failed, num_accepted, vectors)

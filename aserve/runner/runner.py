@@ -15,7 +15,6 @@ from typing import Final
 
 import torch
 
-from aserve.core.errors import InsufficientMemoryError
 from aserve.core.ids import AdapterId, Row
 from aserve.core.plan import StepPlan, StepResult
 from aserve.core.speculation import StepSeconds
@@ -28,12 +27,14 @@ from aserve.runner.controls import ControlTable
 from aserve.runner.costs import MemoryCosts, measure_costs, measure_drafting
 from aserve.runner.device import StepDevice, step_device
 from aserve.runner.draft_model import DraftModel
+from aserve.runner.failures import SkippedStepError, out_of_memory
 from aserve.runner.flight import Landed, StepFlight, result_of
 from aserve.runner.graph_device import GraphDevice
 from aserve.runner.graphs import DecodeGraphs
 from aserve.runner.kv_store import KVStore, Pages
 from aserve.runner.landing import Landing
 from aserve.runner.masks import MaskMaker
+from aserve.runner.pooling import PooledStep, Pools
 from aserve.runner.rows import RowTable
 from aserve.runner.steady import SteadyBuilder
 from aserve.runner.step import EagerStep
@@ -42,8 +43,6 @@ from aserve.runner.threads import StepThreads, measure_flops_per_thread
 from aserve.runner.verification import MadeDrafts
 from aserve.runner.warm_up import BLANK, adapted_plan, sign_of_life, warm_up_plans
 
-OUT_OF_MEMORY: Final = ("DefaultCPUAllocator", "out of memory")
-"""What torch's errors say that have no class of their own."""
 IDLE_S: Final = 0.05
 """Nothing was launched for so long: time to capture a graph, for which a step that comes now waits some 20 ms."""
 TAKEN_BYTES: Final = 128 * 2**20
@@ -51,10 +50,6 @@ TAKEN_BYTES: Final = 128 * 2**20
 
 
 _log = logging.getLogger(__name__)
-
-
-class SkippedStepError(RuntimeError):
-    """A step was launched behind one that failed, and was not computed."""
 
 
 class ModelRunner:
@@ -66,6 +61,7 @@ class ModelRunner:
     graph_device: captures decoding steps; None runs every step kernel by kernel.
     device: how steps reach it; None for that of the cache's tensors.
     lora: where the model's adapters lie; None where rows have none.
+    pools: how hidden states are pooled; None where tokens are sampled.
     """
 
     def __init__(  # noqa: PLR0913  (each a part that is chosen elsewhere, half of them with a default)
@@ -80,6 +76,7 @@ class ModelRunner:
         graph_device: GraphDevice | None = None,
         device: StepDevice | None = None,
         lora: LoraLayers | None = None,
+        pools: Pools | None = None,
     ) -> None:
         torch_device = kv.planes_YBX.device
         self._block_size = kv.block_size
@@ -102,10 +99,10 @@ class ModelRunner:
             with self._device.stepping():  # its buffers are filled on the stream that reads them
                 parts = graph_device, self._device, rows, builder, step
                 graphs = DecodeGraphs(*parts, max_model_len=max_model_len, slots=slots)
-        self._stages: tuple[BlockMover, SteadyBuilder, EagerStep, DecodeGraphs | None] | None = (
+        self._stages: tuple[BlockMover, SteadyBuilder, EagerStep | PooledStep, DecodeGraphs | None] | None = (
             BlockMover(ops, kv, self._device, num_host_blocks),
             SteadyBuilder(builder, rows),
-            step,
+            step if pools is None else PooledStep(step, pools),
             graphs,
         )
         self._draft_model: DraftModel | None = None
@@ -285,16 +282,4 @@ class ModelRunner:
 
     def _failed(self, landed: Landed, error: BaseException) -> None:
         self._halted = True
-        landed.set_result(_out_of_memory(error) or error)
-
-
-def _out_of_memory(error: BaseException) -> InsufficientMemoryError | None:
-    """The error as the one that says that memory ran out, if it does."""
-    is_so = isinstance(error, MemoryError | torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
-    )
-    if not is_so:
-        return None
-    told = InsufficientMemoryError("memory ran out while this request was computed")
-    told.__cause__ = error
-    return told
+        landed.set_result(out_of_memory(error) or error)

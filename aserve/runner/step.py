@@ -18,12 +18,14 @@ class StepOutput:
     """Sampled token ids, int64 [N], in the plan's order (see `sample_next`), and scores where they were asked for.
 
     num_accepted_S: of each slice that samples, how many of its drafts; None in a step without drafts.
+    vectors_NO: what a model that pools made of each sequence, float32; None of one that generates.
     """
 
     ids_N: Tensor
     scores: Scores | None
     prompt_scores: Scores | None
     num_accepted_S: Tensor | None = None
+    vectors_NO: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

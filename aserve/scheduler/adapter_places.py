@@ -65,5 +65,5 @@ class AdapterPlaces:
         self._first = None  # the queue is asked again, from its beginning
 
     def check(self) -> None:
-        """Assert I26."""
-        assert len(self._adapters()) <= self._most, f"I26: {self._adapters()} run"
+        """Assert I7."""
+        assert len(self._adapters()) <= self._most, f"I7: {self._adapters()} run"

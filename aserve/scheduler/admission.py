@@ -115,17 +115,18 @@ class Admission:
     def admit(self, sequence: Sequence, *, settling: Container[SeqId], others_run: bool) -> tuple[Copy, ...] | None:
         """Take blocks for all tokens of a waiting sequence. Returns what must be copied for it; None: it must wait.
 
-        What it has in common with a running sequence it forks from that, unless more of it is in the prefix cache.
+        What it has in common with a running sequence it forks from that, unless more of it is in the prefix cache. A
+        prompt that is to be scored does neither: a score needs the position before its token computed.
         settling: sequences that the step being planned sets up or computes a chunk of. Their blocks hold what that step
         makes only when it has run, so whoever would fork from one of them waits for the next plan.
         others_run: whether sequences run that have nothing to do with it.
         """
         num_spare_blocks = self.num_spare_blocks if others_run else 0
         reads_cache = sequence.num_scored >= sequence.num_prompt
-        forked = fork_source(sequence)
+        forked = fork_source(sequence) if reads_cache else None
         if forked is not None:
             source, num_common = forked
-            num_matched = self._cache.num_cached(sequence.table, sequence.token_ids) if reads_cache else 0
+            num_matched = self._cache.num_cached(sequence.table, sequence.token_ids)
             if num_common > num_matched and self._cache.can_fork(source.table, num_common):
                 if source.id in settling or source.num_bound is not None or source.num_computed < num_common:
                     return None

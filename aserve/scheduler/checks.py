@@ -34,7 +34,7 @@ def check_running(
 
 
 def _check_running(sequence: Sequence, flying: Several[SeqSlice], cache: PagedCache, context_len: int) -> None:
-    """Assert I4, I6, I17, I18, I24 and I25. flying: its slices in flight, oldest first."""
+    """Assert I4, I6, I17, I18, I22 and I23. flying: its slices in flight, oldest first."""
     num_tokens = len(sequence.token_ids) + sum(piece.num_samples for piece in flying)
     is_beam = sequence.group is not None and sequence.group.beams is not None
     assert sequence.num_computed < num_tokens + is_beam, f"I18: {sequence!r}"

@@ -44,6 +44,8 @@ VAIN_A_REST: Final = 4
 LONGEST_VAIN: Final = 4
 PRICE_OF_FORCED: Final = 0.5
 """Beyond, what a structure forces is not asked for: to find that out, and to wait, takes what it saves."""
+FORCED_S: Final = 1.5e-3
+"""What finding that out takes the host, in seconds, with setting up a batch that is not the last one moved on."""
 STEPS_MISSED: Final = 2
 """By who waits for its tokens, among others who do not: one before its drafts are computed, and one after."""
 CALLS_A_LOOK: Final = 64
@@ -75,6 +77,8 @@ class Drafter:
 
     def __init__(self, proposer: Proposer | None, cost: StepCost) -> None:
         self.counts = DraftCounts(0 if proposer is None else proposer.most)
+        self.makes_steps = proposer is not None
+        """Whether `steps` may have any."""
         self._proposer = proposer
         self._cost = cost
         self._prices: Prices | None = None
@@ -132,9 +136,7 @@ class Drafter:
         return () if self._proposer is None else self._proposer.steps(step_id, slices)
 
     def seconds(self, plan: StepPlan) -> float:
-        """What making a plan's drafts takes."""
-        if not plan.drafting:
-            return 0.0
+        """What making a plan's drafts takes, if it has any steps for that."""
         assert self._proposer is not None, "somebody made the drafts"
         return sum(self._proposer.seconds(step.num_tokens) for step in plan.drafting)
 
@@ -152,7 +154,7 @@ class Drafter:
 
         One that is alone loses no step by waiting, and always does: most runs are of two or three tokens.
         """
-        if self._price(sequence, num_rows) > PRICE_OF_FORCED:
+        if self._price(sequence, num_rows, FORCED_S) > PRICE_OF_FORCED:
             return ()
         num_flying = sequence.num_computed + 1 - len(sequence.token_ids)
         if num_flying > 0 and num_rows == 1:

@@ -114,6 +114,8 @@ class FairQueue:
     cost: how long steps take.
     """
 
+    takes_turns = True
+
     def __init__(self, running: SequenceQueue, num_rows: int, max_chunk: int, cost: StepCost) -> None:
         self._running = running
         self._max_chunk = max_chunk

@@ -3,15 +3,17 @@
     slice without samples    a chunk of a prompt: full blocks are sealed
     slice of one sample      the common kind: its token goes to the reader as it is, if there is nothing else to tell
     slice with drafts        accepted tokens are taken in one by one, as if each had been a step, and told together
+    slice of a model that pools    its vector is told, and its sequence has ended
 
 A token is sampled from the position before its own. So a sequence has landed up to where its tokens on the host end:
 when one comes, `len(token_ids)` positions are computed for good. Blocks are sealed, sequences ended and positions
 counted by that alone. A rejected draft is never among the tokens, so it is in no block that is sealed, and in no hash
-(I25).
+(I22).
 
 Knows no budget and no queue; who holds what is known to residents.py, what is told of groups to held_back.py.
 """
 
+from array import array
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Several
 from typing import Final
@@ -72,6 +74,10 @@ class Landing:
         slices: Several[SeqSlice] = plan.slices
         token_ids: Several[int] = result.token_ids
         scores: Several[TokenScores | None] = result.scores
+        if result.vectors:
+            self._take_in_vectors(self._seal_chunks(slices), result.vectors)
+            self._taken_in = NOTHING
+            return step
         if len(token_ids) != len(slices) or result.num_accepted:
             slices = self._seal_chunks(slices)
             if result.num_accepted:
@@ -110,6 +116,20 @@ class Landing:
                 self._cache.seal(sequence.table, sequence.token_ids, num_landed)
         return tuple(piece for piece in slices if piece.num_samples)
 
+    def _take_in_vectors(self, slices: Several[SeqSlice], vectors: Several["array[float]"]) -> None:
+        """What was made of whole prompts, which ends their sequences."""
+        for piece, vector in zip(slices, vectors, strict=True):
+            sequence = self._sequences.get(piece.seq_id)
+            if sequence is None:
+                continue
+            num_landed = len(sequence.token_ids)
+            self._at = sequence, num_landed
+            if num_landed >= sequence.table.seal_at:
+                self._cache.seal(sequence.table, sequence.token_ids, num_landed)
+            self._end(sequence)
+            self._taken_in.deltas.append(sequence.pooled(vector))
+            self._at = None
+
     def _take_in_runs(
         self, slices: Several[SeqSlice], result: StepResult
     ) -> tuple[list[SeqSlice], list[int], list[TokenScores | None]]:
@@ -133,7 +153,7 @@ class Landing:
     def _take_in_run(self, piece: SeqSlice, token_ids: Several[int], scores: Several[TokenScores | None]) -> None:
         """Take in the accepted drafts of a slice and the token after them.
 
-        Positions behind those are to be computed again, and nothing is known of what was written there (I25).
+        Positions behind those are to be computed again, and nothing is known of what was written there (I22).
         """
         sequence = self._sequences.get(piece.seq_id)
         if sequence is None:
@@ -151,7 +171,7 @@ class Landing:
             if sequence.state is State.FINISHED:
                 break
         if sequence.state in (State.RUNNING, State.SWAPPED):  # else it computes from the beginning, or no more
-            assert sequence.num_computed == piece.start + piece.num_tokens, f"I25: {sequence!r} ran ahead of its drafts"
+            assert sequence.num_computed == piece.start + piece.num_tokens, f"I22: {sequence!r} ran ahead of its drafts"
             sequence.num_computed = len(tokens) - 1
         self._taken_in.deltas.extend(told.values())
         self._at = None

@@ -6,6 +6,8 @@ Makes the slices of a plan and moves `num_computed` on. Knows no request and no 
 from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Several
 
+import msgspec
+
 from aserve.core.ids import BlockId, RequestId, SeqId
 from aserve.core.layout import STRETCH
 from aserve.core.plan import RowInit, SeqSlice, StepPlan
@@ -46,6 +48,7 @@ class Planner:
         self._max_chunk = max_chunk
         self._may_stretch = max_chunk == budget.most
         self._settling: set[SeqId] = set()
+        self._counts_steps = pace.delays or residents.waiting.takes_turns
         self.num_tokens = 0
         """Of the plan made last."""
         self.leaves_waiting = False
@@ -66,13 +69,13 @@ class Planner:
         only: the requests that may run; None lets all.
         """
         residents = self._residents
-        residents.waiting.next_step(now)
         num_preemptions = residents.num_preemptions
         self.num_tokens, self.leaves_waiting = 0, False
-        if self._settling or self._pace.delays:
+        if self._settling or self._counts_steps:
             self._settling.clear()
             self._pace.next_step(now)
-        draft = _Draft(step_id)
+            residents.waiting.next_step(now)
+        draft = _Draft(step_id, MAX_STEP_DRAFTS)
         slices = draft.slices
         budget = self._budget.num_tokens
         no_blocks: tuple[BlockId, ...] = ()
@@ -108,7 +111,7 @@ class Planner:
         self.num_tokens += len(slices)
         moves = residents.copies or residents.scrubs or residents.has_host_memory
         block_ops = residents.take_block_ops() if moves else None
-        drafting = self._drafter.steps(step_id, slices)
+        drafting = self._drafter.steps(step_id, slices) if self._drafter.makes_steps else ()
         return StepPlan(step_id, tuple(slices), tuple(draft.inits), block_ops, drafting)
 
     def _not_free(self, sequence: Sequence, budget: int, draft: "_Draft") -> int | None:
@@ -270,18 +273,15 @@ class Planner:
         return self._known(sequence, end, (), draft)
 
 
-class _Draft:
+class _Draft(msgspec.Struct, gc=False):
     """What a plan will be made of."""
 
-    __slots__ = ("allowance", "inits", "knows_allowance", "num_drafts_left", "slices", "step_id")
-
-    def __init__(self, step_id: int) -> None:
-        self.step_id = step_id
-        self.slices: list[SeqSlice] = []
-        self.inits: list[RowInit] = []
-        self.allowance: Allowance | None = None
-        self.knows_allowance = False
-        self.num_drafts_left = MAX_STEP_DRAFTS
+    step_id: int
+    num_drafts_left: int
+    slices: list[SeqSlice] = []
+    inits: list[RowInit] = []
+    allowance: Allowance | None = None
+    knows_allowance: bool = False
 
 
 def _only_running(running: Several[Sequence], only: Collection[RequestId]) -> Iterator[Sequence]:

@@ -140,6 +140,9 @@ class Waiting(Protocol):
         """It waits no longer."""
         ...
 
+    takes_turns: bool
+    """Whether `next_step` matters."""
+
     def next_step(self, now: float) -> None:
         """Another step is being planned."""
         ...
@@ -177,6 +180,7 @@ class WaitingQueue(SequenceQueue):
     """One queue for all: the first goes first."""
 
     __slots__ = ("_backlog",)
+    takes_turns = False
 
     def __init__(self) -> None:
         super().__init__()

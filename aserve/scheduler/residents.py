@@ -308,7 +308,7 @@ class Residents:
         return BlockOps(scrubs, swap_outs, copies, swap_ins)
 
     def check(self) -> None:
-        """Assert I12, I14, I26 and what the cache promises."""
+        """Assert I7, I12, I14 and what the cache promises."""
         if self._places is not None:
             self._places.check()
         self._cache.check([s.table for s in self.running], [s.table for s in self.swapped])

@@ -13,16 +13,18 @@ roster.py, which choices are told to held_back.py and beam.py, who holds rows an
 what next to planner.py, what a step has brought to landing.py.
 
 Invariants, besides those of the block pool and the paged cache:
+  I6  a block is found and read by steps that run after the one that writes it, and sealed when that has landed;
+  I7  no more adapters run or are swapped out than max_loras;
   I11 a sequence that ends or is preempted gives back all that it held, once; unknown ids are no-ops;
   I12 when no request is left, no block is held and no row is taken;
   I13 a plan stays within the token budget and max_num_seqs, and there is one whenever anything could run;
   I14 who comes first, of its tenant where tenants share, is admitted first;  I16 who came last is preempted first;
   I15 an admitted request ends after a number of steps bounded by its tokens and those before it;
-  I17 what can never fit is refused by `add`;  I23 choices share blocks and nothing else;
+  I17 what can never fit is refused by `add`;
   I18 a running sequence has a token at its next position, landed or in flight; a beam that waits for others has none;
   I19 a sequence ends once, and nothing of it comes out afterwards;
-  I25 behind where a step has landed nothing is sealed, hashed or counted: a rejected draft leaves nothing behind;
-  I26 no more adapters run or are swapped out than max_loras.
+  I21 every answer is what its request gets alone: requests, and choices of one, share blocks and nothing else;
+  I22 behind where a step has landed nothing is sealed, hashed or counted: a rejected draft leaves nothing behind.
 """
 
 from collections import deque
@@ -30,6 +32,7 @@ from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Sequence as Several
 from functools import partial
 from itertools import chain
+from math import inf
 
 from aserve.core.errors import AserveError, ConstraintError, NonFiniteLogitsError
 from aserve.core.ids import BlockHash, RequestId, SeqId
@@ -103,7 +106,7 @@ class Scheduler:
         proposer: Proposer | None = None,
         max_loras: int = 0,
     ) -> None:
-        assert max_in_flight <= 2 or not any(windows), "I24: windows hold two steps of positions"
+        assert max_in_flight <= 2 or not any(windows), "I23: windows hold two steps of positions"
         self.max_in_flight = self._most_in_flight = max_in_flight
         max_chunk = min(long_prefill_token_threshold or max_num_batched_tokens, max_num_batched_tokens)
         self._cache = PagedCache(
@@ -135,6 +138,8 @@ class Scheduler:
         landed_in = self._roster.sequences, self._cache, self._residents, self._drafter
         self._landing = Landing(*landed_in, end=self._end, end_request=self.cancel)
         self._in_flight, self._next_step_id = deque[StepPlan](), 0
+        self.next_deadline_s = inf
+        """Before that `expire` finds nobody, on the clock of `Request.deadline_s`; infinity if no request has one."""
 
     # Requests come and go.
 
@@ -210,15 +215,12 @@ class Scheduler:
             self._residents.waiting.add(sequence)
             self._drafter.adopt(sequence)
         self._deadlines.add(request, self._roster.requests)
-
-    @property
-    def next_deadline_s(self) -> float:
-        """Before that `expire` finds nobody, on the clock of `Request.deadline_s`; infinity if no request has one."""
-        return self._deadlines.next_s
+        self.next_deadline_s = self._deadlines.next_s
 
     def expire(self, now: float) -> Expired | None:
         """End the requests whose deadline has come by `now`; None if there is none. To be called before `plan`."""
         due = self._deadlines.due(now, self._roster.requests)
+        self.next_deadline_s = self._deadlines.next_s
         expired = expire(due) if due else None
         for sequence in chain(*due):
             self._end(sequence)
@@ -270,7 +272,7 @@ class Scheduler:
             self._aftermath.landed()
             self.max_in_flight = 1 if self._aftermath.is_inquest else self._most_in_flight
         if took_s:
-            self.step_cost.landed(plan.slices, took_s - self._drafter.seconds(plan))
+            self.step_cost.landed(plan.slices, took_s - self._drafter.seconds(plan) if plan.drafting else took_s)
         return self._landing.take_in(plan, result)
 
     def revert(self, step_id: int, *, out_of_memory: bool = False) -> RequestId | None:

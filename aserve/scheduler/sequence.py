@@ -23,7 +23,6 @@ Knows no budget, no block and no step; changed by the scheduler alone.
 
 from array import array
 from collections.abc import Callable
-from math import inf
 from typing import Final
 
 import msgspec
@@ -204,6 +203,13 @@ class Sequence:
             queued_s=self.queued_s,
         )
 
+    def pooled(self, vector: "array[float]") -> SeqDelta:
+        """What is told of it where a vector is made of the prompt."""
+        end = FinishReason.STOP
+        return SeqDelta(
+            self.request_id, (), end, num_cached_tokens=self.num_cached, queued_s=self.queued_s, vector=vector
+        )
+
     def row_init(self, row: Row, num_bound: int) -> RowInit:
         """What sets its row up: the first `num_bound` blocks, and its history where sampling looks at that."""
         sampling, structure = self.sampling, self.request.structure
@@ -215,9 +221,8 @@ class Sequence:
                 sampling.controls, prompt_ids=self.request.prompt_token_ids, output_ids=output_ids
             )
             sampling = msgspec.structs.replace(sampling, controls=controls)
-        return RowInit(
-            row, self.id, sampling, tuple(self.table.block_ids[:num_bound]), self.request.adapter, self.constraint
-        )
+        blocks, request = tuple(self.table.block_ids[:num_bound]), self.request
+        return RowInit(row, self.id, sampling, blocks, request.adapter, self.constraint, request.second_at)
 
     def __repr__(self) -> str:
         return (
@@ -281,7 +286,7 @@ def row_sampling(request: Request, index: int = 0) -> RowSampling:
     """What the runner needs of a request's parameters; ending tokens are banned until min_tokens are generated.
 
     Where the answer has a structure, bans go the way of controls, by which they are void where they leave nothing of a
-    mask: it may be complete before min_tokens, and ends then, or where ignore_eos bans the model's own end.
+    mask: it may be complete before min_tokens, and ends then.
 
     index: which sequence of the request it is; each has a seed of its own, and the first alone scores the prompt.
     Choices to be ranked are scored; beams are scored and not sampled. Its history comes with `Sequence.row_init`.
@@ -293,12 +298,9 @@ def row_sampling(request: Request, index: int = 0) -> RowSampling:
     is_ranked = params.num_sequences > params.n
     banned_ids = tuple(sorted(request.stop_ids)) if params.min_tokens else ()
     is_masked = request.structure is not None
-    biases = params.logit_bias
-    if is_masked and params.ignore_eos:
-        biases += tuple((eos_id, -inf) for eos_id in sorted(request.eos_ids))
     controls = RowControls(
         penalties=PenaltyColumns(*(getattr(params, name) for name in PenaltyColumns._fields)),
-        logit_bias=biases,
+        logit_bias=params.logit_bias,
         allowed_ids=params.allowed_token_ids or (),
         bad_words=request.bad_word_ids,
     )

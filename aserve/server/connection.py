@@ -17,6 +17,7 @@ It knows nothing of routes, bodies or the engine.
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, cast
@@ -65,6 +66,7 @@ class Connection(asyncio.Protocol):
         self._idle_since_s = 0.0
         self._fresh = True  # the next byte begins a request, and none before it waits for its answer
         self._ending = False  # the server has said its last word
+        self._descriptor: int | None = None  # while in the lobby
 
     # What the event loop calls
 
@@ -90,6 +92,7 @@ class Connection(asyncio.Protocol):
         begins, self._idle = self._idle or self._door.stands, False
         if self._door.takes(self._inbox, begins=self._fresh):
             return
+        self.leave_lobby()
         if begins:
             self._end_in(self._limits.head_timeout_s)
         self._fresh = False
@@ -143,6 +146,7 @@ class Connection(asyncio.Protocol):
         if self._left:
             return
         self._left = True
+        self.leave_lobby()
         self._door.leave(self._inbox)
         if self._presence is not None:
             self._presence.reschedule(self._loop.time())
@@ -241,6 +245,7 @@ class Connection(asyncio.Protocol):
             self._idle = True
             self._idle_since_s = self._loop.time()
             self._connections.touch(self)
+            self._enter_lobby()
             if was_holding:
                 self._connections.mark(self, idle=True)
                 self._begin_idling()
@@ -253,9 +258,39 @@ class Connection(asyncio.Protocol):
         if not self._door.stands:
             return
         self._door.open()
+        self.leave_lobby()
         self._fresh = False
         self._end_in(self._limits.head_timeout_s)
         self._arrived.set()
+
+    def _enter_lobby(self) -> None:
+        if self._descriptor is None:
+            self._descriptor = self._transport.get_extra_info("socket").fileno()
+            self._transport.pause_reading()
+            self._connections.doors.enter_lobby(self._descriptor, self)
+
+    def leave_lobby(self) -> None:
+        """The event loop says when something has come."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            self._connections.doors.lobby.leave(descriptor, self)
+            if not self._transport.is_closing():
+                self._transport.resume_reading()
+
+    def read(self) -> None:
+        """Take what has come, past the transport, which does not read in the lobby."""
+        assert self._descriptor is not None, "only the lobby calls this"
+        try:
+            data = os.read(self._descriptor, MAX_INBOX_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            self.abort()
+            return
+        if data:
+            self.data_received(data)
+        else:
+            self.eof_received()
 
     # What the protocol calls
     async def _send(self, event: Event) -> None:

@@ -1,11 +1,12 @@
 """Doors: where requests are refused before they are parsed, in front of each connection's HTTP/1.1 protocol.
 
-    inbox -> takes(): it may be refused --- 10 ms, with others --> answer() -> bytes  refused; the connection goes on
+    inbox -> takes(): it may be refused --- 24 ms, with others --> answer() -> bytes  refused; the connection goes on,
+               |                                                                      and is read from in the lobby
                '-- no: the protocol's at once                               -> b""    not whole: hold it
                                                                             -> None   let it in
 
 To look at five together costs little more than to look at one: what a step has thrown out of the processor's caches is
-fetched once, and a thread that computes is interrupted once. And who asks again at once is slowed down by that.
+fetched once, and a thread that computes is interrupted once (lobby.py). And who asks again at once is slowed down.
 
 Knows what is plain (plain.py) and how an answer is framed. Whether there is room is the doorman's to say.
 """
@@ -24,13 +25,16 @@ from hypercorn.config import Config
 from aserve.core.faults import log_fault
 from aserve.edges import is_fault
 from aserve.http.doorman import Doorman, Objection, Refusal
+from aserve.server.lobby import Guest, Lobby
 from aserve.server.plain import PlainRequest, plain_request
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
-GATHER_S: Final = 0.01
-"""How long a request stands before it is looked at, while requests are being refused."""
+READ_S: Final = 0.008
+"""Between two times that the lobby is read from: so long waits whoever is to be let in, a probe of health, say."""
+LOOK_EVERY: Final = 3
+"""How many times it is read from until they who may be refused are looked at, all together."""
 BUSY_S: Final = 0.1
 """For how long after a refusal that is so."""
 HOLD_S: Final = 1.0
@@ -53,6 +57,9 @@ class Doors:
         self._config = config
         self._refused_s = -inf
         self._waiting: list[Callable[[], None]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._num_ticks = -1  # the first one looks
+        self.lobby = Lobby()
 
     def new(self, look: Callable[[], None]) -> "Door":
         """A connection's. look: to be called when it is time to ask for the answer to what stands before it."""
@@ -60,9 +67,18 @@ class Doors:
 
     def wait(self, look: Callable[[], None]) -> None:
         """Call it together with others."""
-        if not self._waiting:
-            asyncio.get_running_loop().call_later(GATHER_S, self.look)
         self._waiting.append(look)
+        self.look_later()
+
+    def enter_lobby(self, descriptor: int, guest: Guest) -> None:
+        """Read from a connection together with others, until nobody is refused any more."""
+        self.lobby.enter(descriptor, guest)
+        self.look_later()
+
+    def look_later(self) -> None:
+        """Call all that will wait in a while, and read in the lobby then."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(READ_S, self._tick)
 
     def are_busy(self) -> bool:
         """Whether somebody was refused just now, so that it is not worth it to look at one alone."""
@@ -76,11 +92,28 @@ class Doors:
         return b"HTTP/1.1 %d \r\n%b\r\n%b" % (refusal.status, lines, refusal.body)
 
     def look(self) -> None:
-        """Call all that wait."""
+        """Read in the lobby, and call all that wait."""
+        self.lobby.read()
         waiting, self._waiting = self._waiting, []
         with nullcontext() if self.doorman is None else self.doorman.together():
             for look in waiting:
                 look()
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._num_ticks += 1
+        try:
+            if self._num_ticks % LOOK_EVERY:
+                self.lobby.read()
+            else:
+                self.look()
+        finally:  # whatever one connection raises: nobody else would read from the others
+            if not self.are_busy():
+                self.lobby.empty()
+            if self.lobby or self._waiting:
+                self.look_later()
+            else:
+                self._num_ticks = -1
 
 
 class Door:

@@ -26,7 +26,7 @@ import msgspec
 from aserve.core.faults import describe
 
 MAX_QUEUED_LINES: Final = 10_000
-REST_S: Final = 0.02
+REST_S: Final = 0.1
 """Between two writes: lines that come meanwhile are written together. To wake a thread costs more than a line does."""
 FLUSH_S: Final = 1.0
 """How long the end of the process waits for lines to be taken."""
@@ -99,25 +99,26 @@ def _message(record: logging.LogRecord) -> str:
 
 
 class Writer(logging.Handler):
-    """Lines on their way to `write`, which may block, in a thread that ends with the process or with `close`."""
+    """Lines on their way to `write`, which may block, in a thread that ends with the process or with `close`.
+
+    The thread also makes the lines of records that have `fields`, which nobody changes.
+    """
 
     def __init__(self, write: Callable[[str], object], formatter: TextFormatter | JsonFormatter) -> None:
         super().__init__()
         self.setFormatter(formatter)
         self._formatter = formatter
         self._write = write
-        self._lines: queue.Queue[str | None] = queue.Queue(MAX_QUEUED_LINES)
+        self._lines: queue.Queue[str | logging.LogRecord | None] = queue.Queue(MAX_QUEUED_LINES)
         self._num_dropped = 0
+        self._hurries = threading.Event()
         self._thread = threading.Thread(target=self._write_all, name="aserve log", daemon=True)
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Log a record, or count it as dropped."""
-        try:
-            line = self.format(record)
-        except Exception:  # somebody's arguments do not fit his message, which must not become an error of his caller
-            self._num_dropped += 1
-        else:
+        line = record if hasattr(record, "fields") else self._line(record)
+        if line is not None:
             self._put(line)
 
     def say(self, line: str) -> None:
@@ -127,6 +128,7 @@ class Writer(logging.Handler):
     def flush(self) -> None:
         """Wait for the lines so far to be taken, but not for long."""
         deadline_s = time.monotonic() + FLUSH_S
+        self._hurries.set()
         with self._lines.all_tasks_done:
             while self._lines.unfinished_tasks and (remaining_s := deadline_s - time.monotonic()) > 0:
                 self._lines.all_tasks_done.wait(remaining_s)
@@ -138,7 +140,14 @@ class Writer(logging.Handler):
             self._put(None)
         super().close()
 
-    def _put(self, line: str | None) -> None:
+    def _line(self, record: logging.LogRecord) -> str | None:
+        try:
+            return self.format(record)
+        except Exception:  # somebody's arguments do not fit his message, which must not become an error of his caller
+            self._num_dropped += 1
+            return None
+
+    def _put(self, line: str | logging.LogRecord | None) -> None:
         try:
             self._lines.put_nowait(line)
         except queue.Full:
@@ -147,7 +156,8 @@ class Writer(logging.Handler):
     def _write_all(self) -> None:
         num_told = 0
         while True:
-            lines = self._gathered()
+            gathered = self._gathered()
+            lines = [self._line(one) if isinstance(one, logging.LogRecord) else one for one in gathered]
             told = [f"{line}\n" for line in lines if line is not None]
             if (num_dropped := self._num_dropped) > num_told:
                 dropped = self._formatter.said(f"aserve: {num_dropped - num_told} log lines were dropped")
@@ -155,13 +165,14 @@ class Writer(logging.Handler):
                 num_told = num_dropped
             with suppress(OSError, ValueError):  # of a stream that is closed: there is nobody to tell
                 self._write("".join(told))
-            for _ in lines:
+            for _ in gathered:
                 self._lines.task_done()
-            if None in lines:
+            if None in gathered:
                 return
-            time.sleep(REST_S)
+            self._hurries.wait(REST_S)
+            self._hurries.clear()
 
-    def _gathered(self) -> list[str | None]:
+    def _gathered(self) -> list[str | logging.LogRecord | None]:
         """All lines that there are; waits for the first."""
         lines = [self._lines.get()]
         with suppress(queue.Empty):

@@ -19,7 +19,7 @@ _POST: Final = re.compile(
     rb"POST (/[!-~]*) HTTP/1\.1(?=\r\n)((?:\r\n[!#$%%&'*+.^_`|~0-9A-Za-z-]+:[\t -~]*){1,%d}+)\r\n\r\n" % MAX_HEADERS
 )
 _TELLING: Final = re.compile(
-    rb"\r\n(host|content-length|connection|authorization|x-request-id|transfer-encoding|expect|upgrade|te|trailer)"
+    rb"\r\n(host|content-length|connection|authorization|x-api-key|x-request-id|transfer-encoding|expect|upgrade|te|trailer)"
     rb":([^\r]*)",
     re.IGNORECASE,
 )
@@ -29,7 +29,7 @@ _PLAIN: Final = {
     b"connection": re.compile(rb"keep-alive", re.IGNORECASE),
 }
 """Headers that may be there once, with such a value. Others of `_TELLING` may not, but for `_WHO`."""
-_WHO: Final = frozenset({b"authorization", b"x-request-id"})
+_WHO: Final = frozenset({b"authorization", b"x-api-key", b"x-request-id"})
 
 
 @dataclass(frozen=True, slots=True)

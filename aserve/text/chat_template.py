@@ -96,8 +96,9 @@ class ChatTemplate:
         variables: Mapping[str, Any] = {},
         hints: Mapping[str, Any] = {},
         max_chars: int | None = None,
+        roles: Sequence[str] = ROLES,
     ) -> str:
-        """The prompt of a conversation.
+        """The prompt of a conversation. roles: those that messages may have.
 
         tools: in the API's words, for a template that reads them.
 
@@ -115,7 +116,7 @@ class ChatTemplate:
         template, readable = self._template(with_tools=tools is not None)
         settable = readable - self._named_tokens.keys() - ENGINE_VARIABLES
         _check_variables(variables, settable)
-        turns = [_turn(index, message) for index, message in enumerate(check("messages", _MESSAGES, messages))]
+        turns = [_turn(index, message, roles) for index, message in enumerate(check("messages", _MESSAGES, messages))]
         if not turns:
             raise InvalidRequestError("messages is empty", "messages")
         if continue_final_message:
@@ -176,16 +177,16 @@ def _check_variables(variables: Mapping[str, Any], allowed: frozenset[str]) -> N
             )
 
 
-def _turn(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
+def _turn(index: int, message: Mapping[str, Any], roles: Sequence[str]) -> dict[str, Any]:
     """A message as templates expect it: content is one text, and what is null is left out."""
     if not isinstance(message, Mapping):
         raise InvalidRequestError(
             f"messages[{index}] must be a mapping with role and content, got {shown(message)}", "messages"
         )
     role = message.get("role")
-    if role not in ROLES:
+    if role not in roles:
         raise InvalidRequestError(
-            f"messages[{index}].role must be one of {', '.join(ROLES)}, got {shown(role)}", "messages"
+            f"messages[{index}].role must be one of {', '.join(roles)}, got {shown(role)}", "messages"
         )
     turn = {name: value for name, value in message.items() if value is not None}
     turn["content"] = _text_content(index, message)

@@ -6,9 +6,11 @@
 Holds back an unfinished character and the beginning of a possible stop string, nothing else, and gives both up when
 the sequence ends. Knows nothing of the scheduler, which has to be told when a stop string ends a sequence.
 
-I20: the deltas' texts make up the whole text and their tokens are those that usage counts; no delta ends inside a
+  I20 the deltas' texts make up the whole text and their tokens are those that usage counts; no delta ends inside a
 character, and none has any part of a stop string.
 """
+
+from typing import Final
 
 from aserve.core.outputs import FinishReason, SeqDelta, TextDelta
 from aserve.core.params import SamplingParams
@@ -105,3 +107,20 @@ class TextStream:
             return tail
         text = self._matcher.feed(tail)
         return text if self._matcher.stop is not None else text + self._matcher.flush()
+
+
+class VectorStream:
+    """What stands for a `TextStream` where a model pools: its one delta has a vector, and no text."""
+
+    is_plain: Final = False
+
+    def push(self, delta: SeqDelta) -> TextDelta:
+        """The vector, and the end."""
+        return TextDelta(
+            "",
+            (),
+            delta.finish_reason,
+            delta.stop_reason,
+            num_cached_tokens=delta.num_cached_tokens,
+            vector=delta.vector,
+        )

@@ -7,7 +7,7 @@ add_bos_token where there is a tokenizer.json. Does not know sequences that grow
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import tokenizers
 
@@ -33,6 +33,7 @@ class Tokenizer:
     def __init__(self, backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
         """backend is changed: the config's tokens are added to it. Raises `CheckpointError` as TokenBytes does."""
         self._backend = backend
+        self._config = config
         backend.no_truncation()  # a prompt is never shortened in silence
         backend.no_padding()
         self.num_base_tokens: Final = backend.get_vocab_size(with_added_tokens=False)
@@ -63,18 +64,25 @@ class Tokenizer:
             raise CheckpointError(f"{path}: {error}") from error
         return cls(backend, read_tokenizer_config(Path(folder)))
 
+    def info(self) -> dict[str, Any]:
+        """Its named tokens, and those that were added to the vocabulary, by id."""
+        flags = ("content", "special", "normalized", "single_word", "lstrip", "rstrip")
+        added = sorted(self._backend.get_added_tokens_decoder().items())
+        return {
+            **self._config.named_tokens,
+            "additional_special_tokens": self._config.special_tokens,
+            "added_tokens_decoder": {
+                str(token_id): {flag: getattr(token, flag) for flag in flags} for token_id, token in added
+            },
+        }
+
     def encode(self, text: str, *, add_special_tokens: bool = True, param: str | None = "prompt") -> tuple[int, ...]:
         """Token ids of a text. A rendered chat has its special tokens already: add none to it.
 
         Raises `InvalidRequestError` naming `param` for text that UTF-8 cannot express (a lone surrogate), and for text
         on which the library gives up: a regular expression that goes back too often is a panic there, no Exception.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidRequestError(
-                f"the text has a lone surrogate at character {error.start}, which is not Unicode text", param
-            ) from error
+        _check_unicode(text, param)
         try:  # the batch call releases the GIL, which `encode` does not
             [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except (MemoryError, *WISHES):
@@ -84,6 +92,24 @@ class Tokenizer:
                 f"the tokenizer gives up on this text of {len(text)} characters", param
             ) from error
         return tuple(encoding.ids)
+
+    def encode_all(
+        self, texts: Sequence[str | tuple[str, str]], params: Sequence[str], *, add_special_tokens: bool
+    ) -> list[tuple[list[int], list[int | None], list[int]]]:
+        """Of each text or pair of texts the token ids, of which text each is (None: special), and their type ids.
+
+        params: what each is called in errors. Raises as `encode`.
+        """
+        for text, param in zip(texts, params, strict=True):
+            for part in (text,) if isinstance(text, str) else text:
+                _check_unicode(part, param)
+        try:
+            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        except (MemoryError, *WISHES):
+            raise
+        except BaseException as error:
+            raise InvalidRequestError("the tokenizer gives up on one of these texts", params[0]) from error
+        return [(encoding.ids, encoding.sequence_ids, encoding.type_ids) for encoding in encodings]
 
     def count(self, text: str, *, param: str | None = "prompt") -> int:
         """How many tokens a text has. Raises as `encode`."""
@@ -122,8 +148,22 @@ class Tokenizer:
         """Whether a token is a control token, which is not part of any text."""
         return token_id in self.special_ids
 
+    def token_id(self, token: str) -> int | None:
+        """Of a token as the vocabulary spells it; None where it has none."""
+        return self._backend.token_to_id(token)
+
     def _id_of(self, token: str | None) -> int | None:
         return None if token is None else self._backend.token_to_id(token)
+
+
+def _check_unicode(text: str, param: str | None) -> None:
+    """Raise `InvalidRequestError` for what UTF-8 cannot express."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            f"the text has a lone surrogate at character {error.start}, which is not Unicode text", param
+        ) from error
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:

@@ -193,6 +193,17 @@ def test_a_structure_goes_on_where_another_answer_has_come_to(compiler: Compiler
     assert allowed(compiled, b"") == {ord("y"), ord("n")}, "the structure itself has not moved on"
 
 
+def test_an_answer_that_ignores_its_end_ends_where_nothing_else_may_follow(compiler: Compiler) -> None:
+    """Catches an end that is left beside other tokens, and a mask of nothing where it is all there is."""
+    digits = compiler.compiled(StructuredOutputs(regex="[0-9]{1,2}"))
+    endless = digits.going_on(ignores_end=True)
+    one, two = allowed(digits, b"1"), allowed(digits, b"12")
+    assert two == {EOS} < one
+    assert (allowed(endless, b"1"), allowed(endless, b"12")) == (one - {EOS}, {EOS})
+    assert allowed(endless.after(list(b"1")), b"") == one - {EOS}
+    assert allowed(endless.going_on(ignores_end=False), b"1") == one
+
+
 @pytest.mark.parametrize("drafts", [b"", b"yes", b"ye", b"yex", b"x", b"no", b"nox", b"yes\0"])
 def test_masks_behind_drafts_are_those_of_answers_that_have_them(compiler: Compiler, drafts: bytes) -> None:
     """And the drafts leave nothing behind, right or wrong: what was asked for before is asked for after."""

@@ -17,11 +17,11 @@ import torch
 
 from aserve import engine, preparation
 from aserve.engine import Engine
-from aserve.http import access, endpoint, middleware, request_id, sse
+from aserve.http import access, endpoint, generation, middleware, request_id, sse
 from aserve.http.json_response import JsonResponse
-from aserve.http.openai import chat, completions, generation, tokenize
+from aserve.http.openai import chat, completions, tokenize
 from aserve.http.openai.logprobs import CompletionLogprobs
-from aserve.http.openai.tally import Tally
+from aserve.http.tally import Tally
 from aserve.kv_cache.block_pool import BlockPool
 from aserve.kv_cache.paged_cache import PagedCache
 from aserve.mailbox import Keeper, Mailbox
@@ -297,7 +297,7 @@ POINTS = (
     Point("wire delta", at(*((wire, "delta") for wire in WIRES))),
     Point("wire frame", at(*((wire, "frame") for wire in WIRES))),
     Point("wire whole", at(*((wire, "whole") for wire in WIRES))),
-    Point("wire usage", at(*((wire, "usage") for wire in WIRES))),
+    Point("wire end", at(*((wire, "end") for wire in WIRES))),
     Point("wire logprobs", at((CompletionLogprobs, "part"))),
     Point("json of a token", at((generation, "_encode"))),
     Point("json of an answer", at((JsonResponse, "render"))),

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from aserve.engine_loop import EngineLoop
-from aserve.http.openai import generation
+from aserve.http import generation
 from aserve.kv_cache.block_pool import BlockPool
 from aserve.text.stream import TextStream
 from tests.faults.points import Delay, Panic, Point, at

@@ -103,6 +103,7 @@ REFUSED = {
     "vllm_xargs": {"a": 1},
     "routed_experts": True,
     "prompt_embeds": "AAAA",
+    "moderation": {"model": "a"},
     "suffix": "x",
     "stop_regex": "a",
     "ebnf": "a",
@@ -139,6 +140,7 @@ WITHOUT = {
     "service_tier": "auto",
     "safety_identifier": "a",
     "prompt_cache_key": "a",
+    "prompt_cache_options": {"mode": "implicit"},
 }
 
 

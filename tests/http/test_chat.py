@@ -32,6 +32,7 @@ async def test_a_whole_answer(client):
                 "logprobs": None,
                 "finish_reason": "stop",
                 "stop_reason": None,
+                "token_ids": None,
             }
         ],
         "usage": {
@@ -40,6 +41,8 @@ async def test_a_whole_answer(client):
             "total_tokens": 19,
             "prompt_tokens_details": {"cached_tokens": 0},
         },
+        "prompt_logprobs": None,
+        "prompt_token_ids": None,
     }
 
 

@@ -18,7 +18,12 @@ async def test_a_whole_answer(client):
         "object": "text_completion",
         "model": "scripted",
         "choices": [
-            {"index": 0, "text": "Hello, world!", "logprobs": None, "finish_reason": "stop", "stop_reason": None}
+            {
+                "index": 0,
+                "text": "Hello, world!",
+                "finish_reason": "stop",
+                **dict.fromkeys(("logprobs", "stop_reason", "prompt_logprobs", "prompt_token_ids", "token_ids")),
+            }
         ],
         "usage": {
             "prompt_tokens": 2,

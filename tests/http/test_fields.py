@@ -92,9 +92,26 @@ async def test_usage_in_every_chunk(client):
         body = {**prompt, "max_tokens": 3, "stream": True, "stream_options": options}
         chunks = events_of((await client.post(url, json=body)).text)
         counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
-        assert counts == [1, 1, 2, 3, 3] if url == CHAT else [1, 2, 3, 3]
+        assert counts == ([0, 1, 2, 3, 3] if url == CHAT else [1, 2, 3, 3])
         assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {num_prompt}
         assert chunks[-1]["choices"] == []
+        body["stream_options"] = {"include_usage": False, "continuous_usage_stats": True}
+        assert not [chunk for chunk in events_of((await client.post(url, json=body)).text) if "usage" in chunk]
+
+
+async def test_hints_are_of_the_level_where_the_mistake_is(client):
+    """Catches a hint to a request's field for a mistake in a message, and a field that works nowhere called missing."""
+
+    async def told(url, body):
+        return (await client.post(url, json=body)).json()["error"]["message"]
+
+    message = {**HI[0], "id": "a"}
+    assert await told(CHAT, {"messages": [message]}) == "unknown field messages[0].id"
+    assert (
+        await told(CHAT, {"messages": [{**HI[0], "nam": "a"}]}) == "unknown field messages[0].nam; did you mean name?"
+    )
+    assert await told(CHAT, {"messages": HI, "ri": "a"}) == "unknown field ri; did you mean rid?"
+    assert await told(TEXT, {"prompt_embeds": "AAAA"}) == "prompt_embeds is not supported yet"
 
 
 async def test_blocks_are_shared_under_one_salt_only(client):

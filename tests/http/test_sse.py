@@ -8,7 +8,8 @@ from aserve.core.errors import UnavailableError
 from aserve.http import sse
 from aserve.http.connection import ClientGone, while_connected
 from aserve.http.direct import DirectLine
-from aserve.http.sse import DONE, EventStream, StreamLimits, event
+from aserve.http.openai.chunks import DONE, Chunks
+from aserve.http.sse import EventStream, StreamLimits, event
 
 SCOPE = {"type": "http", "method": "POST"}
 
@@ -44,11 +45,15 @@ def body_of(sent):
     return [message["body"] for message in sent[1:-1]]
 
 
+def stream_of(frames, limits=None):
+    return EventStream(b"a", frames, limits or StreamLimits(), Chunks(b"").failure)
+
+
 async def test_each_piece_is_one_message():
     frames, sent = Frames(), []
     for item in (b"b", b"c", None):
         frames.queue.put_nowait(item)
-    await run(EventStream(b"a", frames, StreamLimits()), sent)
+    await run(stream_of(frames), sent)
     assert body_of(sent) == [b"a", b"b", b"c"]
 
 
@@ -60,7 +65,7 @@ async def test_silence_is_broken_by_comments():
         if len(sent) == 4:
             frames.queue.put_nowait(None)
 
-    await EventStream(b"a", frames, StreamLimits(ping_s=0.01))(SCOPE, asyncio.Queue().get, send)
+    await stream_of(frames, StreamLimits(ping_s=0.01))(SCOPE, asyncio.Queue().get, send)
     assert body_of(sent)[:3] == [b"a", b": keep-alive\n\n", b": keep-alive\n\n"]
 
 
@@ -75,13 +80,13 @@ async def test_a_client_that_does_not_read_is_given_up(limits):
     if limits.ping_s > 1:
         frames.queue.put_nowait(b"b")
     with pytest.raises(ClientGone):
-        await EventStream(b"a", frames, limits)(SCOPE, asyncio.Queue().get, send)
+        await stream_of(frames, limits)(SCOPE, asyncio.Queue().get, send)
 
 
 async def test_an_error_is_the_last_event_before_done():
     frames, sent = Frames(), []
     frames.queue.put_nowait(UnavailableError("it has stopped"))
-    await run(EventStream(b"a", frames, StreamLimits()), sent)
+    await run(stream_of(frames), sent)
     error = b'{"error":{"message":"it has stopped","type":"server_error","param":null,"code":"engine_unavailable"}}'
     assert body_of(sent) == [b"a", event(error) + DONE]
 
@@ -89,7 +94,7 @@ async def test_an_error_is_the_last_event_before_done():
 async def test_an_unforeseen_error_says_nothing_of_its_cause(caplog):
     frames, sent = Frames(), []
     frames.queue.put_nowait(ValueError("the prompt was: secret"))
-    await run(EventStream(b"a", frames, StreamLimits()), sent)
+    await run(stream_of(frames), sent)
     assert b"internal error" in body_of(sent)[1]
     assert "ValueError" in caplog.text
     assert "secret" not in caplog.text + repr(sent)
@@ -115,7 +120,7 @@ async def test_a_block_that_ends_first_leaves_no_watcher():
 
 async def test_what_is_written_directly_breaks_the_silence_as_well(monkeypatch):
     """Caught: `self._since_s = self._time()` removed from `write_now`: comments would come between tokens."""
-    stream = EventStream(b"a", Frames(), StreamLimits(ping_s=15.0))
+    stream = stream_of(Frames(), StreamLimits(ping_s=15.0))
     line, now, turn, slept = DirectLine(), 100.0, asyncio.sleep, []
 
     async def sleep(seconds):

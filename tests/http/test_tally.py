@@ -7,10 +7,10 @@ from aserve.core.outputs import FinishReason, TextDelta
 from aserve.core.params import SamplingParams
 from aserve.core.plan import TokenScores
 from aserve.http.access import Record
+from aserve.http.generation import Generation, answer
 from aserve.http.openai.completions import CompletionFields, TextWire
-from aserve.http.openai.generation import Generation, answer
-from aserve.http.openai.tally import Tally, usage_of
 from aserve.http.sse import StreamLimits
+from aserve.http.tally import Tally, usage_of
 from aserve.mailbox import Mailbox
 from tests.engines import scripted_engine
 

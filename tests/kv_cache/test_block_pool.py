@@ -94,6 +94,17 @@ def test_check_finds_a_reference_that_nobody_counts_and_a_hash_that_nobody_bears
     with pytest.raises(AssertionError, match="I8"):
         pool.check()
     pool._index.clear()
+    pool._refs[NULL_BLOCK] = 1
+    with pytest.raises(AssertionError, match="I5"):
+        pool.check()
+    pool._refs[NULL_BLOCK] = 0
     pool._free.append([NULL_BLOCK])
     with pytest.raises(AssertionError, match="I1"):
         pool.check()
+
+
+def test_a_block_that_is_held_is_given_to_nobody():
+    pool = BlockPool(3)
+    pool._refs[1] = 1
+    with pytest.raises(AssertionError, match="I10"):
+        pool.allocate(2)

@@ -153,9 +153,9 @@ def test_check_finds_what_should_not_be_there_and_what_is_missing():
     table = computed(cache, 12)
     entry = 2 * 5 + 1  # the newest span of the window's group
     table.block_ids[entry] = 0
-    with pytest.raises(AssertionError, match="I24: group 1 lacks"):
+    with pytest.raises(AssertionError, match="I23: group 1 lacks"):
         cache.check_visible(table, 12)
     table = computed(cache_of(20), 12)
     table.block_ids[1] = 19
-    with pytest.raises(AssertionError, match="I24: group 1 holds"):
+    with pytest.raises(AssertionError, match="I23: group 1 holds"):
         cache.check_visible(table, 12)

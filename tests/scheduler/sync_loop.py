@@ -343,7 +343,7 @@ class SyncLoop:
     # The oracle.
 
     def compare(self) -> None:
-        """Assert that every answer is the oracle's (I21 to I23), or, where it was cut short, a beginning of it."""
+        """Assert that every answer is the oracle's (I21), or, where it was cut short, a beginning of it."""
         for name, answer in self.answers.items():
             if is_held_back(answer):
                 self._compare_ranked(name, answer)

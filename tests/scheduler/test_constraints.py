@@ -1,7 +1,5 @@
 """Constrained sequences: when they are planned, with which masks, and what becomes of those that cannot go on."""
 
-from math import inf
-
 from aserve.core.errors import ConstraintError, NonFiniteLogitsError
 from aserve.core.plan import RowControls
 from aserve.scheduler.sequence import row_sampling
@@ -82,11 +80,3 @@ def test_bans_of_a_constrained_row_are_controls_so_that_the_mask_may_void_them()
     assert row_sampling(bound).controls == RowControls()
     assert row_sampling(bound).banned_ids == (EOS,)
     assert row_sampling(request("a", (0,), allowed_after=two_of_three)).controls is None
-
-
-def test_ignore_eos_bans_the_models_own_end_of_a_constrained_row_alone():
-    bound = request("a", (0,), stop_ids=frozenset({EOS}), ignore_eos=True, allowed_after=two_of_three)
-    controls = row_sampling(bound).controls
-    assert controls is not None
-    assert controls.logit_bias == ((EOS, -inf),)
-    assert row_sampling(request("a", (0,), stop_ids=frozenset({EOS}), ignore_eos=True)).controls is None

@@ -234,6 +234,17 @@ def test_a_step_full_of_tokens_has_no_room_for_guesses(num_rows, has_drafts, mon
     assert bool(found) == has_drafts
 
 
+@pytest.mark.parametrize(("base_s", "num_rows", "has_drafts"), [(0.1, 1, True), (0.1, 50, False), (0.002, 1, False)])
+def test_what_is_forced_is_drafted_where_steps_are_longer_than_what_that_takes_the_host(base_s, num_rows, has_drafts):
+    """Catches a price of tokens alone, by which the steps of a model that is tiny are broken up for what they save."""
+    scheduler = scheduler_of({}, proposer=None)
+    scheduler.add(request("a", (0, 1), max_tokens=8, allowed_after=lambda said: {1}))
+    land(scheduler, planned(scheduler), 1)
+    drafter, [sequence] = scheduler._drafter, scheduler._roster.sequences.values()
+    drafter._prices, drafter._num_calls = Prices(base=base_s, token=0.0001, row=0.0, key=0.0), 1
+    assert drafter.drafts_for(sequence, 3, num_rows) == ((1, 1, 1) if has_drafts else ())
+
+
 def test_who_runs_ahead_waits_for_its_tokens_if_drafts_will_make_up_for_it():
     scheduler = scheduler_of({(0, 1): (5, 6, 7)})
     scheduler.add(request("a", (0, 1), max_tokens=8))

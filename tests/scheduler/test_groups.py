@@ -179,6 +179,18 @@ def test_what_is_ranked_cannot_be_forked_not_even_when_it_has_ended(params):
         loop.fork("a", 0, [request("b", (), 3)])
 
 
+def test_a_branch_whose_prompt_is_scored_computes_all_of_it():
+    """A branch on its origin's blocks would lack the scores of all that was computed before it."""
+    loop = SyncLoop(num_blocks=20)
+    loop.add(request("a", PROMPT, max_tokens=6))
+    for _ in range(3):
+        loop.step()
+    loop.fork("a", 0, [request("b", (), 3, prompt_logprobs=1)])
+    drained(loop)
+    answer = loop.answers["b"]
+    assert len(answer.choices[0].prompt_scores) == len(answer.request.prompt_token_ids) - 1 > len(PROMPT)
+
+
 def test_if_one_branch_cannot_be_added_none_is():
     loop = SyncLoop(num_blocks=20)
     loop.add(request("a", PROMPT))

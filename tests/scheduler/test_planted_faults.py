@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from aserve.core.ids import BlockHash
+from aserve.core.ids import BlockHash, Row
 from aserve.core.plan import BlockOps
 from aserve.core.request import Request
 from aserve.kv_cache import matching, paged_cache
@@ -19,6 +19,7 @@ from aserve.scheduler.planner import Planner
 from aserve.scheduler.residents import Residents
 from aserve.scheduler.states import State
 from aserve.scheduler.undo import Inquest
+from tests.scheduler.sync_loop import SyncLoop, request
 from tests.scheduler.test_poison import run_trials
 from tests.scheduler.traces import run_trace
 
@@ -143,6 +144,38 @@ def lost_row(monkeypatch):
         residents._free_rows.pop()
 
     monkeypatch.setattr(Residents, "_vacate", keep_row)
+
+
+@pytest.fixture
+def kept_row(monkeypatch):
+    """Who is preempted keeps the number of its row."""
+    send_to_wait = Residents._send_to_wait
+
+    def keep(residents, sequence):
+        send_to_wait(residents, sequence)
+        sequence.row = Row(0)
+
+    monkeypatch.setattr(Residents, "_send_to_wait", keep)
+
+
+@pytest.fixture
+def nobody_admitted(monkeypatch):
+    monkeypatch.setattr(Residents, "admit", lambda *_: False)
+
+
+@pytest.fixture
+def too_long(monkeypatch):
+    """A sequence may grow beyond what the cache holds."""
+    monkeypatch.setattr(Admission, "context_len_for", lambda _admission, _request: 10**6)
+
+
+@pytest.fixture
+def hashed_as_others(monkeypatch):
+    """A block gets the hash of other tokens than it holds."""
+    seal = PagedCache.seal
+    monkeypatch.setattr(
+        PagedCache, "seal", lambda cache, table, ids, num_landed: seal(cache, table, [i + 1 for i in ids], num_landed)
+    )
 
 
 @pytest.fixture
@@ -338,13 +371,17 @@ def test_the_oracle_alone_catches_a_copy_that_was_never_made(failed_copies_trust
         ("stale_hit", "I8"),
         ("early_seal", "I6"),
         ("lost_row", "I12"),
+        ("kept_row", "I11"),
+        ("nobody_admitted", "I13"),
+        ("too_long", "I17"),
+        ("hashed_as_others", "I22"),
         ("shared_tail", "I9"),
         ("written_together", "I4"),
         ("pruned_beam_kept", "I2"),
         ("leaked_host_block", "I2"),
         ("rejected_drafts_sealed", "I6"),
         ("rejected_drafts_counted", "I18"),
-        ("too_many_adapters", "I26"),
+        ("too_many_adapters", "I7"),
     ],
 )
 def test_check_names_the_invariant_that_a_fault_breaks(fault, invariant, request):
@@ -370,3 +407,12 @@ def test_check_names_the_invariant_that_a_fault_breaks(fault, invariant, request
 def test_the_oracle_alone_catches_what_would_have_been_a_wrong_answer(fault, request):
     request.getfixturevalue(fault)
     assert first_complaint(checked=False).startswith(("I21", "I4", "I6"))  # the last two are those of FakeKV
+
+
+def test_steps_without_an_end_are_noticed(monkeypatch):
+    """There is always one more to take, and none brings a request on."""
+    loop = SyncLoop(num_blocks=20)
+    loop.add(request("a", (0, 1)))
+    monkeypatch.setattr(SyncLoop, "step", lambda _loop: True)
+    with pytest.raises(AssertionError, match="I15"):
+        loop.drain()

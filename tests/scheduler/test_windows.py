@@ -150,7 +150,7 @@ def one_name_for_all_groups(monkeypatch):
 @pytest.mark.parametrize("fault", ["early_release", "kept_for_ever"])
 def test_check_names_the_invariant_that_a_fault_breaks(fault, request):
     request.getfixturevalue(fault)
-    assert first_complaint(checked=True).startswith("I24")
+    assert first_complaint(checked=True).startswith("I23")
 
 
 @pytest.mark.slow

@@ -103,6 +103,14 @@ def access_lines(caplog) -> list[dict[str, object]]:
 ROWS = {
     "a completion": (POST, True),
     "a chat": (request(b"/v1/chat/completions", b"POST", KEY, NAME, body=b'{"messages": []}'), True),
+    "a message": (request(b"/v1/messages", b"POST", b"X-Api-Key: key", NAME, body=b"{}"), True),
+    "a message of a tenant who has used up its minute": (
+        request(b"/v1/messages", b"POST", b"X-Api-Key: spent", NAME, body=b"{}"),
+        True,
+    ),
+    "two keys of two kinds": (request(TEXT, b"POST", KEY, b"X-Api-Key: key", NAME, body=BODY), True),
+    "a message with a wrong key": (request(b"/v1/messages", b"POST", b"X-Api-Key: other", NAME, body=BODY), False),
+    "two keys of the other kind": (request(TEXT, b"POST", *[b"X-Api-Key: key"] * 2, NAME, body=BODY), False),
     "no JSON at all, which is not looked at": (request(TEXT, b"POST", KEY, NAME, body=b"]" * 100), True),
     "another media type": (request(TEXT, b"POST", KEY, NAME, b"Content-Type: text/plain", body=BODY), True),
     "no body": (request(TEXT, b"POST", KEY, NAME, b"Content-Length: 0"), True),
@@ -169,7 +177,7 @@ async def test_the_door_and_the_long_way_say_count_and_log_the_same(keys, caplog
     long_way, door = seen
     assert door == long_way
     if is_early:
-        assert door[0].status == 429
+        assert door[0].status == (529 if b"/v1/messages" in data and b"spent" not in data else 429)
         assert door[0].headers["x-request-id"] == "mine"
         assert len(door[2]) == 1
 

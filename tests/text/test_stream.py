@@ -7,6 +7,7 @@ from aserve.core.ids import RequestId
 from aserve.core.outputs import FinishReason, SeqDelta, TextDelta
 from aserve.core.params import SamplingParams
 from aserve.core.plan import TokenScores
+from aserve.text.stop_strings import StopMatcher
 from aserve.text.stream import TextStream
 from tests.engines import EOS as END
 from tests.engines import byte_tokenizer
@@ -98,12 +99,31 @@ def oracle(tokenizer, params, token_ids, finish_reason, stop_reason):
     return TextDelta(final, tuple(token_ids), finish_reason, stop_reason)
 
 
+def check_chunks(tokenizer, params, token_ids, finish_reason, stop_reason, sizes):
+    expected = oracle(tokenizer, params, token_ids, finish_reason, stop_reason)
+    deltas = chunked(token_ids, sizes, finish_reason, stop_reason)
+    assert whole(push_all(tokenizer, params, deltas)) == expected, "I20: in pieces"
+    at_once = [delta(token_ids, finish_reason, stop_reason)]
+    assert whole(push_all(tokenizer, params, at_once)) == expected, "I20: at once"
+
+
 @given(sequences())
 def test_any_chunking_gives_the_same_text_end_and_tokens(sequence):
-    tokenizer, params, token_ids, finish_reason, stop_reason, sizes = sequence
-    expected = oracle(tokenizer, params, token_ids, finish_reason, stop_reason)
-    assert whole(push_all(tokenizer, params, chunked(token_ids, sizes, finish_reason, stop_reason))) == expected
-    assert whole(push_all(tokenizer, params, [delta(token_ids, finish_reason, stop_reason)])) == expected
+    check_chunks(*sequence)
+
+
+def test_a_stop_string_that_is_told_would_be_noticed(monkeypatch):
+    """A planted fault: pieces are told as they come, with the beginnings of stop strings."""
+    monkeypatch.setattr(StopMatcher, "feed", lambda _matcher, text: text)
+    with pytest.raises(AssertionError, match="I20"):
+        check_chunks(
+            BYTE_LEVEL,
+            SamplingParams(stop=("b",)),
+            list(BYTE_LEVEL.encode("abc", add_special_tokens=False)),
+            FinishReason.LENGTH,
+            None,
+            [1, 1],
+        )
 
 
 @given(sequences())

@@ -13,15 +13,19 @@ from aserve.core.params import MAX_LOGPROBS
 from aserve.core.plan import TokenScores
 from aserve.engine import Engine
 from aserve.http.endpoint import Exchange, Handler
-from aserve.http.openai.generation import Generation, Usage, answer
+from aserve.http.generation import Generation, Usage, answer
+from aserve.http.openai.chunks import Chunks, usage_suffix
 from aserve.http.openai.logprobs import Speller, chat_logprobs, prompt_logprobs
 from aserve.http.openai.prompts import check_room, truncated
-from aserve.http.openai.schema import GenerationFields, Messages, adapter_of, check_model, parse, sampling_params
-from aserve.http.openai.speech import CONTENT, Reading, Speech, enforced, message_of, reading_of
-from aserve.http.openai.structured import told_as_asked
-from aserve.http.openai.tally import TokenIds, usage_suffix
-from aserve.http.openai.tools import Choice, Effort, Tools, ToolUse, thinking_hints, tool_use
+from aserve.http.openai.schema import GenerationFields, Messages, parse, sampling_params
+from aserve.http.openai.speech import Speech, message_of
+from aserve.http.openai.tools import Choice, Effort, Tools, thinking_hints, tool_use
+from aserve.http.reading import CONTENT, Reading, enforced, reading_of
+from aserve.http.served import adapter_of, check_model
+from aserve.http.shapes import told_as_asked
 from aserve.http.sse import StreamLimits
+from aserve.http.tally import TokenIds
+from aserve.http.tool_use import ToolUse
 
 _encode: Final = msgspec.json.encode
 
@@ -140,7 +144,7 @@ def _continued(fields: ChatFields) -> tuple[str, str]:
     return last.role, "\n".join(str(part.get("text", "")) for part in last.content)
 
 
-class ChatWire:
+class ChatWire(Chunks):
     """Chat chunks and chat completions. What is the same in every chunk is encoded once."""
 
     def __init__(
@@ -161,7 +165,7 @@ class ChatWire:
         self._common = {"created": int(time.time()), "model": model}
         self._id = completion_id
         shared = _encode({"id": completion_id, "object": "chat.completion.chunk", **self._common})
-        self._head = b"data: " + shared[:-1]
+        super().__init__(b"data: " + shared[:-1])
         self._choice_head = self._head + b',"choices":[{"index":'
 
     def opening(
@@ -201,42 +205,41 @@ class ChatWire:
             return None
         return self._choice_head + b'%d,"delta":{"content":' % index, b'},"logprobs":null,"finish_reason":null}]}\n\n'
 
-    def usage(self, usage: Usage) -> bytes:
-        """The chunk without choices."""
-        return self._head + b',"choices":[],"usage":' + _encode(usage) + b"}\n\n"
-
     def whole(self, completions: Sequence[Completion], usage: Usage) -> dict[str, Any]:
         """The chat.completion object."""
         choices = [self._choice(index, completion) for index, completion in enumerate(completions)]
-        body = {"id": self._id, "object": "chat.completion", **self._common, "choices": choices, "usage": usage}
-        if self._with_prompt_logprobs:
-            body["prompt_logprobs"] = prompt_logprobs(self._speller, completions[0].prompt_scores)
-        if self._with_token_ids:
-            body["prompt_token_ids"] = completions[0].prompt_token_ids
-        return body
+        first = completions[0]
+        scored = prompt_logprobs(self._speller, first.prompt_scores) if self._with_prompt_logprobs else None
+        return {
+            "id": self._id,
+            "object": "chat.completion",
+            **self._common,
+            "choices": choices,
+            "usage": usage,
+            "prompt_logprobs": scored,
+            "prompt_token_ids": first.prompt_token_ids if self._with_token_ids else None,
+        }
 
     def _choice(self, index: int, completion: Completion) -> dict[str, Any]:
         fields, reason = self._spoken(index, completion.text, completion.finish_reason)
         message = message_of(fields, has_thoughts=self._reading.has_thoughts and self._shows_reasoning)
         if self._echoed:
             message["content"] = self._echoed + (message["content"] or "")
-        choice: dict[str, Any] = {
+        return {
             "index": index,
             "message": {"role": self._role, **message},
             "logprobs": chat_logprobs(self._speller, completion.scores) if self._with_logprobs else None,
             "finish_reason": reason,
             "stop_reason": completion.stop_reason,
+            "token_ids": completion.token_ids if self._with_token_ids else None,
         }
-        if self._with_token_ids:
-            choice["token_ids"] = completion.token_ids
-        return choice
 
     def _spoken(self, index: int, text: str, end: FinishReason | None) -> tuple[dict[str, Any], str | None]:
         """The fields of a delta, and why the choice ended, if it did."""
         if self._reading.new_parser is None:
             return {"content": text}, end
         if index not in self._speeches:
-            self._speeches[index] = self._reading.speech(shows_reasoning=self._shows_reasoning)
+            self._speeches[index] = Speech(self._reading, shows_reasoning=self._shows_reasoning)
         speech = self._speeches[index]
         fields = speech.delta(text, end)
         return fields, None if end is None else speech.reason(end)

@@ -13,13 +13,15 @@ from aserve.core.params import SamplingParams
 from aserve.core.plan import TokenScores
 from aserve.engine import Engine
 from aserve.http.endpoint import Exchange, Handler
-from aserve.http.openai.generation import Generation, Usage, answer
+from aserve.http.generation import Generation, Usage, answer
+from aserve.http.openai.chunks import Chunks, usage_suffix
 from aserve.http.openai.logprobs import CompletionLogprobs, Speller, prompt_logprobs
 from aserve.http.openai.prompts import check_lengths, check_room, text_prompt, truncated
-from aserve.http.openai.schema import GenerationFields, adapter_of, check_model, parse, sampling_params
-from aserve.http.openai.structured import told_as_asked
-from aserve.http.openai.tally import TokenIds, usage_suffix
+from aserve.http.openai.schema import GenerationFields, parse, sampling_params
+from aserve.http.served import adapter_of, check_model
+from aserve.http.shapes import told_as_asked
 from aserve.http.sse import StreamLimits
+from aserve.http.tally import TokenIds
 
 _encode: Final = msgspec.json.encode
 MAX_PROMPTS: Final = 1024
@@ -125,7 +127,7 @@ def check_num_sequences(num_prompts: int, params: SamplingParams) -> None:
         )
 
 
-class TextWire:
+class TextWire(Chunks):
     """Chunks and bodies of text completions. What never changes is encoded once.
 
     num_choices: of each prompt. echoed: the text of each prompt, where it is to come before the answer.
@@ -153,7 +155,7 @@ class TextWire:
         )
         self._logprobs: dict[int, CompletionLogprobs] = {}
         self._common = {"id": completion_id, "object": "text_completion", "created": int(time.time()), "model": model}
-        self._head = b"data: " + _encode(self._common)[:-1]
+        super().__init__(b"data: " + _encode(self._common)[:-1])
         self._choice_head = self._head + b',"choices":[{"index":'
 
     def opening(
@@ -198,10 +200,6 @@ class TextWire:
             return None
         return self._choice_head + b'%d,"text":' % index, b',"logprobs":null,"finish_reason":null}]}\n\n'
 
-    def usage(self, usage: Usage) -> bytes:
-        """The chunk without choices."""
-        return self._head + b',"choices":[],"usage":' + _encode(usage) + b"}\n\n"
-
     def whole(self, completions: Sequence[Completion], usage: Usage) -> dict[str, Any]:
         """The text_completion object."""
         choices = [self._choice(index, completion) for index, completion in enumerate(completions)]
@@ -212,18 +210,17 @@ class TextWire:
         if self._with_logprobs:
             part = self._part(index, completion.token_ids, completion.scores)
             logprobs = part if logprobs is None else {name: logprobs[name] + part[name] for name in part}
-        choice: dict[str, Any] = {
+        scored = prompt_logprobs(self._speller, completion.prompt_scores) if self._with_prompt_logprobs else None
+        return {
             "index": index,
             "text": self._prefix(index) + completion.text,
             "logprobs": logprobs,
             "finish_reason": completion.finish_reason,
             "stop_reason": completion.stop_reason,
+            "prompt_logprobs": scored,
+            "prompt_token_ids": completion.prompt_token_ids if self._with_token_ids else None,
+            "token_ids": completion.token_ids if self._with_token_ids else None,
         }
-        if self._with_prompt_logprobs:
-            choice["prompt_logprobs"] = prompt_logprobs(self._speller, completion.prompt_scores)
-        if self._with_token_ids:
-            choice |= {"prompt_token_ids": completion.prompt_token_ids, "token_ids": completion.token_ids}
-        return choice
 
     def _prefix(self, index: int) -> str:
         return "" if self._echoed is None else self._echoed[index // self._num_choices]

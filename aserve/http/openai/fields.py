@@ -4,7 +4,6 @@ A field is never silently ignored when it would change the answer: a known one t
 with a value that asks for nothing (null, or what is in NEUTRAL); an unknown one is refused with the nearest known name.
 """
 
-import difflib
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
@@ -12,13 +11,14 @@ import msgspec
 
 from aserve.core.errors import InvalidRequestError
 from aserve.http.errors import echo
+from aserve.http.shapes import UnknownFieldError, nearest
 
 MAX_IGNORED_BYTES: Final = 16 * 1024
 
 WITHOUT_EFFECT: Final = frozenset(
     {
         *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
-        *("prompt_cache_retention", "session_id", "watermarking", "return_weight_versions"),
+        *("prompt_cache_retention", "prompt_cache_options", "session_id", "watermarking", "return_weight_versions"),
     }
 )
 """Accepted up to MAX_IGNORED_BYTES each, and not looked at: the answer is the same with and without them."""
@@ -44,7 +44,7 @@ UNSUPPORTED: Final = frozenset(
         *("add_generation_prompt", "audio", "chat_template"),
         *("documents", "ec_transfer_params", "function_call", "functions", "guided_choice", "guided_grammar"),
         *("guided_json", "guided_regex", "kv_transfer_params", "logits_processors", "logprob_token_ids"),
-        *("media_io_kwargs", "mm_processor_kwargs", "prediction", "prompt_embeds"),
+        *("media_io_kwargs", "mm_processor_kwargs", "moderation", "prediction", "prompt_embeds"),
         *("reasoning_effort", "repetition_detection", "refusal", "routed_experts"),
         *("stream_interval", "suffix", "thinking_token_budget", "tools"),
         *("verbosity", "vllm_xargs", "web_search_options"),
@@ -61,7 +61,7 @@ UNSUPPORTED: Final = frozenset(
 """Known fields that do not work yet, and of which only null asks for nothing."""
 
 
-def check_names(fields: Mapping[str, Any], supported: Collection[str], where: str = "") -> None:
+def check_names(fields: dict[str, Any], supported: Collection[str], where: str = "") -> None:
     """Raise `InvalidRequestError` for the first field that cannot be taken as it is.
 
     where: the path of the object, such as "messages[0]."; param is its outermost field.
@@ -75,7 +75,8 @@ def check_names(fields: Mapping[str, Any], supported: Collection[str], where: st
             if len(msgspec.json.encode(value)) > MAX_IGNORED_BYTES:
                 raise InvalidRequestError(f"{path} is longer than {MAX_IGNORED_BYTES} bytes", param)
         elif name not in NEUTRAL and name not in UNSUPPORTED:
-            raise InvalidRequestError(f"unknown field {path}{_nearest(name, supported)}", param)
+            known = supported if where else [*supported, *WITHOUT_EFFECT, *NEUTRAL, *UNSUPPORTED]
+            raise UnknownFieldError(f"unknown field {path}{nearest(name, known)}", param, fields, name)
         elif value is not None and not _is_neutral(name, value):
             raise InvalidRequestError(f"{path} is not supported yet", param)
 
@@ -83,9 +84,3 @@ def check_names(fields: Mapping[str, Any], supported: Collection[str], where: st
 def _is_neutral(name: str, value: Any) -> bool:
     # Types as well: in Python True == 1 == 1.0, and "n": true asks for nothing that makes sense.
     return any(type(value) is type(neutral) and value == neutral for neutral in NEUTRAL.get(name, ()))
-
-
-def _nearest(name: str, supported: Collection[str]) -> str:
-    known = [*supported, *WITHOUT_EFFECT, *NEUTRAL, *UNSUPPORTED]
-    matches = difflib.get_close_matches(name, known, n=1) if len(name) <= 64 else []
-    return f"; did you mean {matches[0]}?" if matches else ""

@@ -28,6 +28,23 @@ def generation_glance(engine: Engine) -> Glance:
     return glance
 
 
+def input_glance(engine: Engine) -> Glance:
+    """For responses: an input that is a text and cannot fit."""
+
+    def glance(members: Mapping[str, bytes]) -> None:
+        given = members.get("input", b"")
+        if is_flat(given):
+            raise InvalidRequestError("input must be a text, or a list of items, which are objects", "input")
+        if given.startswith(b'"'):
+            try:
+                engine.texts.check_json(given, must_fit=True)
+            except InvalidRequestError as error:
+                error.param = "input"
+                raise
+
+    return glance
+
+
 def text_glance(engine: Engine) -> Glance:
     """For routes that turn text into tokens or back: too many tokens, and what is no text and no message."""
 

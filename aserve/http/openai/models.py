@@ -8,7 +8,7 @@ from starlette.routing import Route
 
 from aserve.engine import Engine
 from aserve.http.json_response import JsonResponse
-from aserve.http.openai.schema import check_model
+from aserve.http.served import check_model
 
 
 def model_routes(engine: Engine) -> list[Route]:

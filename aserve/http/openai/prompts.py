@@ -7,7 +7,7 @@ from aserve.core.params import SamplingParams
 from aserve.engine import Engine
 from aserve.http.endpoint import Exchange
 from aserve.http.openai.schema import GenerationFields
-from aserve.http.openai.tally import TokenIds
+from aserve.http.tally import TokenIds
 
 
 def check_room(engine: Engine, fields: GenerationFields, exchange: Exchange) -> None:

@@ -6,27 +6,19 @@ Types are strict JSON types: true is no number, "1" is none either, and 1.0 is n
 are found by `SamplingParams` and the engine, which say so with the field's name.
 """
 
-import re
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
-from aserve.core.errors import InvalidRequestError, ModelNotFoundError
+from aserve.core.errors import InvalidRequestError
 from aserve.core.params import MAX_CHOICES, BeamParams, SamplingParams
 from aserve.core.request import CACHE_SALT, REQUEST_ID
 from aserve.engine import Engine
-from aserve.http.errors import echo
 from aserve.http.openai.fields import check_names
 from aserve.http.openai.structured import ResponseFormat, StructuredFields, check_structure_names, structure_of
 from aserve.http.openai.tools import ToolCalls, check_tool_names
-
-MAX_MESSAGES: Final = 2048
-"""Of a conversation."""
-
-ModelName = Annotated[str, Meta(max_length=256)]
-PositiveInt = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+from aserve.http.shapes import MAX_MESSAGES, Fields, ModelName, PositiveInt, converted
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -87,8 +79,9 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def continuous_usage(self) -> bool:
-        """Whether each chunk of a stream has the token counts so far."""
-        return self.stream_options is not None and self.stream_options.continuous_usage_stats is True
+        """Whether each chunk of a stream has the token counts so far; where it does not end with them, none has."""
+        options = self.stream_options
+        return self.include_usage and options is not None and options.continuous_usage_stats is True
 
     @property
     def structures(self) -> dict[str, Any]:
@@ -126,16 +119,10 @@ MESSAGE_FIELDS: Final = frozenset(Message.__struct_fields__)
 Messages = Annotated[list[Message], Meta(max_length=MAX_MESSAGES)]
 
 
-Fields = TypeVar("Fields", bound=msgspec.Struct)
-
-
-def parse(raw: Mapping[str, Any], kind: type[Fields]) -> Fields:
+def parse(raw: dict[str, Any], kind: type[Fields]) -> Fields:
     """The fields of a request. Raises `InvalidRequestError` naming the one that is wrong, unknown or not supported."""
-    try:
-        fields = msgspec.convert(raw, kind)
-    except msgspec.ValidationError as error:
-        raise _translated(error) from None
     check_names(raw, kind.__struct_fields__)
+    fields = converted(raw, kind)
     for index, message in enumerate(raw.get("messages") or ()):
         check_names(message, MESSAGE_FIELDS, f"messages[{index}].")
     if (options := raw.get("stream_options")) is not None:
@@ -145,21 +132,6 @@ def parse(raw: Mapping[str, Any], kind: type[Fields]) -> Fields:
     check_structure_names(raw)
     check_tool_names(raw)
     return fields
-
-
-def check_model(engine: Engine, model: str | None) -> str:
-    """The name to answer with, which may be an adapter's. Raises `ModelNotFoundError` for one that is not served."""
-    names = engine.info.names
-    if model is None:
-        return names[0]
-    if model not in names and model not in engine.adapters:
-        raise ModelNotFoundError(f"the model {echo(model)} is not served here; {echo(names[0])} is")
-    return model
-
-
-def adapter_of(engine: Engine, model: str) -> str | None:
-    """Which adapter a name that was checked stands for; None for the model itself."""
-    return None if model in engine.info.names else model
 
 
 def sampling_params(
@@ -204,18 +176,3 @@ def _beam_params(fields: GenerationFields) -> BeamParams | None:
         length_penalty=1.0 if fields.length_penalty is None else fields.length_penalty,
         early_stopping=fields.early_stopping or False,
     )
-
-
-_MISSING: Final = re.compile(r"Object missing required field `(?P<field>\w+)`")
-
-
-def _translated(error: msgspec.ValidationError) -> InvalidRequestError:
-    """msgspec's "Expected `int`, got `str` - at `$.top_k`" as "top_k: expected int, got str", param "top_k"."""
-    problem, found, path = str(error).rpartition(" - at `$")
-    problem, path = (problem, path.strip("`.")) if found else (path, "")
-    if missing := _MISSING.fullmatch(problem):
-        path = f"{path}.{missing['field']}".lstrip(".")
-        problem = "this field is required"
-    param = re.split(r"[.\[]", path)[0] or None
-    problem = problem[:1].lower() + problem[1:].replace("`", "")
-    return InvalidRequestError(f"{path}: {problem}" if path else problem, param)

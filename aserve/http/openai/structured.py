@@ -1,12 +1,11 @@
 """response_format and structured_outputs: the structure of an answer, in OpenAI's words and in vLLM's."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 import msgspec
 
-from aserve.core.errors import ConstraintError, InvalidRequestError
+from aserve.core.errors import InvalidRequestError
 from aserve.core.structured import StructuredOutputs
 from aserve.http.openai.fields import check_names
 
@@ -84,23 +83,3 @@ def _formatted(wanted: ResponseFormat) -> StructuredOutputs | None:
     if wanted.type == "structural_tag":
         return StructuredOutputs(structural_tag={"structures": wanted.structures, "triggers": wanted.triggers})
     return None
-
-
-@contextmanager
-def told_as_asked(asked: Mapping[str, object]) -> Iterator[None]:
-    """What the engine calls `structured` is told by the name of the field that asked for it: the first that is there.
-
-    asked: by their names, the fields that may have.
-    """
-    try:
-        yield
-    except InvalidRequestError as error:
-        if error.param != "structured":
-            raise
-        field = next(name for name, value in asked.items() if value is not None)
-        if isinstance(error, ConstraintError):
-            error.param = field
-            raise
-        rest = error.message.removeprefix("structured")
-        told = error.message if rest == error.message else f"{field}{rest.removeprefix('.calls')}"
-        raise InvalidRequestError(told, field) from None

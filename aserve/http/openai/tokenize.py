@@ -3,12 +3,17 @@
 from typing import Any, Final
 
 import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from aserve.core.errors import InvalidRequestError
 from aserve.engine import Engine
 from aserve.http.endpoint import Exchange, Handler
 from aserve.http.json_response import JsonResponse
-from aserve.http.openai.schema import Messages, ModelName, check_model, parse
+from aserve.http.openai.schema import Messages, parse
+from aserve.http.served import check_model
+from aserve.http.shapes import ModelName
 
 OFF_LOOP_TOKENS: Final = 2048
 """Answers of more are written in a thread."""
@@ -81,6 +86,15 @@ def detokenize(engine: Engine) -> Handler:
         await exchange.reply(JsonResponse({"prompt": text}))
 
     return handle
+
+
+def tokenizer_info_route(engine: Engine) -> Route:
+    """GET /tokenizer_info: what the tokenizer's configuration says."""
+
+    async def show(_request: Request) -> Response:
+        return JsonResponse(engine.texts.tokenizer_info())
+
+    return Route("/tokenizer_info", show)
 
 
 def _refuse(value: object, field: str, other: str) -> None:

@@ -6,7 +6,7 @@ The prompts of a request run at once; when one fails, or the client leaves, all 
 Of P prompts with n choices each, choice k of prompt p has the index p * n + k.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from aserve.core.errors import AserveError
 from aserve.core.outputs import Completion, FinishReason, TextDelta
 from aserve.core.params import SamplingParams
 from aserve.core.plan import TokenScores
@@ -21,12 +22,14 @@ from aserve.edges import is_fault
 from aserve.engine import Engine
 from aserve.http.endpoint import Exchange
 from aserve.http.json_response import JsonResponse
-from aserve.http.openai.tally import Tally, TokenIds, usage_of
-from aserve.http.sse import DONE, EventStream, StreamLimits
+from aserve.http.sse import EventStream, StreamLimits
+from aserve.http.tally import Tally, TokenIds, less, usage_of
 from aserve.http.tasks import task_group
 from aserve.mailbox import Keeper, Mailbox
 
 Usage = dict[str, Any]
+Settle = Callable[[], Awaitable[None]]
+"""Awaited when the end of an answer has been made, before it is sent."""
 
 OFF_LOOP_CHARS: Final = 64 * 1024
 """Whole answers of more are spelled in a thread."""
@@ -56,8 +59,12 @@ class Wire(Protocol):
         """
         ...
 
-    def usage(self, usage: Usage) -> bytes:
-        """The token counts, after everything else."""
+    def end(self, usage: Usage | None) -> bytes:
+        """What follows the last delta of all. usage: the token counts, where the request wants them at the end."""
+        ...
+
+    def failure(self, error: AserveError) -> bytes:
+        """What follows where the answer went wrong after it had begun."""
         ...
 
     def whole(self, completions: Sequence[Completion], usage: Usage) -> dict[str, Any]:
@@ -93,11 +100,23 @@ class Generation:
         return [Tally(prompt) for prompt in self.prompts for _ in range(self.params.n)]
 
 
-async def answer(engine: Engine, generation: Generation, wire: Wire, exchange: Exchange, limits: StreamLimits) -> None:
+async def _at_once() -> None:
+    """Nothing has to be done before the end is sent."""
+
+
+async def answer(
+    engine: Engine,
+    generation: Generation,
+    wire: Wire,
+    exchange: Exchange,
+    limits: StreamLimits,
+    *,
+    settle: Settle = _at_once,
+) -> None:
     """Run the prompts and reply. Raises `AserveError` for what goes wrong before the reply has begun."""
-    async with _open_all(engine, generation) as mailbox:
+    async with open_all(engine, generation) as mailbox:
         if generation.stream:
-            await _stream(generation, wire, mailbox, exchange, limits)
+            await _stream(generation, wire, mailbox, exchange, limits, settle)
             return
         tallies = generation.tallies()
         exchange.record.usage = partial(usage_of, tallies, generation.params.n)
@@ -107,13 +126,19 @@ async def answer(engine: Engine, generation: Generation, wire: Wire, exchange: E
             keeper.take(delta)
     n = generation.params.n
     completions = [tally.completion(_first(tallies, i, n).prompt_scores) for i, tally in enumerate(tallies)]
-    whole = partial(wire.whole, completions, usage_of(tallies, n))
+    told = {"warnings": exchange.warnings} if exchange.warnings else {}
+
+    def whole() -> dict[str, Any]:
+        return wire.whole(completions, usage_of(tallies, n)) | told
+
     is_long = sum(len(completion.text) for completion in completions) > OFF_LOOP_CHARS
-    await exchange.reply(JsonResponse(await exchange.workers.run(whole) if is_long else whole()))
+    body = await exchange.workers.run(whole) if is_long else whole()
+    await settle()
+    await exchange.reply(JsonResponse(body))
 
 
 async def _stream(
-    generation: Generation, wire: Wire, mailbox: Mailbox, exchange: Exchange, limits: StreamLimits
+    generation: Generation, wire: Wire, mailbox: Mailbox, exchange: Exchange, limits: StreamLimits, settle: Settle
 ) -> None:
     """Reply with events as they come. While the client keeps up, most are written straight from the mailbox."""
     events = Events(generation, wire)
@@ -122,11 +147,13 @@ async def _stream(
     async def pieces() -> AsyncGenerator[bytes]:
         async for delta in _deltas(generation, mailbox):
             if piece := events.of(delta):
+                if events.num_open == 0:
+                    await settle()
                 yield piece
 
     async with aclosing(pieces()) as rest:
         first = await anext(rest)  # what fails until now still has an HTTP status
-        stream = EventStream(first, rest, limits, exchange.request_id)
+        stream = EventStream(first, rest, limits, wire.failure, exchange.request_id)
         if not generation.scores_only:
             mailbox.shortcut(_Writer(events, stream))
         await exchange.reply(stream)
@@ -174,9 +201,9 @@ class _Writer:
 
 
 class Events:
-    """Deltas to events, in pieces that are each worth one send: the last answer's end, usage and [DONE] are one.
+    """Deltas to events, in pieces that are each worth one send: the last answer's end and what follows it are one.
 
-    tallies, frames: of each choice; see `Wire.frame`.
+    tallies, frames: of each choice; see `Wire.frame`. num_open: choices that have not ended.
     """
 
     def __init__(self, generation: Generation, wire: Wire) -> None:
@@ -187,7 +214,7 @@ class Events:
         self.tallies = generation.tallies()
         indices = range(len(self.tallies))
         self.frames = [None if generation.continuous_usage else wire.frame(index) for index in indices]
-        self._num_open = len(self.tallies)
+        self.num_open = len(self.tallies)
 
     def of(self, delta: TextDelta) -> bytes:
         """The events that tell of a delta; b"" where there is nothing to tell yet."""
@@ -203,16 +230,16 @@ class Events:
         opening = b""
         if begins:
             prompt_scores = _first(self.tallies, delta.index, self._n).prompt_scores
-            opening = self._wire.opening(delta.index, tally.prompt_token_ids, prompt_scores, usage)
+            before = None if usage is None else less(usage, tally.num_tokens)
+            opening = self._wire.opening(delta.index, tally.prompt_token_ids, prompt_scores, before)
         return opening + self._wire.delta(delta, usage) + self._end(delta)
 
     def _end(self, delta: TextDelta) -> bytes:
         """What follows the last delta of all."""
-        self._num_open -= delta.finish_reason is not None
-        if self._num_open > 0:
+        self.num_open -= delta.finish_reason is not None
+        if self.num_open > 0:
             return b""
-        usage = self._wire.usage(usage_of(self.tallies, self._n)) if self._include_usage else b""
-        return usage + DONE
+        return self._wire.end(usage_of(self.tallies, self._n) if self._include_usage else None)
 
 
 def _first(tallies: Sequence[Tally], index: int, n: int) -> Tally:
@@ -221,7 +248,7 @@ def _first(tallies: Sequence[Tally], index: int, n: int) -> Tally:
 
 
 @asynccontextmanager
-async def _open_all(engine: Engine, generation: Generation) -> AsyncGenerator[Mailbox]:
+async def open_all(engine: Engine, generation: Generation) -> AsyncGenerator[Mailbox]:
     """A mailbox with the deltas of all prompts, by their index. Leaving the block ends what still runs."""
     prompts, n = generation.prompts, generation.params.n
     options: dict[str, Any] = {

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from aserve.core.outputs import Completion, TextDelta, Transcript
 from aserve.core.plan import TokenScores
 
@@ -69,6 +67,6 @@ def usage_of(tallies: Sequence[Tally], n: int) -> dict[str, Any]:
     }
 
 
-def usage_suffix(usage: dict[str, Any] | None) -> bytes:
-    """The member of a JSON object that says the token counts, if there are any to say."""
-    return b"" if usage is None else b',"usage":' + msgspec.json.encode(usage)
+def less(usage: dict[str, Any], num_tokens: int) -> dict[str, Any]:
+    """The counts before so many tokens were generated."""
+    return usage | {name: usage[name] - num_tokens for name in ("completion_tokens", "total_tokens")}

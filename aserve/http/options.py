@@ -1,0 +1,85 @@
+"""AppOptions: what an operator decides of the API, and how the decisions reach the requests.
+
+CORS( guard( routes ) )     force_include_usage, return_tokens_as_token_ids: fields, as if each request had them
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+
+from aserve.core.errors import InvalidRequestError
+from aserve.core.params import MAX_LOGPROBS
+from aserve.http.endpoint import Exchange, Handler
+
+EXPOSED: Final = ("x-request-id", "request-id", "retry-after", "x-aserve-warnings")
+"""Headers of answers that scripts of other origins may read, besides those that browsers let them in any case."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppOptions:
+    """The names are those of vLLM's flags, where it has them.
+
+    allowed_origins: of web pages that may ask; none means that browsers let no page of another origin. allowed_methods,
+    allowed_headers, allow_credentials: of what they may ask with.
+    root_path: what a proxy in front takes off the paths.
+    lenient: a field that nobody knows is left out, and told in `warnings`, and is no error.
+    enable_force_include_usage, return_tokens_as_token_ids: for all requests. max_logprobs: at most `MAX_LOGPROBS`.
+    enable_tokenizer_info_endpoint: there is a GET /tokenizer_info.
+    """
+
+    allowed_origins: Sequence[str] = ()
+    allowed_methods: Sequence[str] = ("*",)
+    allowed_headers: Sequence[str] = ("*",)
+    allow_credentials: bool = False
+    root_path: str = ""
+    lenient: bool = False
+    enable_force_include_usage: bool = False
+    return_tokens_as_token_ids: bool = False
+    max_logprobs: int = MAX_LOGPROBS
+    enable_tokenizer_info_endpoint: bool = False
+
+    def cors(self) -> list[Middleware]:
+        """What answers browsers that ask first, which they do without a key."""
+        if not self.allowed_origins:
+            return []
+        return [
+            Middleware(
+                CORSMiddleware,
+                allow_origins=self.allowed_origins,
+                allow_methods=self.allowed_methods,
+                allow_headers=self.allowed_headers,
+                allow_credentials=self.allow_credentials,
+                expose_headers=EXPOSED,
+            )
+        ]
+
+    def check_logprobs(self, fields: Mapping[str, Any]) -> None:
+        """Raise `InvalidRequestError` where more of the likeliest tokens are asked for."""
+        for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
+            _check_at_most(name, fields.get(name), self.max_logprobs)
+
+    def applied(self, handler: Handler) -> Handler:
+        """The handler of a request that generates, with what the options make of its fields."""
+
+        async def handle(exchange: Exchange) -> None:
+            fields = exchange.fields
+            self.check_logprobs(fields)
+            if self.return_tokens_as_token_ids and fields.get("return_tokens_as_token_ids") is None:
+                fields["return_tokens_as_token_ids"] = True
+            options = fields.get("stream_options") or {}
+            if self.enable_force_include_usage and fields.get("stream") is True and isinstance(options, dict):
+                fields["stream_options"] = {**options, "include_usage": True}
+            await handler(exchange)
+
+        return handle
+
+
+DEFAULTS: Final = AppOptions()
+
+
+def _check_at_most(name: str, value: Any, limit: int) -> None:
+    if type(value) is int and value > limit:
+        raise InvalidRequestError(f"{name} must be at most {limit}, got {value}", name)

@@ -1,0 +1,105 @@
+"""Encoder: a model that transformers computes on whole sequences, each position seeing all others; no cache.
+
+    token ids, padded [S, L]  ->  hidden states [S, L, E]  ->  pooled [S, E]  ->  head  ->  [S, O]
+    a classifier of its own   ->  its scores [S, O]
+
+S sequences, L tokens of the longest. Importing this module imports transformers.
+"""
+
+import inspect
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from transformers import MODEL_MAPPING, AutoConfig, AutoModel, AutoModelForSequenceClassification
+
+from aserve.core.errors import CheckpointError
+from aserve.core.foreign import foreign
+from aserve.core.pooling import PoolingMethod
+from aserve.models.checkpoint import Checkpoint
+from aserve.models.pooler_head import PoolerHead, load_head
+from aserve.models.pooling import PoolingPlan
+from aserve.models.spec import read_architecture
+from aserve.models.transformers_loading import check_size, random_model, read_model
+from aserve.models.weights import RandomWeights
+
+OFFSET_POSITIONS: Final = ("roberta", "xlm-roberta", "camembert", "mpnet")
+"""Model types that count positions from behind the padding token's id."""
+
+
+class Encoder:
+    """Whole sequences to what they are pooled to. context_len: tokens of one at most."""
+
+    def __init__(self, model: Any, plan: PoolingPlan, head: PoolerHead) -> None:
+        config = model.config
+        self._model = model
+        self._method = plan.pooling.method
+        self._head = head
+        self._classifies = plan.has_head
+        self.vocab_size: int = config.vocab_size
+        self.hidden_size: int = config.hidden_size
+        self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        self._pad_id = config.pad_token_id or 0
+        num_positions: int = config.max_position_embeddings
+        if config.model_type in OFFSET_POSITIONS:
+            num_positions -= self._pad_id + 1
+        self.context_len = num_positions
+        self._takes_types = "token_type_ids" in inspect.signature(model.forward).parameters and (
+            getattr(config, "type_vocab_size", 0) > 1
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        device: torch.device = self._model.device
+        return device
+
+    def __call__(self, sequences: list[tuple[list[int], int | None]]) -> Tensor:
+        """[S, O], float32, of token ids and where the second text begins in them, if one does."""
+        lens = [len(token_ids) for token_ids, _ in sequences]
+        longest = max(lens)
+        padded = [token_ids + [self._pad_id] * (longest - len(token_ids)) for token_ids, _ in sequences]
+        ids_SL = torch.tensor(padded, device=self.device)
+        lens_S = torch.tensor(lens, device=self.device)
+        places_L = torch.arange(longest, device=self.device)
+        mask_SL = (places_L < lens_S[:, None]).long()
+        given: dict[str, Tensor] = {"attention_mask": mask_SL}
+        if self._takes_types and any(second is not None for _, second in sequences):
+            seconds_S = torch.tensor([longest if at is None else at for _, at in sequences], device=self.device)
+            given["token_type_ids"] = (places_L >= seconds_S[:, None]).long() * mask_SL
+        output = self._model(ids_SL, return_dict=True, **given)
+        if self._classifies:
+            logits: Tensor = output.logits
+            return logits.float()
+        return self._head(pool_padded(output.last_hidden_state, lens_S, self._method))
+
+
+def pool_padded(hidden_SLE: Tensor, lens_S: Tensor, method: PoolingMethod) -> Tensor:
+    """[S, E]: of each sequence the hidden state of its first or last token, or the mean of all, in float32."""
+    if method == "cls":
+        return hidden_SLE[:, 0]
+    if method == "last":
+        return hidden_SLE[torch.arange(len(lens_S), device=lens_S.device), lens_S - 1]
+    mask_SL = torch.arange(hidden_SLE.shape[1], device=lens_S.device) < lens_S[:, None]
+    return torch.einsum("sle,sl->se", hidden_SLE.float(), mask_SL.float()) / lens_S[:, None]
+
+
+def load_encoder(
+    checkpoint: Checkpoint, plan: PoolingPlan, dtype: torch.dtype, device: torch.device, seed: int | None
+) -> Encoder:
+    """The model of a folder. seed: draw the weights instead of reading them. Raises `CheckpointError`, one line."""
+    architecture = read_architecture(checkpoint.config)
+    options: dict[str, Any] = {"dtype": dtype}
+    with foreign(f"{checkpoint.path}: {architecture} does not run through transformers"):
+        config = AutoConfig.from_pretrained(checkpoint.path, local_files_only=True)
+        auto: Any = AutoModelForSequenceClassification if plan.has_head else AutoModel
+        if not plan.has_head and "add_pooling_layer" in inspect.signature(MODEL_MAPPING[type(config)]).parameters:
+            options["add_pooling_layer"] = False
+        if seed is None:
+            check_size(auto, config, options, checkpoint)
+            model = read_model(auto, checkpoint, options | {"local_files_only": True, "config": config})
+        else:
+            model = random_model(auto, config, options, RandomWeights(dtype, device, seed), device)
+    if config.max_position_embeddings < 2:
+        raise CheckpointError("config.json: max_position_embeddings must be at least 2")
+    return Encoder(model.to(device).eval(), plan, load_head(checkpoint, plan, config.hidden_size, (), device, seed))

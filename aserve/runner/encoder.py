@@ -1,0 +1,125 @@
+"""EncoderRunner: computes plans for a model that sees whole sequences at once, and has no cache.
+
+The scheduler hands out prompts in chunks and blocks, as for any model. Here a chunk is put aside until its prompt's
+last one comes; then the whole is computed, with others of its length. Blocks stand for nothing.
+
+    slice without samples   its tokens wait in their row
+    slice with a sample     the row is whole: it goes to the encoder in a batch of this step's
+
+All state belongs to one thread, as in runner.py.
+"""
+
+import gc
+from array import array
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
+
+import torch
+
+from aserve.core.ids import Row, SeqId
+from aserve.core.plan import SeqSlice, StepPlan, StepResult
+from aserve.models.encoder import Encoder
+from aserve.runner.failures import SkippedStepError, out_of_memory
+from aserve.runner.flight import Landed, StepFlight
+from aserve.runner.pooling import marked
+from aserve.runner.sampler import without_token
+
+FREE_PADDING: Final = 64
+"""Tokens of padding in a batch that cost less than another batch."""
+PADDING_SHARE: Final = 8
+"""Of a batch an eighth may be padding besides."""
+
+Whole = tuple[list[int], int | None]
+"""A sequence's tokens, and where the second text begins in them."""
+
+
+class EncoderRunner:
+    """A `Runner` of an encoder. None once it is closed."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder: Encoder | None = encoder
+        self._rows: dict[Row, Whole] = {}
+        self._halted = False
+        """Set by a step that fails, for those behind it."""
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="aserve-encoder")
+
+    def launch(self, plan: StepPlan) -> StepFlight:
+        """Start a step and return at once. What it raises comes out of `land`, and of those behind it."""
+        landed: Landed = Future()
+        self._worker.submit(self._run, plan, landed)
+        return StepFlight(landed)
+
+    def recover(self) -> StepFlight:
+        """As the Protocol says: a sequence of one token."""
+        landed: Landed = Future()
+        self._worker.submit(self._recover, landed)
+        return StepFlight(landed)
+
+    def warm_up(self) -> None:
+        """Run the first call, so that no request pays for it. Blocking."""
+        self._worker.submit(self._encode, [([0, 0], None)]).result()
+
+    def close(self) -> None:
+        """Wait for launched steps, then give back the thread and the weights. Idempotent."""
+        self._worker.shutdown(wait=True)
+        self._encoder = None
+        self._rows.clear()
+        gc.collect()
+
+    def _recover(self, landed: Landed) -> None:
+        self._halted = False
+        self._run(StepPlan(-1, (SeqSlice(SeqId(-1), Row(-1), 0, 1, (0,), num_samples=1),)), landed)
+
+    def _run(self, plan: StepPlan, landed: Landed) -> None:
+        """One step, in the worker thread. Every way out resolves `landed`, or its reader would wait for ever."""
+        try:
+            if self._halted:
+                raise SkippedStepError("the step before it failed")
+            landed.set_result(self._result(plan))
+        except BaseException as error:  # the edge of a thread
+            self._halted = True
+            landed.set_result(out_of_memory(error) or error)
+
+    def _result(self, plan: StepPlan) -> StepResult:
+        for init in plan.inits:
+            self._rows[init.row] = ([], init.second_at)
+        whole: list[Whole] = []
+        for piece in plan.slices:
+            tokens, second_at = self._rows.setdefault(piece.row, ([], None))
+            tokens[piece.start :] = piece.token_ids
+            if piece.num_samples:
+                whole.append((tokens, second_at))
+        if not whole:
+            return StepResult(plan.step_id, ())
+        vectors, token_ids = self._encode(whole)
+        failed = without_token(plan, token_ids)
+        return StepResult(plan.step_id, token_ids, failed=failed, vectors=vectors)
+
+    def _encode(self, whole: list[Whole]) -> tuple[tuple["array[float]", ...], tuple[int, ...]]:
+        """Of each sequence what it is pooled to, and what stands for its token."""
+        assert self._encoder is not None, "the runner is closed"
+        outputs: dict[int, list[float]] = {}
+        marks: dict[int, int] = {}
+        with torch.inference_mode():
+            for places in batches([len(tokens) for tokens, _ in whole]):
+                vectors_SO = self._encoder([whole[place] for place in places])
+                outputs.update(zip(places, vectors_SO.tolist(), strict=True))
+                marks.update(zip(places, marked(vectors_SO).tolist(), strict=True))
+        order = range(len(whole))
+        return tuple(array("f", outputs[place]) for place in order), tuple(marks[place] for place in order)
+
+
+def batches(lens: list[int]) -> Iterator[list[int]]:
+    """Places of sequences that are computed together, which are of much the same length: padding is computed too."""
+    places: list[int] = []
+    num_tokens = 0
+    for place in sorted(range(len(lens)), key=lens.__getitem__, reverse=True):
+        num_tokens += lens[place]
+        num_padded = lens[places[0]] * (len(places) + 1) if places else 0
+        if places and num_padded - num_tokens > FREE_PADDING + num_tokens // PADDING_SHARE:
+            yield places
+            places, num_tokens = [], lens[place]
+        places.append(place)
+    if places:
+        yield places
