@@ -6,6 +6,7 @@ imported, by an environment variable; where a test of another folder has importe
 triton is imported anew: without a device nothing else can use the old one.
 """
 
+import fcntl
 import os
 import platform
 import sys
@@ -16,7 +17,7 @@ import torch
 
 from aserve.kernels.cpu import CpuOps
 from aserve.kernels.native import library as native
-from aserve.kernels.native.library import Library, compile_variant
+from aserve.kernels.native.library import Library, find_or_compile
 from aserve.kernels.native.native_ops import NativeOps
 from tests.kernels.cases import Fast, native_ops
 
@@ -63,9 +64,11 @@ RUNNABLE = [
 
 @pytest.fixture(scope="session", params=RUNNABLE)
 def variant_library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Library:
-    """The kernels of each variant that this processor can run, compiled here."""
+    """The kernels of each variant that this processor can run: compiled once, whichever process comes first."""
     native_ops()
-    return Library(compile_variant(request.param, tmp_path_factory.mktemp(request.param)), request.param)
+    with (tmp_path_factory.getbasetemp().parent / "native.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return Library(find_or_compile(request.param), request.param)
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 import re
 import subprocess
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
 import triton
@@ -30,23 +30,27 @@ class Loop:
 
 
 def describe(kernel: CompiledKernel) -> dict[str, int]:
-    """registers and stack_bytes of a thread, shared_bytes of a program, programs_per_sm; and of the shortest loop with
-    matrix products, where there is one: instructions, wgmma and mma (`Loop`).
-    """
-    cubin = str(next(path for path in kernel.metadata_group.values() if str(path).endswith(".cubin")))
-    usage = _cuobjdump("--dump-resource-usage", cubin)
+    """registers and stack_bytes of a thread, shared_bytes of a program, programs_per_sm."""
+    usage = _cuobjdump("--dump-resource-usage", _cubin(kernel))
     [(registers, stack)] = re.findall(rf"Function {kernel.metadata.name}:\n.*REG:(\d+) STACK:(\d+)", usage)
-    figures = {
+    return {
         "registers": int(registers),
         "stack_bytes": int(stack),
         "shared_bytes": kernel.metadata.shared,
         "programs_per_sm": programs_per_sm(int(registers), kernel.metadata.num_warps, kernel.metadata.shared),
     }
-    if any(name in kernel.asm["ptx"] for name in ("wgmma.mma_async", "mma.sync")):
-        loops = matrix_loops(_cuobjdump("-sass", cubin))  # none where the compiler has unrolled it
-        for loop in sorted(loops, key=lambda loop: loop.instructions)[:1]:
-            figures |= {"instructions": loop.instructions, "wgmma": loop.wgmma, "mma": loop.mma}
-    return figures
+
+
+def describe_loop(kernel: CompiledKernel) -> dict[str, int]:
+    """instructions, wgmma and mma of the shortest loop with matrix products (`Loop`); nothing where there is none.
+
+    Half a second, of which a loop is looked for where its figures are asked for.
+    """
+    if not any(name in kernel.asm["ptx"] for name in ("wgmma.mma_async", "mma.sync")):
+        return {}
+    loops = matrix_loops(_cuobjdump("-sass", _cubin(kernel)))  # none where the compiler has unrolled it
+    shortest = sorted(loops, key=lambda loop: loop.instructions)[:1]
+    return {name: value for loop in shortest for name, value in asdict(loop).items()}
 
 
 def programs_per_sm(registers: int, num_warps: int, shared_bytes: int) -> int:
@@ -76,6 +80,10 @@ def matrix_loops(sass: str) -> list[Loop]:
         if wgmma + mma:
             loops.append(Loop(len(operations), wgmma, mma))
     return loops
+
+
+def _cubin(kernel: CompiledKernel) -> str:
+    return str(next(path for path in kernel.metadata_group.values() if str(path).endswith(".cubin")))
 
 
 def _cuobjdump(*arguments: str) -> str:

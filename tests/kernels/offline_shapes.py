@@ -16,7 +16,7 @@ from aserve.kernels.fixed_ops import FixedOps
 from aserve.kernels.ops import AttentionBatch, BadWords, LogitControls, LoraBatch, LoraWeights, TokenMasks
 from aserve.kernels.triton_ops import TritonOps
 from tests.kernels.cases import sampling
-from tests.kernels.machine_code import describe
+from tests.kernels.machine_code import describe, describe_loop
 from tests.kernels.offline import compile_only
 
 BLOCK_SIZE = 16
@@ -127,7 +127,7 @@ def run_attention(job: "Job") -> None:
     for dtype, head_dim, options in job.shapes:
         for name, step in STEPS.items():
             attend(job.ops, dtype, head_dim, step, options)
-            job.report(dtype=str(dtype), head_dim=head_dim, step=name, **options)
+            job.report(loops=not options, dtype=str(dtype), head_dim=head_dim, step=name, **options)
 
 
 def run_fixed(job: "Job") -> None:
@@ -177,12 +177,13 @@ class Job:
         self._reported: set[int] = set()
         compile_only(self._compiled, 10 * capability[0] + capability[1])
 
-    def report(self, **shape: object) -> None:
-        """A line for each kernel that was compiled since the last report."""
+    def report(self, *, loops: bool = False, **shape: object) -> None:
+        """A line for each kernel that was compiled since the last report. loops: with figures of its inner loop."""
         for name, kernels in self._compiled.items():
             for key in kernels.keys() - self._reported:
                 self._reported.add(key)
-                print(json.dumps({"kernel": name, **shape, **describe(kernels[key])}), flush=True)
+                figures = describe(kernels[key]) | (describe_loop(kernels[key]) if loops else {})
+                print(json.dumps({"kernel": name, **shape, **figures}), flush=True)
 
 
 def main() -> None:

@@ -65,11 +65,19 @@ def library() -> Library:
 
     variant = choose_variant(platform.machine(), _processor_flags())
     ctypes.CDLL(str(_openmp()), mode=ctypes.RTLD_GLOBAL)
-    path = next((path for path in _places(variant) if path.exists()), None) or _compile_somewhere(variant)
+    path = find_or_compile(variant)
     try:
         return Library(path, variant)
     except OSError as error:
         raise NativeUnavailableError(f"{path} cannot be loaded: {error}") from error
+
+
+def find_or_compile(variant: str) -> Path:
+    """The file of a variant: the one that lies in the first of its places that has it, else compiled now.
+
+    Raises `NativeUnavailableError`.
+    """
+    return next((path for path in _places(variant) if path.exists()), None) or _compile_somewhere(variant)
 
 
 def choose_variant(machine: str, processor_flags: frozenset[str]) -> str:
