@@ -23,4 +23,4 @@ def test_sanitizers_watch_the_kernels_and_find_nothing_but_what_is_planted(argum
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
-    assert done.stderr.count("AddressSanitizer: heap-buffer-overflow") == 1, done.stderr[-2000:]
+    assert done.stderr.count("ERROR: AddressSanitizer: heap-buffer-overflow") == 1, done.stderr[-2000:]
