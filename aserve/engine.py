@@ -347,9 +347,9 @@ class Engine(Encoding, Answers, Vectors):
         origin = loop.request(handle.request_id)
         given = [self.default_params()] * branches if isinstance(branches, int) else branches
         all_params = [check("params", PARAMS, params) for params in given]
+        all_terms = branch_terms(origin, len(all_params), self._clock(), request_ids, priority, timeout_s)
         history = parts.scheduler.history(origin.id, index)
         structures = [await self._compiled(params, history) for params in all_params]
-        all_terms = branch_terms(origin, len(all_params), self._clock(), request_ids, priority, timeout_s)
         requests = [
             new_branch(parts.info, parts.tokenizer, origin, history, params, terms, structure)
             for params, terms, structure in zip(all_params, all_terms, structures, strict=True)

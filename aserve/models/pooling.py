@@ -94,6 +94,8 @@ def read_pooling(
     architecture = read_architecture(config)
     modules = _read_modules(checkpoint.path)
     own_task = next((task for end, task in POOLING_SUFFIXES.items() if architecture.endswith(end)), None)
+    if architecture.endswith("LMHeadModel"):  # as GPT-2's is called
+        own_task = None
     if own_task is not None and config.get("classifier_from_token"):
         own_task = "classify"
     asks = convert not in ("auto", "none")

@@ -6,7 +6,10 @@ is refused: at the door, or where that fails the long way, which says the same.
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
+from contextvars import copy_context
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -26,7 +29,9 @@ class Wire(asyncio.Transport):
     """A connection's transport that keeps what is written."""
 
     def __init__(self) -> None:
-        super().__init__({"socket": SimpleNamespace(family=0), "peername": "", "sockname": ""})
+        self._silent = os.eventfd(0, os.EFD_NONBLOCK)  # to be watched in the lobby, where it never has anything to say
+        socket = SimpleNamespace(family=0, fileno=lambda: self._silent)
+        super().__init__({"socket": socket, "peername": "", "sockname": ""})
         self.written = bytearray()
         self.answered = asyncio.Event()
         self._is_closing = False
@@ -43,6 +48,8 @@ class Wire(asyncio.Transport):
 
     def close(self) -> None:
         """The server has."""
+        if not self._is_closing:
+            os.close(self._silent)
         self._is_closing = True
         self.answered.set()
 
@@ -88,8 +95,12 @@ class DoorWorld(World):
         super().__init__(failing_steps=failing_steps)
         keyring = Keyring(tenants=self.engine.tenants)
         self.doorman = Doorman(self.engine, keyring)
+        self._wires: list[Wire] = []
         self._tasks = asyncio.TaskGroup()
         self.connections = Connections(self.app, Limits(), self._tasks, self.doorman)
+        doors = self.connections.doors
+        wait = doors.wait  # in which they are looked at together, and each of them on its own account
+        doors.wait = lambda look: wait(partial(copy_context().run, look))
 
     async def __aenter__(self) -> "DoorWorld":
         await super().__aenter__()
@@ -98,6 +109,8 @@ class DoorWorld(World):
 
     async def __aexit__(self, *_: object) -> None:
         self.connections.abort()
+        for wire in self._wires:
+            wire.close()
         await self._tasks.__aexit__(None, None, None)
         await super().__aexit__()
 
@@ -131,6 +144,7 @@ class DoorWorld(World):
     def _connect(self, name: str) -> tuple[Connection, Wire]:
         WHOSE.set(name)
         connection, wire = Connection(self.connections), Wire()
+        self._wires.append(wire)
         _called(connection.connection_made, wire)
         return connection, wire
 

@@ -84,7 +84,7 @@ GUIDED = (
     Point("texts format", at((Texts, "format"))),
     Point("texts parsers", at((Texts, "parsers"))),
     Point("format chosen", at((texts, "answer_format"))),
-    Point("format enforced", at((texts, "can_enforce"))),
+    Point("format of thoughts", at((texts, "thought_markers"))),
     Point("parser chosen", at((texts, "parser_of"))),
     Point("special tokens", of("tokenizer", "token_strings")),
     Point("parser made", at((Parser, "__init__"))),

@@ -84,6 +84,14 @@ NO_POINT: Mapping[str, Sequence[str]] = {
         "aserve.texts Texts.encode_pairs",
         "aserve.vectors Vectors.check_pooling",
     ),
+    "of budgets of thoughts, for which no client of the worlds asks yet": (
+        "aserve.constraints.thinking Budget.__init__",
+        "aserve.structures Structures.bounded",
+        "aserve.text.formats.named calls_named",
+        "aserve.text.formats.named thoughts_named",
+        "aserve.texts Texts.begins_thought",
+    ),
+    "of files, batches and responses that are kept, for which there is no world yet": ("aserve.stores",),
     "within a forward pass, whose edge is the runner's (model forward), or while a model is loaded": (
         "aserve.kernels",
     ),

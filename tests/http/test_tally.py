@@ -55,6 +55,7 @@ async def test_choice_k_of_prompt_p_has_the_index_p_n_plus_k():
     class Exchange:
         request_id = "some-id"
         record = Record()
+        warnings = ()
 
         async def reply(self, response):
             replies.append(response)
