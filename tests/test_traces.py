@@ -35,7 +35,7 @@ from tests.fakes import deltas_of
 __all__ = ["checkpoints"]
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
-NUM_TRACES = {"float32": 40, "bfloat16": 20}
+NUM_TRACES = {"float32": 20, "bfloat16": 10}
 NUM_MOVES = 40
 BLOCK_SIZE = 8
 BLOCK_NUMBERS = BLOCK_SIZE * 64

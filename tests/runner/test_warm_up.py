@@ -43,7 +43,7 @@ def test_with_a_compiler_lengths_double_up_to_the_longest():
     assert all(after <= 2 * before for before, after in pairwise(contexts))
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_no_kernel_is_compiled_after_start_up(tmp_path):
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "tests.runner.offline_warm_up"]

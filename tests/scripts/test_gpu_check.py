@@ -97,7 +97,7 @@ def assert_no_children() -> None:
         assert time.monotonic() < deadline, children()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.torch
 @pytest.mark.timeout(1800)  # 25 s alone
 def test_a_dry_run_ends_well_and_reports_every_stage(tmp_path):
