@@ -287,7 +287,7 @@ class Engine(Encoding, Answers, Vectors):
         parts.scheduler.check_room(settled)
         params = self.default_params() if params is None else check("params", PARAMS, params)
         token_ids = await self.encode(prompt, must_fit=True) if isinstance(prompt, str) else prompt_ids(prompt)
-        structure = await self._compiled(params, token_ids)
+        structure = self._bounded(await self._compiled(params), params, token_ids)
         try:
             async with parts.adapters.using(settled) as settled:
                 request = new_request(parts.info, parts.tokenizer, token_ids, params, settled, structure)
@@ -348,8 +348,9 @@ class Engine(Encoding, Answers, Vectors):
         given = [self.default_params()] * branches if isinstance(branches, int) else branches
         all_params = [check("params", PARAMS, params) for params in given]
         all_terms = branch_terms(origin, len(all_params), self._clock(), request_ids, priority, timeout_s)
-        history = parts.scheduler.history(origin.id, index)
-        structures = [await self._compiled(params, history) for params in all_params]
+        compiled = [await self._compiled(params) for params in all_params]
+        history = parts.scheduler.history(origin.id, index)  # not before: it grows while others are waited for
+        structures = [self._bounded(one, params, history) for one, params in zip(compiled, all_params, strict=True)]
         requests = [
             new_branch(parts.info, parts.tokenizer, origin, history, params, terms, structure)
             for params, terms, structure in zip(all_params, all_terms, structures, strict=True)
@@ -362,12 +363,15 @@ class Engine(Encoding, Answers, Vectors):
         finally:
             self._idle.set()
 
-    async def _compiled(self, params: SamplingParams, prompt: Sequence[int]) -> Structure | None:
-        """The structure of an answer, if it is to have one. Raises as `Structures.compiled` and `bounded`."""
-        if self._structures is None:
+    async def _compiled(self, params: SamplingParams) -> Structure | None:
+        """The structure of an answer, if it is to have one. Raises as `Structures.compiled`."""
+        if self._structures is None or params.structured is None:
             return None
-        structure = None if params.structured is None else await self._structures.compiled(params.structured)
-        if (budget := params.thinking_token_budget) is None:
+        return await self._structures.compiled(params.structured)
+
+    def _bounded(self, structure: Structure | None, params: SamplingParams, prompt: Sequence[int]) -> Structure | None:
+        """The same with the budget of its thoughts, if it has one. Raises as `Structures.bounded`."""
+        if self._structures is None or (budget := params.thinking_token_budget) is None:
             return structure
         return self._structures.bounded(structure, budget, in_thought=self.texts.begins_thought(prompt))
 

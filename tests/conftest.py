@@ -22,6 +22,8 @@ with suppress(ModuleNotFoundError):  # tests of kernels need none of it, and run
     settings.register_profile("thorough", deadline=None, max_examples=5_000, stateful_step_count=60)
     settings.load_profile("fixed")
 
+MANY_OBJECTS = 50_000
+"""To go through so many takes the collector 10 ms."""
 PLUGIN_OPTIONS = {
     "pytest_asyncio": ("asyncio_mode", "asyncio_default_fixture_loop_scope"),
     "pytest_timeout": ("timeout",),
@@ -36,6 +38,14 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         if module not in loaded:
             for name in names:
                 parser.addini(name, f"of {module}, which is not loaded")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _frozen_garbage() -> None:
+    """What earlier tests have had imported, and keep, is left out by the collector too; see `pytest_collection`."""
+    if len(gc.get_objects()) > MANY_OBJECTS:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
