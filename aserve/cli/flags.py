@@ -64,6 +64,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_logprobs: int = MAX_LOGPROBS
     enable_tokenizer_info_endpoint: bool = False
     batch_store: str = IN_MEMORY
+    batch_store_bytes: int | None = None
     log_level: str = "info"
     log_format: str = "text"
 
@@ -228,6 +229,12 @@ SERVER_FLAGS: Final = (
     Flag("max_logprobs", read_within(0, MAX_LOGPROBS), "N", f"likeliest tokens beside each, {MAX_LOGPROBS} at most"),
     Flag("enable_tokenizer_info_endpoint", read_bool, "", "serve GET /tokenizer_info, which tells the chat template"),
     Flag("batch_store", str, "FILE", "where uploaded files and batches are kept, in SQLite"),
+    Flag(
+        "batch_store_bytes",
+        read_bytes,
+        "N",
+        "of files and results, beyond which none is taken (if not given: 256 Mi in memory, 4 Gi in a file)",
+    ),
     Flag("log_level", read_choice(LOG_LEVELS), "|".join(LOG_LEVELS), "the least that is logged"),
     Flag("log_format", read_choice(LOG_FORMATS), "|".join(LOG_FORMATS), "how a line of the log is written"),
 )

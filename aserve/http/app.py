@@ -74,7 +74,8 @@ def create_app(  # noqa: PLR0913  all but the engine may be left out
     limits = stream_limits or StreamLimits()
     made = {"/v1/chat/completions": chat_completions, "/v1/completions": completions}
     handlers = {url: options.applied(handler(engine, limits)) for url, handler in made.items()}
-    batches = Batches(engine, BatchStore(options.batch_store), {**handlers, "/v1/embeddings": embeddings(engine)})
+    lines = {**handlers, "/v1/embeddings": embeddings(engine)}
+    batches = Batches(engine, BatchStore(options.batch_store, options.batch_store_bytes), lines)
     routes = _routes(engine, limits, options, handlers, Kept(response_store or MemoryStore()), batches)
     app = Starlette(
         routes=routes,

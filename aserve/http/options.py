@@ -29,7 +29,7 @@ class AppOptions:
     lenient: a field that nobody knows is left out, and told in `warnings`, and is no error.
     enable_force_include_usage, return_tokens_as_token_ids: for all requests. max_logprobs: at most `MAX_LOGPROBS`.
     enable_tokenizer_info_endpoint: there is a GET /tokenizer_info.
-    batch_store: the SQLite file of /v1/files and /v1/batches; ":memory:" is none.
+    batch_store: the SQLite file of /v1/files and /v1/batches; ":memory:" is none. batch_store_bytes: see `BatchStore`.
     """
 
     allowed_origins: Sequence[str] = ()
@@ -43,6 +43,7 @@ class AppOptions:
     max_logprobs: int = MAX_LOGPROBS
     enable_tokenizer_info_endpoint: bool = False
     batch_store: str = IN_MEMORY
+    batch_store_bytes: int | None = None
 
     def cors(self) -> list[Middleware]:
         """What answers browsers that ask first, which they do without a key."""

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from aserve.core.errors import ConfigError
+from aserve.core.errors import ConfigError, InvalidRequestError
 
 IN_MEMORY: Final = ":memory:"
 SCHEMA: Final = """
@@ -27,6 +27,12 @@ CREATE TABLE IF NOT EXISTS batches (id TEXT PRIMARY KEY, tenant TEXT, created_s 
 CREATE TABLE IF NOT EXISTS results (
     batch_id TEXT, line INTEGER, is_error INTEGER, content BLOB, PRIMARY KEY (batch_id, line)
 );
+"""
+MEMORY_BYTES: Final = 256 * 1024 * 1024
+FILE_BYTES: Final = 4 * 1024 * 1024 * 1024
+"""Of all that is kept, at most, where nothing else is said."""
+SIZE: Final = """
+SELECT (SELECT COALESCE(SUM(LENGTH(content)), 0) FROM files) + (SELECT COALESCE(SUM(LENGTH(content)), 0) FROM results)
 """
 _FILE: Final = "SELECT id, tenant, created_s, name, purpose, length(content) FROM files"
 
@@ -54,9 +60,13 @@ class StoredBatch(msgspec.Struct, frozen=True):
 
 
 class BatchStore:
-    """Of one file, or of none. Raises `ConfigError` for one that cannot be used."""
+    """Of one file, or of none. Raises `ConfigError` for one that cannot be used.
 
-    def __init__(self, path: str = IN_MEMORY) -> None:
+    max_bytes: of all files and results, beyond which no more is asked for; None for 256 MiB in memory, 4 GiB in a file.
+    """
+
+    def __init__(self, path: str = IN_MEMORY, max_bytes: int | None = None) -> None:
+        self._max_bytes = max_bytes or (MEMORY_BYTES if path == IN_MEMORY else FILE_BYTES)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="aserve-batches")
         self._opened: sqlite3.Connection | None = None
         if path != IN_MEMORY:
@@ -72,6 +82,16 @@ class BatchStore:
         if self._opened is None:
             self._opened = _opened(IN_MEMORY)
         return self._opened
+
+    async def check_room(self, num_bytes: int, param: str) -> None:
+        """Raise `InvalidRequestError`, naming `param`, where so many bytes more are too many."""
+        ((kept,),) = await self._read(SIZE)
+        if kept + num_bytes > self._max_bytes:
+            raise InvalidRequestError(
+                f"{param}: files and results of {kept} bytes are kept, and {num_bytes} more are over the limit of "
+                f"{self._max_bytes}: delete files that nobody needs",
+                param,
+            )
 
     async def add_file(self, file: StoredFile, content: bytes) -> None:
         """Keep a file, in place of one of the same id."""
@@ -118,6 +138,10 @@ class BatchStore:
         """The lines of a batch that were answered, and whether by an error."""
         rows = await self._read("SELECT line, is_error FROM results WHERE batch_id = ?", batch_id)
         return {line: bool(is_error) for line, is_error in rows}
+
+    async def drop_results(self, batch_id: str) -> None:
+        """Forget what the lines of a batch came to, once it is in its files."""
+        await self._write([("DELETE FROM results WHERE batch_id = ?", (batch_id,))])
 
     async def results(self, batch_id: str, *, is_error: bool) -> bytes:
         """What the lines came to, in their order, a line each."""

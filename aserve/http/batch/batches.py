@@ -20,9 +20,12 @@ from aserve.edges import is_fault
 from aserve.engine import Engine
 from aserve.http.batch.lines import WAIT_S, LineFields, LineRunner, failed_line, line_of
 from aserve.http.endpoint import Handler
+from aserve.http.errors import HttpError
 from aserve.http.tasks import task_group
 from aserve.stores.batches import BatchStore, StoredBatch, StoredFile
 
+MAX_BATCHES: Final = 64
+"""Under way at once."""
 MAX_LINES: Final = 50_000
 MAX_TOLD_ERRORS: Final = 20
 WINDOW_S: Final = 24 * 3600
@@ -58,7 +61,10 @@ class Batches:
                 self._start(batch)
 
     async def create(self, tenant: str, url: str, input_file_id: str, metadata: Any) -> State:
-        """A new one, which begins at once."""
+        """A new one, which begins now. Raises a 429 where too many are under way, else as `BatchStore.check_room`."""
+        if len(self._tasks) >= MAX_BATCHES:
+            raise HttpError(429, "too_many_batches", f"{len(self._tasks)} batches are under way, which is the limit")
+        await self.store.check_room(0, "input_file_id")
         now = int(self._clock())
         state = {
             "id": f"batch_{secrets.token_hex(16)}",
@@ -197,6 +203,7 @@ class Batches:
                 batch.state[field] = id
         await self._count(batch)
         await self._move(batch, why or "completed")
+        await self.store.drop_results(batch.id)
 
     async def _count(self, batch: StoredBatch) -> None:
         done = await self.store.done(batch.id)

@@ -39,6 +39,7 @@ def file_routes(store: BatchStore) -> list[Route]:
             raise InvalidRequestError("file: a file is needed", "file")
         if purpose is None or purpose.content != b"batch":
             raise InvalidRequestError("purpose must be batch: files are for batches here", "purpose")
+        await store.check_room(len(file.content), "file")
         kept = new_file(tenant_of(request.scope), file.filename, "batch", len(file.content))
         await store.add_file(kept, file.content)
         return JsonResponse(_card(kept))

@@ -5,7 +5,9 @@ import json
 
 import pytest
 
+from aserve.core.errors import InvalidRequestError
 from aserve.http import AppOptions, create_app
+from aserve.http.batch import batches
 from aserve.http.batch.multipart import parts_of
 from aserve.stores.batches import BatchStore, StoredBatch, StoredFile
 from tests.engines import says, scripted_engine
@@ -189,6 +191,38 @@ async def test_files_and_batches_are_their_tenants_own(tmp_path):
             assert (await start(client, file["id"])).status_code == 404
             assert (await client.get("/v1/files")).json()["data"] == []
             assert (await client.get("/v1/batches")).json()["data"] == []
+
+
+async def test_what_is_kept_is_bounded():
+    """Catches uploads that fill the memory, and results that are kept beside the files that are made of them."""
+    async with scripted_engine() as engine:
+        app = create_app(engine, options=AppOptions(batch_store_bytes=4096))
+        async with client_of(app) as client:
+            batch = await run(client, app, line("a"))
+            assert batch["status"] == "completed"
+            files = (await client.get("/v1/files")).json()["data"]
+            with pytest.raises(InvalidRequestError, match=f" {sum(file['bytes'] for file in files)} bytes are kept"):
+                await app.state.batches.store.check_room(4096, "file")
+            file = await upload(client, b"x" * 1024)
+            refused = await client.post("/v1/files", files={"file": ("b", b"x" * 4096)}, data={"purpose": "batch"})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "file")
+            await app.state.batches.store.add_result("batch_x", 0, b"x" * 4096, is_error=False)
+            refused = await start(client, file["id"])
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input_file_id")
+
+
+async def test_so_many_batches_are_under_way_and_no_more(monkeypatch):
+    monkeypatch.setattr(batches, "MAX_BATCHES", 1)
+    async with scripted_engine() as engine:
+        app = create_app(engine)
+        async with client_of(app) as client:
+            file = await upload(client, jsonl(line("a"), line("b")))
+            assert (await start(client, file["id"])).status_code == 200
+            refused = await start(client, file["id"])
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_batches")
+            await app.state.batches.wait()
+            assert (await start(client, file["id"])).status_code == 200
+            await app.state.batches.wait()
 
 
 async def test_files_are_listed_and_deleted_and_batches_are_in_pages():
