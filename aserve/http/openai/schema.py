@@ -28,12 +28,9 @@ class StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What chat and text completions share. None is "as the model's generation_config.json says, or the default"."""
+class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
+    """What chat and text completions and responses share. None is "as generation_config.json says, or the default"."""
 
-    model: ModelName | None = None
-    max_tokens: PositiveInt | None = None
-    max_completion_tokens: PositiveInt | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -43,34 +40,42 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
-    n: int | None = None
-    best_of: int | None = None
-    use_beam_search: bool | None = None
-    length_penalty: float | None = None
-    early_stopping: bool | Literal["never"] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
-    prompt_logprobs: int | None = None
-    return_tokens_as_token_ids: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    echo: bool | None = None
-    add_special_tokens: bool | None = None
-    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
-    truncation_side: Literal["left", "right"] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=128, pattern=CACHE_SALT.pattern)] | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     request_id: Annotated[str, Meta(pattern=REQUEST_ID.pattern)] | None = None
     timeout_s: float | None = None
+    structured_outputs: StructuredFields | None = None
+    stream: bool | None = None
+
+
+class GenerationFields(SamplingFields, frozen=True, kw_only=True):
+    """What chat and text completions share beyond it."""
+
+    model: ModelName | None = None
+    max_tokens: PositiveInt | None = None
+    max_completion_tokens: PositiveInt | None = None
+    n: int | None = None
+    best_of: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    prompt_logprobs: int | None = None
+    return_tokens_as_token_ids: bool | None = None
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
     return_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
-    structured_outputs: StructuredFields | None = None
     thinking_token_budget: int | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
 
     @property

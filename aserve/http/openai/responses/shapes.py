@@ -8,11 +8,11 @@ from msgspec import Meta
 
 from aserve.core.errors import InvalidRequestError
 from aserve.core.params import MAX_LOGPROBS, SamplingParams
-from aserve.core.request import CACHE_SALT, REQUEST_ID
 from aserve.core.structured import StructuredOutputs
 from aserve.engine import Engine
 from aserve.http.errors import echo
 from aserve.http.openai.fields import check_names
+from aserve.http.openai.schema import SamplingFields
 from aserve.http.openai.structured import StructuredFields
 from aserve.http.openai.tools import Effort
 from aserve.http.shapes import ModelName, PositiveInt, converted
@@ -117,7 +117,7 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
     include_obfuscation: bool | None = None
 
 
-class ResponseFields(msgspec.Struct, frozen=True, kw_only=True):
+class ResponseFields(SamplingFields, frozen=True, kw_only=True):
     """POST /v1/responses. None is OpenAI's default, or as the model's generation_config.json says."""
 
     input: str | Annotated[list[dict[str, Any]], Meta(max_length=MAX_ITEMS)]
@@ -126,7 +126,6 @@ class ResponseFields(msgspec.Struct, frozen=True, kw_only=True):
     previous_response_id: Annotated[str, Meta(max_length=MAX_RESPONSE_ID_CHARS)] | None = None
     store: bool | None = None
     background: bool | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     include: Annotated[list[Includable], Meta(max_length=16)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
@@ -140,32 +139,10 @@ class ResponseFields(msgspec.Struct, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     max_tool_calls: PositiveInt | None = None
     text: TextFields | None = None
-    structured_outputs: StructuredFields | None = None
     reasoning: ReasoningFields | None = None
     max_output_tokens: PositiveInt | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    min_tokens: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    cache_salt: Annotated[str, Meta(min_length=1, max_length=128, pattern=CACHE_SALT.pattern)] | None = None
-    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
-    request_id: Annotated[str, Meta(pattern=REQUEST_ID.pattern)] | None = None
-    timeout_s: float | None = None
 
     @property
     def is_stored(self) -> bool:
