@@ -2,17 +2,26 @@
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
 
 from tqdm import tqdm
 
 from aserve import build
 from aserve.core.config import Options
 from aserve.core.errors import InvalidRequestError
+from aserve.core.pooling import Pooling, PoolingTask
 from aserve.engine import Engine, Progress
 
+_INPUT: Final = '{"input": "What is aserve?"}'
+_EXAMPLES: Final[Mapping[PoolingTask | None, tuple[str, str]]] = {
+    None: ("/v1/chat/completions", '{"messages": [{"role": "user", "content": "What is aserve?"}], "stream": true}'),
+    "embed": ("/v1/embeddings", _INPUT),
+    "classify": ("/classify", _INPUT),
+    "reward": ("/pooling", _INPUT),
+}
+"""A path and a body for what a server can be asked, by what its model pools for."""
 CHAT_HELP = "Type a message; Ctrl-C stops an answer, Ctrl-D or /exit ends, /clear starts over."
 
 
@@ -118,8 +127,8 @@ async def _answer(engine: Engine, messages: list[dict[str, str]], pieces: list[s
     print()
 
 
-def curl_line(url: str, *, needs_key: bool) -> str:
-    """A command that shows the server streaming an answer."""
+def curl_line(url: str, pooling: Pooling | None, *, needs_key: bool) -> str:
+    """A command that shows the server streaming an answer; or, where its model pools, answering at once."""
     key = '-H "Authorization: Bearer $ASERVE_API_KEY" ' if needs_key else ""
-    body = '{"messages": [{"role": "user", "content": "What is aserve?"}], "stream": true}'
-    return f"curl -N {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d '{body}'"
+    path, body = _EXAMPLES[None if pooling is None else pooling.task]
+    return f"curl -N {url}{path} {key}-H 'Content-Type: application/json' -d '{body}'"

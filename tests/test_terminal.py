@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 import os
 import pty
 import signal
@@ -13,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from aserve.core.config import Options
+from aserve.core.pooling import Pooling
 from aserve.engine import Engine, Progress
-from aserve.terminal import StartupPrinter, converse, run_chat
+from aserve.terminal import StartupPrinter, converse, curl_line, run_chat
 from tests.engines import says, scripted_loader
 
 ROOT = Path(__file__).parent.parent
@@ -161,3 +163,16 @@ def read_until(terminal: int, wanted: bytes) -> None:
     shown = b""
     while wanted not in shown:
         shown += os.read(terminal, 1024)
+
+
+@pytest.mark.parametrize(
+    ("task", "path"),
+    [(None, "/v1/chat/completions"), ("embed", "/v1/embeddings"), ("classify", "/classify"), ("reward", "/pooling")],
+)
+def test_the_example_is_a_request_that_the_server_answers(task, path):
+    """Caught: a server that pools proposed a chat, which it refuses."""
+    pooling = None if task is None else Pooling(task=task, method="last", size=4, activation="none")
+    line = curl_line("http://here:1", pooling, needs_key=True)
+    assert line.startswith(f'curl -N http://here:1{path} -H "Authorization: Bearer $ASERVE_API_KEY" ')
+    body = json.loads(line.rpartition(" -d ")[2].strip("'"))
+    assert ("messages" if task is None else "input") in body

@@ -78,14 +78,13 @@ def serve(options: Options, server_options: ServerOptions) -> int:
         limits = StreamLimits(send_timeout_s=given.send_timeout)
         keyring = Keyring(given.api_key, path=given.api_keys_file, tenants=engine.tenants)
         store = response_store(given)
-        options_of_api = AppOptions(**{name: getattr(given, name) for name in AppOptions.__dataclass_fields__})
         app = create_app(
             engine,
             keyring=keyring,
             max_body_bytes=given.max_body_bytes,
             stream_limits=limits,
             response_store=store,
-            options=options_of_api,
+            options=AppOptions(**{name: getattr(given, name) for name in AppOptions.__dataclass_fields__}),
         )
 
         resuming: list[asyncio.Future[None]] = []
@@ -97,7 +96,8 @@ def serve(options: Options, server_options: ServerOptions) -> int:
             printer.close()
             if given.batch_store != IN_MEMORY:
                 resuming.append(asyncio.ensure_future(app.state.batches.resume()))
-            for line in (*engine.startup_lines(), "Ready. Try:", f"  {curl_line(url, needs_key=not keyring.is_open)}"):
+            example = curl_line(url, engine.info.pooling, needs_key=not keyring.is_open)
+            for line in (*engine.startup_lines(), "Ready. Try:", f"  {example}"):
                 say(line)
 
         on_hangup = keyring.reload if given.api_keys_file else None
