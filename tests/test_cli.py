@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -202,6 +203,7 @@ def test_a_log_for_machines_is_json_from_the_first_line_to_the_last(monkeypatch,
         engine._on_progress(Progress("weights", 1, 3))
         engine._on_progress(Progress("weights", 2, 3))
         monkeypatch.setattr(engine, "startup_lines", list)
+        monkeypatch.setattr(type(engine), "info", SimpleNamespace(pooling=None))
         on_ready("http://host")
         return 0
 
@@ -219,6 +221,7 @@ def test_the_garbage_collector_rests_until_all_is_loaded(monkeypatch, capsys):
     def run(engine, app, config, *, on_ready, on_hangup, say, doorman):
         assert not gc.isenabled()
         monkeypatch.setattr(engine, "startup_lines", list)
+        monkeypatch.setattr(type(engine), "info", SimpleNamespace(pooling=None))
         on_ready("http://host")
         say(f"draining takes {config.drain_timeout_s:g} s")
         return 0
