@@ -17,7 +17,7 @@ TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.reasoning_content }}{{ m.content }}"
     "{% for c in m.tool_calls %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}<|end|>{% endfor %}"
     "{% if tools %}{{ tools | tojson }}{% endif %}{{ reasoning_effort }}{% if enable_thinking is false %}!{% endif %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    "{{ verbosity }}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 PARAMETERS = {
     "type": "object",
@@ -193,14 +193,29 @@ async def test_the_template_is_told_of_tools_calls_and_thoughts():
         assert [tool["function"]["name"] for tool in told] == ["now"]
 
 
-async def test_effort_is_told_to_templates_that_read_it_and_yields_to_what_is_said_outright():
+async def test_what_the_sdk_has_parsed_comes_back_and_is_not_seen_by_the_template():
+    """Catches the whole message of `chat.completions.parse` being refused, and a prompt with arguments told twice."""
+    function = {"name": "weather", "arguments": '{"city": "Rom"}'}
+    calls = [{"id": "a", "type": "function", "function": function}]
+    parsed = [{**calls[0], "function": {**function, "parsed_arguments": {"city": "Rom"}}}]
+    text = {"role": "assistant", "content": "{}"}
+    template = "{% for m in messages %}{{ m | tojson }}{% endfor %}"
+    async with speaking("x", template=template) as engine:
+        told = await prompt_of(engine, messages=[text, {"role": "assistant", "content": None, "tool_calls": calls}])
+        again = [{**text, "parsed": {"a": 1}}, {"role": "assistant", "parsed": None, "tool_calls": parsed}]
+        assert await prompt_of(engine, messages=again) == told
+
+
+async def test_effort_and_verbosity_are_told_to_templates_that_read_them_and_yield_to_what_is_said_outright():
     async with speaking("x") as engine:
         assert await prompt_of(engine, reasoning_effort="low") == "hilow"
         assert await prompt_of(engine, reasoning_effort="none") == "hi!"
         outright = {"enable_thinking": False}
         assert await prompt_of(engine, reasoning_effort="low", chat_template_kwargs=outright) == "hilow!"
+        assert await prompt_of(engine, reasoning_effort="low", verbosity="high") == "hilowhigh"
+        assert await prompt_of(engine, verbosity="low", chat_template_kwargs={"verbosity": "high"}) == "hihigh"
     async with scripted_engine() as engine:
-        assert await prompt_of(engine, reasoning_effort="high") == "hi"
+        assert await prompt_of(engine, reasoning_effort="high", verbosity="low") == "hi"
 
 
 def named(name):
@@ -253,6 +268,7 @@ async def test_a_forced_call_is_made_by_its_schema(call_format, choice):
         ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice", "another structure"),
         ({"tool_choice": "required", "use_beam_search": True}, "tools", "beam search"),
         ({"reasoning_effort": "much"}, "reasoning_effort", "much"),
+        ({"verbosity": "much"}, "verbosity", "much"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages", "tool_calls[0]"),
         ({"messages": [{"role": "assistant", "tool_calls": [{**named("f")}]}]}, "messages", "arguments"),
     ],

@@ -130,6 +130,7 @@ def parse(raw: dict[str, Any], kind: type[Fields]) -> Fields:
     check_names(raw, kind.__struct_fields__)
     fields = converted(raw, kind)
     for index, message in enumerate(raw.get("messages") or ()):
+        _leave_out_parsed(message)
         check_names(message, MESSAGE_FIELDS, f"messages[{index}].")
     if (options := raw.get("stream_options")) is not None:
         if raw.get("stream") is not True:
@@ -138,6 +139,16 @@ def parse(raw: dict[str, Any], kind: type[Fields]) -> Fields:
     check_structure_names(raw)
     check_tool_names(raw)
     return fields
+
+
+def _leave_out_parsed(message: dict[str, Any]) -> None:
+    """Take from a message what OpenAI's SDK has added: `parsed`, made of its content, and `parsed_arguments` of calls.
+
+    Clients send back the whole message that `chat.completions.parse` has given them, and templates must not see it.
+    """
+    message.pop("parsed", None)
+    for call in message.get("tool_calls") or ():
+        call["function"].pop("parsed_arguments", None)
 
 
 def sampling_params(
