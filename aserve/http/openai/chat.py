@@ -93,7 +93,7 @@ async def _answer(engine: Engine, limits: StreamLimits, exchange: Exchange, fiel
     whole_prompt = await _prompt(engine, fields, exchange.fields["messages"], use)
     prompt = truncated(engine, fields, params, whole_prompt)
     reading = reading_of(engine, use, prompt)
-    params = enforced(params, use, reading)
+    params = enforced(params, use, reading, is_of_all=fields.structured_outputs is not None)
     generation = Generation(
         prompts=[prompt],
         params=params,

@@ -104,7 +104,7 @@ async def _create(
     reading = reading_of(engine, use, prompt)
     generation = Generation(
         prompts=[prompt],
-        params=enforced(params, use, reading),
+        params=enforced(params, use, reading, is_of_all=fields.structured_outputs is not None),
         stream=bool(fields.stream or fields.background),
         include_usage=True,
         starts_text=True,
