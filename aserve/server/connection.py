@@ -286,9 +286,10 @@ class Connection(asyncio.Protocol):
         self._arrived.set()
 
     def _enter_lobby(self) -> None:
+        if self._descriptor is not None or not lobby.EXISTS:
+            return
         socket = self._transport.get_extra_info("socket")
-        is_open = socket is not None and not self._transport.is_closing()  # else writing failed
-        if lobby.EXISTS and is_open and self._descriptor is None:
+        if socket is not None and not self._transport.is_closing():  # else writing failed
             self._descriptor = socket.fileno()
             self._transport.pause_reading()
             self._connections.doors.enter_lobby(self._descriptor, self)
