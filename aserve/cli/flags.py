@@ -31,7 +31,7 @@ from aserve.core.config import (
 )
 from aserve.core.params import MAX_LOGPROBS
 from aserve.core.pooling import CONVERT_KINDS, RUNNER_KINDS
-from aserve.stores.batches import IN_MEMORY
+from aserve.stores.database import IN_MEMORY
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")

@@ -13,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from aserve.core.errors import InvalidRequestError
 from aserve.core.params import MAX_LOGPROBS
 from aserve.http.endpoint import Exchange, Handler
-from aserve.stores.batches import IN_MEMORY
+from aserve.stores.database import IN_MEMORY
 
 EXPOSED: Final = ("x-request-id", "request-id", "retry-after", "x-aserve-warnings")
 """Headers of answers that scripts of other origins may read, besides those that browsers let them in any case."""

@@ -102,7 +102,7 @@ async def _answer(engine: Engine, limits: StreamLimits, exchange: Exchange, fiel
         starts_text=not fields.continue_final_message,
         markers=reading.markers,
         cache_salt=fields.cache_salt or "",
-        priority=fields.priority or 0,
+        priority=exchange.priority_of(fields.priority),
         tenant=exchange.tenant,
         lora=adapter_of(engine, model),
         timeout_s=fields.timeout_s,

@@ -89,7 +89,7 @@ async def _answer(engine: Engine, limits: StreamLimits, exchange: Exchange, fiel
         include_usage=fields.include_usage,
         continuous_usage=fields.continuous_usage,
         cache_salt=fields.cache_salt or "",
-        priority=fields.priority or 0,
+        priority=exchange.priority_of(fields.priority),
         tenant=exchange.tenant,
         lora=adapter_of(engine, model),
         timeout_s=fields.timeout_s,

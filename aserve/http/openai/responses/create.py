@@ -73,7 +73,7 @@ async def _create(
 ) -> None:
     model = check_model(engine, fields.model)
     tenant = exchange.tenant
-    engine.check_room(tenant=tenant, priority=fields.priority or 0, timeout_s=fields.timeout_s)
+    engine.check_room(tenant=tenant, priority=exchange.priority_of(fields.priority), timeout_s=fields.timeout_s)
     use = await exchange.work(tool_use_of, fields)
     params = params_of(engine, fields)
     items = await exchange.work(input_items, exchange.fields["input"])
@@ -91,7 +91,7 @@ async def _create(
         starts_text=True,
         markers=reading.markers,
         cache_salt=fields.cache_salt or "",
-        priority=fields.priority or 0,
+        priority=exchange.priority_of(fields.priority),
         tenant=tenant,
         lora=adapter_of(engine, model),
         timeout_s=fields.timeout_s,
