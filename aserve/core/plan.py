@@ -55,6 +55,7 @@ class RowSampling(msgspec.Struct, frozen=True, gc=False):
     The random number for a token is a pure function of (seed, position of the token): see kernels/reference.py.
     banned_ids may not be sampled for any position below banned_before (min_tokens).
     num_logprobs: score each sampled token, with as many of the likeliest beside it; None scores nothing.
+    named_ids: as many tokens, which are scored in place of the likeliest; () names none.
     num_prompt_logprobs: the same for the prompt's tokens, where slices have `target_ids`.
     """
 
@@ -62,6 +63,7 @@ class RowSampling(msgspec.Struct, frozen=True, gc=False):
     banned_ids: tuple[int, ...] = ()
     banned_before: int = 0
     num_logprobs: int | None = None
+    named_ids: tuple[int, ...] = ()
     num_prompt_logprobs: int | None = None
     controls: RowControls | None = None
 
@@ -167,7 +169,7 @@ class TokenScores(msgspec.Struct, frozen=True, gc=False):
     """One token's log-probability under the model's own distribution: before temperature, penalties and bans.
 
     rank: how many tokens are at least as likely, itself included; 1 is the likeliest.
-    top_ids, top_logprobs: the likeliest tokens, best first.
+    top_ids, top_logprobs: the likeliest tokens, best first; or those that the request names, in its order.
     """
 
     token_id: int

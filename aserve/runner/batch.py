@@ -18,12 +18,13 @@ import numpy as np
 from torch import Tensor, add
 
 from aserve.core.columns import SamplingColumns
+from aserve.core.params import DEFAULT_MAX_LOGPROBS
 from aserve.core.plan import SeqSlice, StepPlan
 from aserve.kernels.ops import AttentionBatch, LogitControls, LoraBatch, SamplingBatch, TokenMasks
 from aserve.runner.adapters import AdapterSlots
 from aserve.runner.controls import ControlTable
 from aserve.runner.device import Array, StepDevice
-from aserve.runner.rows import RowChanges, RowSamplings, RowTable
+from aserve.runner.rows import RowChanges, RowSamplings, RowTable, padded
 from aserve.runner.scoring import PromptTargets, SampledTargets
 from aserve.runner.verification import Drafts, MadeDrafts, fill_in, num_samples_back, upload_drafts
 
@@ -42,7 +43,7 @@ class StepBatch:
     sampled_rows_N: Tensor
     sampling: SamplingBatch
     controls: LogitControls | None = None
-    sampled_targets: SampledTargets | None = None
+    sampled_targets: tuple[SampledTargets, ...] = ()
     prompt_targets: PromptTargets | None = None
     drafts: Drafts | None = None
     masks: Callable[[], TokenMasks] | None = None
@@ -199,15 +200,22 @@ class BatchBuilder:
         """Only the plan's row changes."""
         self._rows.apply(*self._device.upload(self._rows.stage(plan)))
 
-    def _sampled_targets(self, slices: Sequence[SeqSlice]) -> SampledTargets | None:
+    def _sampled_targets(self, slices: Sequence[SeqSlice]) -> tuple[SampledTargets, ...]:
         if not self._rows.scores_any:
-            return None
-        num_top_N = tuple(self._rows.num_logprobs(piece.row) for piece in slices for _ in range(piece.num_samples))
-        scored = [n for n, num_top in enumerate(num_top_N) if num_top is not None]
-        if not scored:
-            return None
-        [rows_G] = self._device.upload([np.array(scored, np.int64)])
-        return SampledTargets(num_top_N, rows_G)
+            return ()
+        wanted_N = [self._rows.scored(piece.row) for piece in slices for _ in range(piece.num_samples)]
+        parts: dict[tuple[bool, bool], list[tuple[int, int, tuple[int, ...]]]] = {}
+        for place, wanted in enumerate(wanted_N):
+            if wanted is not None:
+                num_top, named_ids = wanted
+                kind = bool(named_ids), num_top > DEFAULT_MAX_LOGPROBS  # few do not pay for many
+                parts.setdefault(kind, []).append((place, num_top, named_ids))
+        targets = []
+        for part in parts.values():
+            places, num_top_G, named = zip(*part, strict=True)
+            arrays = np.array(places, np.int64), padded(named, 0)
+            targets.append(SampledTargets(places, num_top_G, *self._device.upload(arrays)))
+        return tuple(targets)
 
     def _prompt_targets(
         self, slices: Sequence[SeqSlice], order: list[int], query_starts_S1: Array

@@ -49,7 +49,7 @@ class PooledStep:
                 num_positions_N = batch.positions_T.index_select(0, batch.sampled_tokens_N) + 1
                 pooled_NE = pooled_NE / num_positions_N[:, None]
         vectors_NO = self._head(pooled_NE)
-        return StepOutput(marked(vectors_NO), None, None, vectors_NO=vectors_NO)
+        return StepOutput(marked(vectors_NO), (), None, vectors_NO=vectors_NO)
 
     def _keep(self, hidden_TE: Tensor, batch: StepBatch) -> None:
         assert batch.rows_S is not None, "the builder says whose slices these are"

@@ -22,7 +22,7 @@ class StepOutput:
     """
 
     ids_N: Tensor
-    scores: Scores | None
+    scores: tuple[Scores, ...]
     prompt_scores: Scores | None
     num_accepted_S: Tensor | None = None
     vectors_NO: Tensor | None = None
@@ -44,7 +44,7 @@ class EagerStep:
         if batch.prompt_targets is not None:
             prompt_scores = score_prompt(self.model, self.ops, hidden_TE, batch.prompt_targets)
         if not len(batch.sampled_rows_N):
-            return StepOutput(batch.sampled_rows_N, None, prompt_scores)
+            return StepOutput(batch.sampled_rows_N, (), prompt_scores)
         sampled = self.sample(hidden_TE, batch)
         return StepOutput(sampled.ids_N, sampled.scores, prompt_scores, sampled.num_accepted_S)
 

@@ -9,8 +9,9 @@ from msgspec import Meta
 
 from aserve.core.errors import InvalidRequestError
 from aserve.core.outputs import Completion, FinishReason, TextDelta
-from aserve.core.params import MAX_LOGPROBS
+from aserve.core.params import ALL_TOKENS
 from aserve.core.plan import TokenScores
+from aserve.core.rules import MAX_INT
 from aserve.engine import Engine
 from aserve.http.endpoint import Exchange, Handler
 from aserve.http.generation import Generation, Usage, answer
@@ -35,7 +36,7 @@ class ChatFields(GenerationFields, frozen=True, kw_only=True):
 
     messages: Messages
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=ALL_TOKENS, le=MAX_INT)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -46,6 +46,8 @@ class CompletionFields(GenerationFields, frozen=True, kw_only=True):
             return False
         if not self.echo:
             raise InvalidRequestError("max_tokens may be 0 only with echo", "max_tokens")
+        if self.logprob_token_ids:
+            raise InvalidRequestError("logprob_token_ids is of generated tokens: raise max_tokens", "logprob_token_ids")
         return True
 
 

@@ -51,7 +51,6 @@ def create_response(engine: Engine, limits: StreamLimits, kept: Kept, options: A
 
     async def handle(exchange: Exchange) -> None:
         fields = await exchange.work(parse_response, exchange.fields)
-        options.check_logprobs(exchange.fields)
         try:
             with told_as_asked(fields.structures):
                 await _create(engine, limits, kept, exchange, fields, options)
