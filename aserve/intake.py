@@ -210,8 +210,8 @@ def check_input(info: ModelInfo, num_tokens: int, name: str) -> None:
         )
 
 
-def new_input(info: ModelInfo, tokens: TokenizedInput, terms: Terms) -> Request:
-    """A Request for a vector: of one token, in whose place it comes. Its ids are checked elsewhere.
+def new_input(info: ModelInfo, tokens: TokenizedInput, terms: Terms, *, per_token: bool = False) -> Request:
+    """A Request for a vector, or one of each token: of one token, in whose place it comes. Ids are checked elsewhere.
 
     Raises as `check_input`.
     """
@@ -229,6 +229,7 @@ def new_input(info: ModelInfo, tokens: TokenizedInput, terms: Terms) -> Request:
         tenant=terms.tenant,
         weight=terms.weight,
         second_at=tokens.second_at,
+        per_token=per_token,
     )
 
 

@@ -483,22 +483,27 @@ class FakeScripts(FakeScript):
 
 
 class FakePooler:
-    """Makes of each sequence (its number of tokens, its first, its last, where a second text begins or -1)."""
+    """Makes of each sequence (its number of tokens, its first, its last, where a second text begins or -1).
+
+    Of each of its tokens, where they are asked for: (its place, the token, the last, -1).
+    """
 
     def __init__(self) -> None:
-        self._rows: dict[Row, tuple[list[int], int | None]] = {}
+        self._rows: dict[Row, tuple[list[int], int | None, bool]] = {}
 
     def run(self, plan: StepPlan) -> StepResult:
         """The step's result: no token, a vector for each slice that samples."""
         for init in plan.inits:
-            self._rows[init.row] = ([], init.second_at)
+            self._rows[init.row] = ([], init.second_at, init.per_token)
         vectors = []
         for piece in plan.slices:
-            tokens, second_at = self._rows[piece.row]
+            tokens, second_at, per_token = self._rows[piece.row]
             tokens[piece.start :] = piece.token_ids
             if piece.num_samples:
                 place = -1 if second_at is None else second_at
-                vectors.append(array("f", (len(tokens), tokens[0], tokens[-1], place)))
+                whole = (len(tokens), tokens[0], tokens[-1], place)
+                of_tokens = [number for i, token in enumerate(tokens) for number in (i, token, tokens[-1], -1)]
+                vectors.append(array("f", of_tokens if per_token else whole))
         return StepResult(plan.step_id, (0,) * len(vectors), vectors=tuple(vectors))
 
 

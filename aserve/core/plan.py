@@ -94,6 +94,7 @@ class RowInit(msgspec.Struct, frozen=True, gc=False):
     mask: of every token that the row samples; has followed what the answer has when the row is set up, and is the
         runner's from then on. None where any token may come.
     second_at: where the second of two texts begins, for an encoder that tells them apart; None where it does not.
+    per_token: a model that pools makes a vector of each token, in place of one of all.
     """
 
     row: Row
@@ -103,6 +104,7 @@ class RowInit(msgspec.Struct, frozen=True, gc=False):
     adapter: AdapterId | None = None
     mask: TokenMask | None = None
     second_at: int | None = None
+    per_token: bool = False
 
 
 class SeqSlice(msgspec.Struct, frozen=True, gc=False):
@@ -188,7 +190,8 @@ class StepResult(msgspec.Struct, frozen=True, gc=False):
         What stands for their tokens means nothing.
     num_accepted: of each slice that samples, how many of its drafts; () in a step without drafts, in which each of them
         has one token.
-    vectors: of each slice that samples, where the runner pools: what the model made of the whole sequence, float32.
+    vectors: of each slice that samples, where the runner pools: what the model made of the whole sequence, float32, or
+        of each of its tokens, one behind the other.
         Then no token is sampled, and what stands for it means nothing.
     """
 

@@ -12,12 +12,14 @@ Letters: kernels/ops.py and rows.py; F tokens fed from the device.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from torch import Tensor, add
 
 from aserve.core.columns import SamplingColumns
+from aserve.core.ids import Row
 from aserve.core.params import DEFAULT_MAX_LOGPROBS
 from aserve.core.plan import SeqSlice, StepPlan
 from aserve.kernels.ops import AttentionBatch, LogitControls, LoraBatch, SamplingBatch, TokenMasks
@@ -29,6 +31,16 @@ from aserve.runner.scoring import PromptTargets, SampledTargets
 from aserve.runner.verification import Drafts, MadeDrafts, fill_in, num_samples_back, upload_drafts
 
 A = TypeVar("A")
+
+
+class TokenRun(NamedTuple):
+    """A slice of a row each of whose tokens has a vector: which of the T tokens it has, and which of the N samples."""
+
+    row: Row
+    start: int
+    end: int
+    is_first: bool
+    place: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +63,7 @@ class StepBatch:
     lora: LoraBatch | None = None
     rows_S: Tensor | None = None
     """Whose slices these are, in the batch's order."""
+    token_runs: tuple[TokenRun, ...] = ()
 
 
 class Uploads(NamedTuple, Generic[A]):
@@ -156,6 +169,7 @@ class BatchBuilder:
             sampled_targets=self._sampled_targets(plan.slices),
             prompt_targets=self._prompt_targets(plan.slices, order, host.query_starts_S1),
             drafts=drafts,
+            token_runs=self._token_runs(plan.slices, order, host.query_starts_S1),
             lora=None if self._slots is None else self._slots.batch(host.rows_S, np.diff(host.query_starts_S1)),
         )
 
@@ -233,6 +247,23 @@ class BatchBuilder:
             target_ids=tuple(slices[i].target_ids for i in scored),
             tokens_G=tokens_G,
             targets_G=targets_G,
+        )
+
+    def _token_runs(self, slices: Sequence[SeqSlice], order: list[int], query_starts_S1: Array) -> tuple[TokenRun, ...]:
+        if not self._rows.per_token:
+            return ()
+        starts = dict(zip(order, query_starts_S1.tolist(), strict=False))
+        places = accumulate((piece.num_samples for piece in slices), initial=0)
+        return tuple(
+            TokenRun(
+                row=piece.row,
+                start=starts[i],
+                end=starts[i] + piece.num_tokens,
+                is_first=piece.start == 0,
+                place=place if piece.num_samples else None,
+            )
+            for i, (piece, place) in enumerate(zip(slices, places, strict=False))
+            if piece.row in self._rows.per_token
         )
 
     def lay_out(

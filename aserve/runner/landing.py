@@ -35,6 +35,8 @@ class Landing:
         self._has_vectors = output.vectors_NO is not None
         if output.vectors_NO is not None:
             tensors.append(output.vectors_NO)
+        self._places = tuple(output.token_vectors)
+        tensors += [vectors.reshape(-1) for vectors in output.token_vectors.values()]
         self._wait = device.download(tensors)
 
     def result(self) -> StepResult:
@@ -53,5 +55,7 @@ class Landing:
             token_ids = tuple(token_ids[place] for place in places)
             scores = tuple(scores[place] for place in places) if scores else ()
         failed = without_token(self._plan, token_ids, num_accepted)
-        vectors = tuple(array("f", vector) for vector in next(arrays)) if self._has_vectors else ()
-        return StepResult(self._plan.step_id, token_ids, scores, prompts, failed, num_accepted, vectors)
+        vectors = [array("f", vector) for vector in next(arrays)] if self._has_vectors else []
+        for place in self._places:
+            vectors[place] = array("f", next(arrays))
+        return StepResult(self._plan.step_id, token_ids, scores, prompts, failed, num_accepted, tuple(vectors))

@@ -66,6 +66,8 @@ class RowTable:
         )
         self.adapters: dict[Row, AdapterId] = {}
         """Of the rows that have one."""
+        self.per_token: set[Row] = set()
+        """Of a model that pools: those of whose tokens each has a vector."""
         self._banned: dict[Row, tuple[tuple[int, ...], int]] = {}
         self._scored: dict[Row, tuple[int, tuple[int, ...]]] = {}
         self._num_prompt_logprobs: dict[Row, int] = {}
@@ -120,6 +122,9 @@ class RowTable:
         self.adapters.pop(row, None)
         if init.adapter is not None:
             self.adapters[row] = init.adapter
+        self.per_token.discard(row)
+        if init.per_token:
+            self.per_token.add(row)
         for column_R, value in zip(self._columns_R, sampling.columns, strict=True):
             column_R[row] = value
         self._banned.pop(row, None)

@@ -1,7 +1,7 @@
 """EagerStep: a forward pass and the sampling after it, kernel by kernel."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -19,6 +19,7 @@ class StepOutput:
 
     num_accepted_S: of each slice that samples, how many of its drafts; None in a step without drafts.
     vectors_NO: what a model that pools made of each sequence, float32; None of one that generates.
+    token_vectors: of each token of some of these sequences, [its tokens, O], by their place in N.
     """
 
     ids_N: Tensor
@@ -26,6 +27,7 @@ class StepOutput:
     prompt_scores: Scores | None
     num_accepted_S: Tensor | None = None
     vectors_NO: Tensor | None = None
+    token_vectors: Mapping[int, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

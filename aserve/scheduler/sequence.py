@@ -222,7 +222,8 @@ class Sequence:
             )
             sampling = msgspec.structs.replace(sampling, controls=controls)
         blocks, request = tuple(self.table.block_ids[:num_bound]), self.request
-        return RowInit(row, self.id, sampling, blocks, request.adapter, self.constraint, request.second_at)
+        of_input = request.second_at, request.per_token
+        return RowInit(row, self.id, sampling, blocks, request.adapter, self.constraint, *of_input)
 
     def __repr__(self) -> str:
         return (
