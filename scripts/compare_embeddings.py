@@ -100,8 +100,8 @@ def measure(engine: str, python: Path, model: Path, texts: Path, args: argparse.
     except subprocess.CalledProcessError as error:
         print(f"{engine} {model.name} failed:\n{error.stdout[-1000:]}{error.stderr[-2000:]}", file=sys.stderr)
         return None
-    line: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return line
+    told = [line for line in done.stdout.splitlines() if line.startswith('{"engine"')]  # vLLM logs there, too
+    return dict(json.loads(told[-1]))
 
 
 def main() -> None:
