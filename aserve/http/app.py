@@ -25,6 +25,7 @@ from aserve.http.middleware import MAX_BODY_BYTES, MAX_TOTAL_BODY_BYTES, PUBLIC_
 from aserve.http.openai.adapters import load_adapter, unload_adapter
 from aserve.http.openai.glance import generation_glance, input_glance, text_glance
 from aserve.http.openai.models import model_routes
+from aserve.http.openai.responses.create import count_input_tokens
 from aserve.http.openai.responses.keeping import Kept
 from aserve.http.openai.responses.later import later_routes
 from aserve.http.openai.tokenize import detokenize, tokenize, tokenizer_info_route
@@ -113,6 +114,7 @@ def _routes(
     glances["/v1/responses"] = input_glance(engine)
     routes = [
         *(post(url, handler, glances.get(url, at_nothing), generates=True) for url, handler in handlers.items()),
+        post("/v1/responses/input_tokens", count_input_tokens(engine, kept), at_nothing),
         *later_routes(kept, limits),
         post("/pooling", pooling(engine), at_nothing, generates=True),
         post("/classify", classify(engine), at_nothing, generates=True),

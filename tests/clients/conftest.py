@@ -1,6 +1,6 @@
 """Software that others wrote, each in an environment of its own, against a server on the demonstration model.
 
-requirements/NAME.txt --pip--> .clients/NAME-DIGEST/     programs/NAME.py URL --> one line of JSON --> asserts
+requirements/NAME.txt --pip--> .clients/NAME-DIGEST/     programs/NAME.py URLS --> a line of JSON --> asserts
 """
 
 import hashlib
@@ -29,14 +29,27 @@ def server() -> Generator[ServerProcess]:
 
 
 @pytest.fixture(scope="session")
-def run_client(server: ServerProcess) -> Callable[[str], Any]:
-    """Runs a program with what its requirements name, and gives back what it prints."""
+def embedder() -> Generator[ServerProcess]:
+    """The same model, which makes vectors of 256 numbers."""
+    started = ServerProcess("--model", "demo", "--runner", "pooling", "--port", "0").wait_until_ready()
+    try:
+        yield started
+    finally:
+        started.close()
 
-    def run(name: str) -> Any:
-        command = [environment(name), str(HERE / "programs" / f"{name}.py"), server.url]
+
+@pytest.fixture(scope="session")
+def run_client(server: ServerProcess) -> Callable[..., Any]:
+    """Runs a program with what its requirements name, and gives back what it prints last.
+
+    others: URLs that follow the server's on its command line.
+    """
+
+    def run(name: str, *others: str) -> Any:
+        command = [environment(name), str(HERE / "programs" / f"{name}.py"), server.url, *others]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        return json.loads(done.stdout.splitlines()[-1])
 
     return run
 
