@@ -26,7 +26,7 @@ from aserve.http.openai.chat import chat_completions
 from aserve.http.openai.completions import completions
 from aserve.http.openai.glance import generation_glance, input_glance, text_glance
 from aserve.http.openai.models import model_routes
-from aserve.http.openai.responses.create import create_response
+from aserve.http.openai.responses.create import count_input_tokens, create_response
 from aserve.http.openai.responses.keeping import Kept
 from aserve.http.openai.responses.later import later_routes
 from aserve.http.openai.tokenize import detokenize, tokenize, tokenizer_info_route
@@ -115,6 +115,7 @@ def _routes(
     routes = [
         *(post(url, handler, generation_glance(engine), generates=True) for url, handler in handlers.items()),
         post("/v1/responses", create_response(engine, limits, kept, options), input_glance(engine), generates=True),
+        post("/v1/responses/input_tokens", count_input_tokens(engine, kept), at_nothing),
         *later_routes(kept, limits),
         post("/v1/embeddings", embeddings(engine), at_nothing, generates=True),
         post("/pooling", pooling(engine), at_nothing, generates=True),

@@ -81,6 +81,7 @@ CHAT_WORKS = {
     "tool_choice": ("auto", {"tools": [TOOL]}),
     "parallel_tool_calls": (False, {"tools": [TOOL]}),
     "reasoning_effort": "low",
+    "verbosity": "low",
     "include_reasoning": False,
 }
 TEXT_WORKS = {"prompt": [104, 105], "logprobs": 2}

@@ -19,7 +19,7 @@ from aserve.http.openai.logprobs import Speller, chat_logprobs, prompt_logprobs
 from aserve.http.openai.prompts import check_room, truncated
 from aserve.http.openai.schema import GenerationFields, Messages, parse, sampling_params
 from aserve.http.openai.speech import Speech, message_of
-from aserve.http.openai.tools import Choice, Effort, Tools, thinking_hints, tool_use
+from aserve.http.openai.tools import Choice, Effort, Tools, Verbosity, template_hints, tool_use
 from aserve.http.reading import CONTENT, Reading, enforced, reading_of
 from aserve.http.served import adapter_of, check_model
 from aserve.http.shapes import told_as_asked
@@ -43,6 +43,7 @@ class ChatFields(GenerationFields, frozen=True, kw_only=True):
     tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = None
+    verbosity: Verbosity | None = None
     include_reasoning: bool | None = None
 
     @property
@@ -92,7 +93,7 @@ async def _answer(engine: Engine, limits: StreamLimits, exchange: Exchange, fiel
     whole_prompt = await _prompt(engine, fields, exchange.fields["messages"], use)
     prompt = truncated(engine, fields, params, whole_prompt)
     reading = reading_of(engine, use, prompt)
-    params = enforced(params, use, reading)
+    params = enforced(params, use, reading, is_of_all=fields.structured_outputs is not None)
     generation = Generation(
         prompts=[prompt],
         params=params,
@@ -125,7 +126,7 @@ async def _prompt(
         add_generation_prompt=fields.adds_generation_prompt,
         continue_final_message=bool(fields.continue_final_message),
         variables=fields.chat_template_kwargs or {},
-        hints=thinking_hints(fields.reasoning_effort),
+        hints=template_hints(fields.reasoning_effort, fields.verbosity),
         tools=None if use is None else use.for_template,
         add_special_tokens=bool(fields.add_special_tokens),
         must_fit=fields.truncate_prompt_tokens is None,

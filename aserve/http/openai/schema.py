@@ -122,6 +122,7 @@ class Message(msgspec.Struct, frozen=True):
 
 
 MESSAGE_FIELDS: Final = frozenset(Message.__struct_fields__)
+ADDED: Final = ("parsed", "parsed_arguments", "provider_specific_fields")
 Messages = Annotated[list[Message], Meta(max_length=MAX_MESSAGES)]
 
 
@@ -130,6 +131,7 @@ def parse(raw: dict[str, Any], kind: type[Fields]) -> Fields:
     check_names(raw, kind.__struct_fields__)
     fields = converted(raw, kind)
     for index, message in enumerate(raw.get("messages") or ()):
+        _leave_out_added(message)
         check_names(message, MESSAGE_FIELDS, f"messages[{index}].")
     if (options := raw.get("stream_options")) is not None:
         if raw.get("stream") is not True:
@@ -138,6 +140,18 @@ def parse(raw: dict[str, Any], kind: type[Fields]) -> Fields:
     check_structure_names(raw)
     check_tool_names(raw)
     return fields
+
+
+def _leave_out_added(message: dict[str, Any]) -> None:
+    """Take from a message what a client's library has added to an answer, and sends back: templates must not see it.
+
+    OpenAI's SDK: `parsed`, made of the content, and `parsed_arguments` of calls. litellm: `provider_specific_fields`.
+    """
+    for name in ADDED:
+        message.pop(name, None)
+        for call in message.get("tool_calls") or ():
+            call.pop(name, None)
+            call["function"].pop(name, None)
 
 
 def sampling_params(

@@ -14,7 +14,7 @@ from aserve.http.errors import echo
 from aserve.http.openai.fields import check_names
 from aserve.http.openai.schema import SamplingFields
 from aserve.http.openai.structured import StructuredFields
-from aserve.http.openai.tools import Effort
+from aserve.http.openai.tools import Effort, Verbosity
 from aserve.http.shapes import ModelName, PositiveInt, converted
 from aserve.http.tool_use import MAX_TOOLS, Tool, ToolName, ToolUse, check_tools, named_tools
 
@@ -100,7 +100,7 @@ class TextFields(msgspec.Struct, frozen=True, kw_only=True):
     """text. verbosity: for chat templates that read it."""
 
     format: TextFormat | None = None
-    verbosity: Literal["low", "medium", "high"] | None = None
+    verbosity: Verbosity | None = None
 
 
 class ReasoningFields(msgspec.Struct, frozen=True, kw_only=True):
