@@ -224,7 +224,7 @@ SERVER_FLAGS: Final = (
     Flag("allow_credentials", read_bool, "", "let such pages send cookies and HTTP authentication"),
     Flag("root_path", read_root, "PATH", "what a proxy in front takes off the paths"),
     Flag("lenient", read_bool, "", "leave out fields that nobody knows, and tell in warnings, instead of a 400"),
-    Flag("enable_force_include_usage", read_bool, "", "end every stream with the token counts"),
+    Flag("enable_force_include_usage", read_bool, "", "token counts in every chunk of every stream"),
     Flag("return_tokens_as_token_ids", read_bool, "", "tokens of logprobs as token_id:123, for all requests"),
     Flag("max_logprobs", read_within(0, MAX_LOGPROBS), "N", f"likeliest tokens beside each, {MAX_LOGPROBS} at most"),
     Flag("enable_tokenizer_info_endpoint", read_bool, "", "serve GET /tokenizer_info, which tells the chat template"),

@@ -193,6 +193,15 @@ async def test_the_template_is_told_of_tools_calls_and_thoughts():
         assert [tool["function"]["name"] for tool in told] == ["now"]
 
 
+async def test_a_conversation_is_tokenized_with_its_tools():
+    """As many tokens as the same conversation is billed for."""
+    async with speaking("x") as engine, client_of(create_app(engine)) as client:
+        tokenized = (await client.post("/tokenize", json={"messages": HI, "tools": TOOLS})).json()
+        usage = (await client.post(URL, json={"messages": HI, "tools": TOOLS})).json()["usage"]
+        alone = (await client.post("/tokenize", json={"messages": HI})).json()
+    assert tokenized["count"] == usage["prompt_tokens"] > alone["count"]
+
+
 async def test_effort_is_told_to_templates_that_read_it_and_yields_to_what_is_said_outright():
     async with speaking("x") as engine:
         assert await prompt_of(engine, reasoning_effort="low") == "hilow"

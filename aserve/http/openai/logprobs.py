@@ -75,12 +75,31 @@ class CompletionLogprobs:
         self._decoder = getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
-    def part(self, token_ids: Sequence[int], scores: Sequence[TokenScores | None]) -> dict[str, Any]:
-        """The next tokens; a prompt's first has no score."""
+    def prompt(self, token_ids: Sequence[int], scores: Sequence[TokenScores | None], text: str) -> dict[str, Any]:
+        """The tokens of a prompt that is echoed as `text`; nothing predicts the first.
+
+        Special tokens count where they stand in the text, but not where the tokenizer has put them around it.
+        """
+        spelled, starts = "", []
+        for token_id in token_ids:
+            starts.append(len(spelled))
+            spelled += self._decoder.decode(self._speller.raw(token_id))
+        start = max(spelled.find(text), 0)
+        self._decoder.reset()
+        self._offset = len(text)
+        return self._named(token_ids, scores, [min(max(place - start, 0), len(text)) for place in starts])
+
+    def part(self, token_ids: Sequence[int], scores: Sequence[TokenScores]) -> dict[str, Any]:
+        """The next tokens."""
         offsets = []
         for token_id in token_ids:
             offsets.append(self._offset)
             self._offset += len(self._decoder.decode(self._speller.shown_bytes(token_id)))
+        return self._named(token_ids, scores, offsets)
+
+    def _named(
+        self, token_ids: Sequence[int], scores: Sequence[TokenScores | None], offsets: list[int]
+    ) -> dict[str, Any]:
         return {
             "tokens": [self._speller.key(token_id) for token_id in token_ids],
             "token_logprobs": [None if score is None else _finite(score.logprob) for score in scores],
