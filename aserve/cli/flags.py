@@ -189,7 +189,7 @@ ENGINE_FLAGS: Final = (
     ),
     Flag("enable_lora", read_bool, "", "take adapters (LoRA), which requests name as their model"),
     Flag("lora_modules", str, "NAME=FOLDER", "adapters to load at the start, as PEFT saves them", many=True),
-    Flag("max_loras", read_count, "N", "adapters that one step computes with"),
+    Flag("max_loras", read_count, "N", "adapters that one step computes with (if not given: 8, or max-cpu-loras)"),
     Flag("max_lora_rank", read_count, "N", "of an adapter, at most"),
     Flag("max_cpu_loras", read_count, "N", "adapters in host memory (if not given: max-loras)"),
     Flag("lora_root", str, "FOLDER", "where POST /v1/load_lora_adapter finds adapters; without it nowhere"),
