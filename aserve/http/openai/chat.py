@@ -16,7 +16,7 @@ from aserve.http.endpoint import Exchange, Handler
 from aserve.http.generation import Generation, Usage, answer
 from aserve.http.openai.chunks import Chunks, usage_suffix
 from aserve.http.openai.logprobs import Speller, chat_logprobs, prompt_logprobs
-from aserve.http.openai.prompts import check_room, truncated
+from aserve.http.openai.prompts import check_room, check_variables, truncated
 from aserve.http.openai.schema import GenerationFields, Messages, parse, sampling_params
 from aserve.http.openai.speech import Speech, message_of
 from aserve.http.openai.tools import Choice, Effort, Tools, thinking_hints, tool_use
@@ -82,6 +82,7 @@ async def _answer(engine: Engine, limits: StreamLimits, exchange: Exchange, fiel
     model = check_model(engine, fields.model)
     check_room(engine, fields, exchange)
     use = await exchange.work(tool_use, fields.tools, fields.tool_choice, parallel=fields.parallel_tool_calls)
+    check_variables(engine, exchange.fields, with_tools=use is not None)
     params = sampling_params(
         engine,
         fields,

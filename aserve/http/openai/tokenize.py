@@ -11,6 +11,7 @@ from aserve.core.errors import InvalidRequestError
 from aserve.engine import Engine
 from aserve.http.endpoint import Exchange, Handler
 from aserve.http.json_response import JsonResponse
+from aserve.http.openai.prompts import check_variables
 from aserve.http.openai.schema import Messages, parse
 from aserve.http.openai.tools import Tools, tool_use
 from aserve.http.served import check_model
@@ -60,6 +61,7 @@ def tokenize(engine: Engine) -> Handler:
         else:
             adds_prompt = fields.add_generation_prompt
             use = await exchange.work(tool_use, fields.tools, None, parallel=None)
+            check_variables(engine, exchange.fields, with_tools=use is not None)
             tokens = await engine.texts.encode_chat(
                 exchange.fields["messages"],
                 add_generation_prompt=not fields.continue_final_message if adds_prompt is None else adds_prompt,
