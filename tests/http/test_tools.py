@@ -128,6 +128,20 @@ async def test_reasoning_may_be_left_out():
     assert answer == {"role": "assistant", "content": "So.", "finish_reason": "stop"}
 
 
+async def test_the_tokens_of_thoughts_are_counted_shown_or_not():
+    """Each byte is a token: those of the thought without its markers, in streams too, and of all choices together."""
+    for fields, told in (
+        ({}, {"reasoning_tokens": 16}),
+        ({"include_reasoning": False, "n": 2}, {"reasoning_tokens": 32}),
+    ):
+        body = {"messages": HI, **fields}
+        async with speaking(f"{THOUGHT}So.") as engine, client_of(create_app(engine)) as client:
+            whole = (await client.post(URL, json=body)).json()["usage"]
+            streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
+            last = events_of((await client.post(URL, json=streamed)).text)[-1]["usage"]
+        assert whole["completion_tokens_details"] == last["completion_tokens_details"] == told
+
+
 async def test_a_cut_call_says_so():
     async with speaking(CALL) as engine:
         answer = await ask(engine, max_tokens=len(CALL) - 20)

@@ -28,9 +28,9 @@ class Speller:
         """All that the token stands for, a special one for its name."""
         return self._engine.token_bytes([token_id])[0]
 
-    def shown_bytes(self, token_id: int) -> bytes:
-        """What the token adds to the text of the answer."""
-        return self._engine.token_bytes([token_id], skip_special_tokens=self._skip_special_tokens)[0]
+    def shown(self, token_ids: Sequence[int]) -> Sequence[bytes]:
+        """What each token adds to the text of the answer."""
+        return self._engine.token_bytes(token_ids, skip_special_tokens=self._skip_special_tokens)
 
     def text(self, token_id: int) -> str:
         """The token as text, with U+FFFD for what is only a part of a character."""
@@ -94,7 +94,7 @@ class CompletionLogprobs:
         offsets = []
         for token_id in token_ids:
             offsets.append(self._offset)
-            self._offset += len(self._decoder.decode(self._speller.shown_bytes(token_id)))
+            self._offset += len(self._decoder.decode(self._speller.shown([token_id])[0]))
         return self._named(token_ids, scores, offsets)
 
     def _named(
