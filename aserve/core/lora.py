@@ -17,7 +17,7 @@ MAX_NAMES: Final = 4096
 """Adapters that are known by name, in memory or not."""
 ADAPTER_NAME: Final = re.compile(r"^[!-<>-~]{1,256}\Z")
 NAME_RULE: Final = "1 to 256 printable ASCII characters, none of them a space or ="
-_MODULES: Final = "a mapping of names to folders, or a sequence of NAME=FOLDER"
+_MODULES: Final = "a mapping of names to folders, or a sequence of NAME=FOLDER or JSON objects"
 
 
 class LoraOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +65,7 @@ class LoraFields(TypedDict, total=False):
 
 
 def lora_modules(value: object) -> tuple[tuple[str, str], ...]:
-    """The rule: names and folders, which may come as "name=folder"."""
+    """The rule: names and folders, which may come as "name=folder", or as vLLM's JSON objects."""
     items = value.items() if isinstance(value, Mapping) else sequence(value, MAX_NAMES, _MODULES)
     modules = [_module(item) for item in items]
     names = [name for name, _ in modules]
@@ -74,7 +74,21 @@ def lora_modules(value: object) -> tuple[tuple[str, str], ...]:
     return tuple(modules)
 
 
+class _JsonModule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An adapter as vLLM's --lora-modules takes it. base_model_name: there is one model only."""
+
+    name: str
+    path: str
+    base_model_name: str | None = None
+
+
 def _module(item: object) -> tuple[str, str]:
+    if isinstance(item, str) and item.startswith("{"):
+        try:
+            module = msgspec.json.decode(item, type=_JsonModule)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise Refused(f"{_MODULES}; as JSON it has name and path", f"{item!r}: {error}") from None
+        item = (module.name, module.path)
     name, folder = item if isinstance(item, tuple) and len(item) == 2 else str(item).partition("=")[::2]
     folder = path(folder)
     if not isinstance(name, str) or not ADAPTER_NAME.fullmatch(name):
