@@ -42,7 +42,7 @@ OFFLINE: Final = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 COMMIT: Final = "0" * 40
-CONTEXT: Final = 16384
+CONTEXT: Final = 32768
 RANK: Final = 8
 TEST_TIMEOUT_S: Final = 120
 NAME: Final = re.compile(r"""["']([A-Za-z0-9][\w.-]+/[A-Za-z0-9][\w.-]+)["']""")
@@ -71,8 +71,11 @@ def main() -> int:
         folder = Path(name)
         lay_out(arguments.source or downloaded(arguments.python, listed["version"], folder), folder / "vllm")
         names = models_named(folder / "vllm/tests/entrypoints") - set(listed["adapters"])
-        write_cache(folder / "cache", dict.fromkeys(names, long_demo(folder / "demo")))
-        write_cache(folder / "cache", dict.fromkeys(listed["adapters"], empty_adapter(folder / "adapter")))
+        model = long_demo(folder / "demo")
+        for name in names:
+            snapshot(folder / "cache", name).symlink_to(model)
+        for name in listed["adapters"]:
+            empty_adapter(snapshot(folder / "cache", name))
         lines = run(arguments, listed, folder)
     rows = verdicts((line for line in lines if "test" in line), listed)
     print_table(rows, Counter(line["flag"] for line in lines if "flag" in line))
@@ -94,7 +97,8 @@ def lay_out(source: Path, folder: Path) -> None:
     folder.mkdir()
     if source.is_dir():
         for name in NEEDED:
-            (folder / name).symlink_to((source / name).resolve())
+            copy = shutil.copytree if (source / name).is_dir() else shutil.copyfile
+            copy(source / name, folder / name)
         return
     with tarfile.open(source) as package:
         for member in package:
@@ -129,14 +133,13 @@ def empty_adapter(folder: Path) -> Path:
     return folder
 
 
-def write_cache(folder: Path, repositories: Mapping[str, Path]) -> None:
-    """A Hugging Face cache in which each of these names leads to a folder."""
-    for name, target in repositories.items():
-        repository = folder / "hub" / f"models--{name.replace('/', '--')}"
-        for part in ("refs", "snapshots"):
-            (repository / part).mkdir(parents=True)
-        (repository / "refs/main").write_text(COMMIT)
-        (repository / "snapshots" / COMMIT).symlink_to(target)
+def snapshot(cache: Path, name: str) -> Path:
+    """Where a Hugging Face cache has the files of that name, which are to be put there."""
+    repository = cache / "hub" / f"models--{name.replace('/', '--')}"
+    for part in ("refs", "snapshots"):
+        (repository / part).mkdir(parents=True)
+    (repository / "refs/main").write_text(COMMIT)
+    return repository / "snapshots" / COMMIT
 
 
 def run(arguments: argparse.Namespace, listed: Mapping[str, Any], folder: Path) -> list[dict[str, str]]:

@@ -75,6 +75,7 @@ async def test_completions(client, num_top):
         "top_logprobs": [pytest.approx(top) for top in tops],
         "text_offset": [0, 1, 2, 3],
     }
+    assert [next(iter(top)) for top in choice["logprobs"]["top_logprobs"]] == choice["logprobs"]["tokens"]
     chunks = events_of((await client.post(TEXT, json={**body, "stream": True})).text)
     parts = [chunk["choices"][0]["logprobs"] for chunk in chunks]
     assert {name: [item for part in parts for item in part[name]] for name in parts[0]} == choice["logprobs"]

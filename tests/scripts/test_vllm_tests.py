@@ -4,7 +4,8 @@ import json
 import tarfile
 
 import pytest
-from peers.vllm_tests import COMMIT, empty_adapter, lay_out, long_demo, models_named, verdicts, write_cache
+from huggingface_hub import snapshot_download
+from peers.vllm_tests import empty_adapter, lay_out, long_demo, models_named, snapshot, verdicts
 from peers.vllm_tests_plugin import translated
 
 from aserve.models.checkpoint import resolve_checkpoint
@@ -78,9 +79,9 @@ def test_a_checkout_and_a_source_package_are_laid_out_alike(source, tmp_path):
 
 
 def test_every_name_leads_to_a_model_that_aserve_can_serve(tmp_path):
-    write_cache(tmp_path / "cache", {"Owner/Model": long_demo(tmp_path / "demo")})
-    snapshot = tmp_path / "cache/hub/models--Owner--Model/snapshots" / COMMIT
-    assert resolve_checkpoint(str(snapshot)).config["max_position_embeddings"] == 16384
+    snapshot(tmp_path / "cache", "Owner/Model").symlink_to(long_demo(tmp_path / "demo"))
+    found = snapshot_download("Owner/Model", cache_dir=tmp_path / "cache/hub", local_files_only=True)
+    assert resolve_checkpoint(found).config["max_position_embeddings"] == 32768
 
 
 def test_the_adapter_is_one_that_peft_would_save(tmp_path):

@@ -108,8 +108,8 @@ class CompletionLogprobs:
         }
 
     def _top(self, score: TokenScores) -> dict[str, float]:
-        """The likeliest tokens, and the sampled one in any case."""
-        pairs = [*zip(score.top_ids, score.top_logprobs, strict=True), (score.token_id, score.logprob)]
+        """The sampled token, which is the first as in vLLM, and the likeliest."""
+        pairs = [(score.token_id, score.logprob), *zip(score.top_ids, score.top_logprobs, strict=True)]
         return {self._speller.key(token_id): _finite(logprob) for token_id, logprob in pairs}
 
 
