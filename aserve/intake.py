@@ -267,7 +267,9 @@ def check_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
         return
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
-            raise InvalidRequestError(f"{field}: token id {token_id} is not in [0, {vocab_size})", field)
+            raise InvalidRequestError(
+                f"{field}: token id {token_id} is out of vocabulary, not in [0, {vocab_size})", field
+            )
 
 
 def _bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:

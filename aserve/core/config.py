@@ -363,7 +363,7 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         request_timeout=options.request_timeout,
         step_timeout=options.step_timeout,
         speculative_config=options.speculative_config,
-        max_loras=options.max_loras if options.enable_lora else 0,
+        max_loras=options.num_loras if options.enable_lora else 0,
         pools=facts.pooling is not None,
         notes=tuple(notes),
     )

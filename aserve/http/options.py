@@ -66,7 +66,7 @@ class AppOptions:
                 fields["return_tokens_as_token_ids"] = True
             options = fields.get("stream_options") or {}
             if self.enable_force_include_usage and fields.get("stream") is True and isinstance(options, dict):
-                fields["stream_options"] = {**options, "include_usage": True}
+                fields["stream_options"] = {**options, "include_usage": True, "continuous_usage_stats": True}
             await handler(exchange)
 
         return handle

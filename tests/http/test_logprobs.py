@@ -3,6 +3,7 @@
 import pytest
 
 from aserve.http import create_app
+from aserve.http.openai.logprobs import CompletionLogprobs, Speller
 from tests.engines import EOS, scripted_engine
 from tests.fakes import FakeKV, ScriptedRunner, continuation, scores_of
 from tests.http.conftest import client_of
@@ -112,6 +113,7 @@ async def test_completions(client, num_top):
         "top_logprobs": [pytest.approx(top) for top in tops],
         "text_offset": [0, 1, 2, 3],
     }
+    assert [next(iter(top)) for top in choice["logprobs"]["top_logprobs"]] == choice["logprobs"]["tokens"]
     chunks = events_of((await client.post(TEXT, json={**body, "stream": True})).text)
     parts = [chunk["choices"][0]["logprobs"] for chunk in chunks]
     assert {name: [item for part in parts for item in part[name]] for name in parts[0]} == choice["logprobs"]
@@ -144,6 +146,24 @@ async def test_echo_scores_the_prompt_too(client, stream, max_tokens):
     assert logprobs["token_logprobs"][1] == pytest.approx(scores_of([(0, ord("w"), 0)], LETTERS, ord("h"), 1).logprob)
     assert len(logprobs["token_logprobs"]) == len(logprobs["top_logprobs"]) == len(text)
     assert all(logprob <= 0 for logprob in logprobs["token_logprobs"][1:])
+
+
+@pytest.mark.parametrize("prompt", ["a<|end|>b", [97, EOS, 98]])
+async def test_an_echo_has_the_special_tokens_of_its_prompt(prompt):
+    """As ids they are spelled out, too, and text_offset says where each token begins in the text."""
+    body = {"prompt": prompt, "max_tokens": 1, "logprobs": 0, "echo": True}
+    runner = ScriptedRunner(model=FakeKV(8, range(260)))
+    async with scripted_engine(runner=runner) as engine, client_of(create_app(engine)) as client:
+        [choice] = (await client.post(TEXT, json=body)).json()["choices"]
+    assert choice["text"][:9] == "a<|end|>b"
+    assert choice["logprobs"]["text_offset"] == [0, 1, 8, 9]
+
+
+async def test_what_a_tokenizer_puts_around_a_text_takes_no_room_in_it():
+    async with scripted_engine() as engine:
+        logprobs = CompletionLogprobs(Speller(engine, as_ids=False, skip_special_tokens=True))
+        assert logprobs.prompt([258, 104, 105, EOS], [None] * 4, "hi")["text_offset"] == [0, 0, 1, 2]
+        assert logprobs.part([104], ())["text_offset"] == [2]
 
 
 async def test_prompt_logprobs(client):

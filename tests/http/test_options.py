@@ -58,8 +58,9 @@ async def test_usage_and_token_ids_may_be_forced():
         for url, body in ((CHAT, {"messages": HI, "top_logprobs": 1}), (TEXT, {"prompt": "hi"})):
             asked = {**body, "max_tokens": 2, "logprobs": True if url == CHAT else 1}
             chunks = events_of((await client.post(url, json={**asked, "stream": True})).text)
-            assert chunks[-1]["usage"]["completion_tokens"] == 2
-            assert not any("usage" in chunk for chunk in chunks[:-1])
+            so_far = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+            assert so_far == sorted(so_far)
+            assert so_far[-1] == 2
             logprobs = (await client.post(url, json=asked)).json()["choices"][0]["logprobs"]
             assert "token_id:" in str(logprobs)
             many = {**asked, "logprobs": True, "top_logprobs": 3} if url == CHAT else {**asked, "logprobs": 3}
@@ -77,6 +78,11 @@ async def test_a_lenient_server_leaves_out_what_nobody_knows_and_says_so():
         assert answer.json()["choices"][0]["message"]["content"] == "Hello, world!"
         streamed = await client.post(CHAT, json={"messages": [message], "stream": True})
         assert streamed.headers["x-aserve-warnings"] == expected[1]
+        thinking = {"messages": HI, "chat_template_kwargs": {"enable_thinking": False}}
+        told = ["the chat template takes no variable 'enable_thinking' (it takes: none)"]
+        for url in (CHAT, "/tokenize"):
+            answer = await client.post(url, json=thinking)
+            assert (answer.status_code, answer.headers["x-aserve-warnings"]) == (200, told[0])
         answer = await client.post(MESSAGES, json={"messages": [message], "max_tokens": 9})
         assert answer.json()["warnings"] == expected[1:]
         assert "warnings" not in (await client.post(CHAT, json={"messages": HI})).json()

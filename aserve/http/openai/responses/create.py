@@ -24,7 +24,7 @@ from aserve.http.openai.logprobs import Speller, chat_logprobs
 from aserve.http.openai.responses.background import Job
 from aserve.http.openai.responses.items import Item, Messages, input_items, messages_of
 from aserve.http.openai.responses.keeping import Kept
-from aserve.http.openai.responses.output import Output, Tokens
+from aserve.http.openai.responses.output import Output
 from aserve.http.openai.responses.shapes import (
     ENCRYPTED,
     ResponseFields,
@@ -34,6 +34,7 @@ from aserve.http.openai.responses.shapes import (
     tool_use_of,
 )
 from aserve.http.openai.responses.wire import Response, ResponseWire
+from aserve.http.openai.tokens import Tokens
 from aserve.http.openai.tools import template_hints
 from aserve.http.options import AppOptions
 from aserve.http.reading import Reading, enforced, reading_of
