@@ -1,4 +1,5 @@
-// Linear layers whose weights are int8: products.h. Twin: reference_int8.py.
+// Linear layers whose weights are int8: products.h. Twin: reference_int8.py, to the bit where a product and a sum in one
+// expression are rounded once, as compilers do that may use FMA.
 //
 // Some inputs share a scale: all of an output's, or 32, or 128 of them one behind the other. Rows are quantized alike, each
 // by itself (dynamic quantization; groups as in ggml's Q8_0), so that what is multiplied and added up within a run is
