@@ -292,8 +292,8 @@ async def test_what_cannot_be_is_a_400_that_says_so(fields, param, told):
 
 async def test_what_an_operator_decides_holds_for_responses():
     """Unknown names at any depth are left out by a lenient server; logprobs have the operator's limit and spelling."""
-    options = AppOptions(lenient=True, max_logprobs=2, return_tokens_as_token_ids=True)
-    async with scripted_engine() as engine, client_of(create_app(engine, options=options)) as client:
+    options = AppOptions(lenient=True, return_tokens_as_token_ids=True)
+    async with scripted_engine(max_logprobs=2) as engine, client_of(create_app(engine, options=options)) as client:
         item = {"role": "user", "content": "hi", "colour": 1}
         tool = {**TOOLS[1], "shape": 2}
         body = {"input": [item], "hue": 3, "text": {"size": 4}, "include": [LOGPROBS]}
