@@ -44,6 +44,7 @@ BOTH_WORK = {
     "min_tokens": 1,
     "seed": 7,
     "prompt_logprobs": 2,
+    "logprob_token_ids": ([97, 98], {"logprobs": True}),
     "logit_bias": {"97": 5},
     "allowed_token_ids": [97, 98],
     "bad_words": ["no"],
@@ -86,7 +87,6 @@ CHAT_WORKS = {
 }
 TEXT_WORKS = {"prompt": [104, 105], "logprobs": 2}
 REFUSED = {
-    "logprob_token_ids": [5],
     "spaces_between_special_tokens": False,
     "guided_json": {},
     "guided_regex": "a",

@@ -123,6 +123,7 @@ async def test_a_call_that_is_asked_for_is_made(choice):
         choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "weather"}]}
     async with speaking(thought_format=None) as engine:
         fields = {"tools": TOOLS[:1], "tool_choice": choice, "parallel_tool_calls": False, "max_output_tokens": 400}
+        fields["text"] = {"format": {"type": "json_object"}}  # of text, of which there is none
         (call,) = (await ask(engine, **fields))["output"]
     assert call["name"] == "weather"
     assert len(json.loads(call["arguments"])["city"]) <= 3
@@ -291,8 +292,8 @@ async def test_what_cannot_be_is_a_400_that_says_so(fields, param, told):
 
 async def test_what_an_operator_decides_holds_for_responses():
     """Unknown names at any depth are left out by a lenient server; logprobs have the operator's limit and spelling."""
-    options = AppOptions(lenient=True, max_logprobs=2, return_tokens_as_token_ids=True)
-    async with scripted_engine() as engine, client_of(create_app(engine, options=options)) as client:
+    options = AppOptions(lenient=True, return_tokens_as_token_ids=True)
+    async with scripted_engine(max_logprobs=2) as engine, client_of(create_app(engine, options=options)) as client:
         item = {"role": "user", "content": "hi", "colour": 1}
         tool = {**TOOLS[1], "shape": 2}
         body = {"input": [item], "hue": 3, "text": {"size": 4}, "include": [LOGPROBS]}

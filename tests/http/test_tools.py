@@ -128,6 +128,20 @@ async def test_reasoning_may_be_left_out():
     assert answer == {"role": "assistant", "content": "So.", "finish_reason": "stop"}
 
 
+async def test_the_tokens_of_thoughts_are_counted_shown_or_not():
+    """Each byte is a token: those of the thought without its markers, in streams too, and of all choices together."""
+    for fields, told in (
+        ({}, {"reasoning_tokens": 16}),
+        ({"include_reasoning": False, "n": 2}, {"reasoning_tokens": 32}),
+    ):
+        body = {"messages": HI, **fields}
+        async with speaking(f"{THOUGHT}So.") as engine, client_of(create_app(engine)) as client:
+            whole = (await client.post(URL, json=body)).json()["usage"]
+            streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
+            last = events_of((await client.post(URL, json=streamed)).text)[-1]["usage"]
+        assert whole["completion_tokens_details"] == last["completion_tokens_details"] == told
+
+
 async def test_a_cut_call_says_so():
     async with speaking(CALL) as engine:
         answer = await ask(engine, max_tokens=len(CALL) - 20)
@@ -205,6 +219,15 @@ async def test_what_libraries_add_to_an_answer_comes_back_and_is_not_seen_by_the
         told = await prompt_of(engine, messages=[text, {"role": "assistant", "content": None, "tool_calls": calls}])
         again = [{**text, "parsed": {"a": 1}}, {"role": "assistant", "parsed": None, **added, "tool_calls": parsed}]
         assert await prompt_of(engine, messages=again) == told
+
+
+async def test_a_conversation_is_tokenized_with_its_tools():
+    """As many tokens as the same conversation is billed for."""
+    async with speaking("x") as engine, client_of(create_app(engine)) as client:
+        tokenized = (await client.post("/tokenize", json={"messages": HI, "tools": TOOLS})).json()
+        usage = (await client.post(URL, json={"messages": HI, "tools": TOOLS})).json()["usage"]
+        alone = (await client.post("/tokenize", json={"messages": HI})).json()
+    assert tokenized["count"] == usage["prompt_tokens"] > alone["count"]
 
 
 async def test_effort_and_verbosity_are_told_to_templates_that_read_them_and_yield_to_what_is_said_outright():

@@ -16,6 +16,7 @@ from aserve.core.params import MAX_CHOICES, BeamParams, SamplingParams
 from aserve.core.request import CACHE_SALT, REQUEST_ID
 from aserve.engine import Engine
 from aserve.http.openai.fields import check_names
+from aserve.http.openai.logprobs import check_logprobs
 from aserve.http.openai.structured import ResponseFormat, StructuredFields, check_structure_names, structure_of
 from aserve.http.openai.tools import ToolCalls, check_tool_names
 from aserve.http.shapes import MAX_MESSAGES, Fields, ModelName, PositiveInt, converted
@@ -68,6 +69,7 @@ class GenerationFields(SamplingFields, frozen=True, kw_only=True):
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
     return_tokens_as_token_ids: bool | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
@@ -168,6 +170,11 @@ def sampling_params(
     """
     if fields.stream and fields.prompt_logprobs is not None:
         raise InvalidRequestError("prompt_logprobs is not for streams", "prompt_logprobs")
+    if fields.logprob_token_ids:
+        if num_logprobs is None:
+            raise InvalidRequestError("logprob_token_ids needs logprobs", "logprob_token_ids")
+        num_logprobs = None  # as many as are named
+    check_logprobs(engine, fields)
     beam = _beam_params(fields)
     given = {name: getattr(fields, name) for name in _AS_GIVEN}
     return engine.default_params(

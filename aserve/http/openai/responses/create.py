@@ -24,7 +24,7 @@ from aserve.http.openai.logprobs import Speller, chat_logprobs
 from aserve.http.openai.responses.background import Job
 from aserve.http.openai.responses.items import Item, Messages, input_items, messages_of
 from aserve.http.openai.responses.keeping import Kept
-from aserve.http.openai.responses.output import Output, Tokens
+from aserve.http.openai.responses.output import Output
 from aserve.http.openai.responses.shapes import (
     ENCRYPTED,
     ResponseFields,
@@ -34,6 +34,7 @@ from aserve.http.openai.responses.shapes import (
     tool_use_of,
 )
 from aserve.http.openai.responses.wire import Response, ResponseWire
+from aserve.http.openai.tokens import Tokens
 from aserve.http.openai.tools import template_hints
 from aserve.http.options import AppOptions
 from aserve.http.reading import Reading, enforced, reading_of
@@ -54,7 +55,6 @@ def create_response(engine: Engine, limits: StreamLimits, kept: Kept, options: A
 
     async def handle(exchange: Exchange) -> None:
         fields = await exchange.work(parse_response, exchange.fields)
-        options.check_logprobs(exchange.fields)
         with _told_as_here(fields):
             await _create(engine, limits, kept, exchange, fields, options)
 
@@ -97,7 +97,7 @@ async def _create(
 ) -> None:
     model = check_model(engine, fields.model)
     tenant = exchange.tenant
-    engine.check_room(tenant=tenant, priority=fields.priority or 0, timeout_s=fields.timeout_s)
+    engine.check_room(tenant=tenant, priority=exchange.priority_of(fields.priority), timeout_s=fields.timeout_s)
     use = await exchange.work(tool_use_of, fields)
     params = params_of(engine, fields)
     items, prompt = await _read(engine, kept, exchange, fields, use, must_fit=True)
@@ -110,7 +110,7 @@ async def _create(
         starts_text=True,
         markers=reading.markers,
         cache_salt=fields.cache_salt or "",
-        priority=fields.priority or 0,
+        priority=exchange.priority_of(fields.priority),
         tenant=tenant,
         lora=adapter_of(engine, model),
         timeout_s=fields.timeout_s,
