@@ -25,7 +25,7 @@ from aserve.kernels.native.library import Library
 from aserve.kernels.native.native_ops import NativeOps
 
 FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-O1", "-fexpensive-optimizations")
-"""The last has a product and a sum rounded once (FMA), as in optimized kernels, some of which equal twins to the bit."""
+"""The last rounds a product and a sum once (FMA), as optimized kernels do, which have to equal twins to the bit."""
 PRELOADED = "ASERVE_SANITIZED"
 TESTS = (
     *("test_native.py", "test_norm.py", "test_activation.py", "test_rope.py", "test_sampling.py", "test_scores.py"),
