@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from aserve.core.errors import ConfigError, InvalidRequestError
+from aserve.core.faults import for_a_future
 
 IN_MEMORY: Final = ":memory:"
 SCHEMA: Final = """
@@ -117,10 +118,13 @@ class BatchStore:
         """Forget it."""
         await self._write([("DELETE FROM files WHERE id = ?", (id,))])
 
-    async def put_batch(self, batch: StoredBatch) -> None:
-        """Keep a batch as it is now."""
+    async def put_batch(self, batch: StoredBatch, *, has_ended: bool = False) -> None:
+        """Keep a batch as it is now. has_ended: what its lines came to is in its files, and forgotten with the same."""
         row = (batch.id, batch.tenant, batch.created_s, msgspec.json.encode(batch.state))
-        await self._write([("INSERT OR REPLACE INTO batches VALUES (?, ?, ?, ?)", row)])
+        statements: list[tuple[str, tuple[object, ...]]] = [("INSERT OR REPLACE INTO batches VALUES (?, ?, ?, ?)", row)]
+        if has_ended:
+            statements.append(("DELETE FROM results WHERE batch_id = ?", (batch.id,)))
+        await self._write(statements)
 
     async def batches(self, tenant: str | None = None) -> list[StoredBatch]:
         """Those of a tenant, or of all, the newest first."""
@@ -138,10 +142,6 @@ class BatchStore:
         """The lines of a batch that were answered, and whether by an error."""
         rows = await self._read("SELECT line, is_error FROM results WHERE batch_id = ?", batch_id)
         return {line: bool(is_error) for line, is_error in rows}
-
-    async def drop_results(self, batch_id: str) -> None:
-        """Forget what the lines of a batch came to, once it is in its files."""
-        await self._write([("DELETE FROM results WHERE batch_id = ?", (batch_id,))])
 
     async def results(self, batch_id: str, *, is_error: bool) -> bytes:
         """What the lines came to, in their order, a line each."""
@@ -167,7 +167,7 @@ class BatchStore:
         await self._run(write)
 
     async def _run(self, call: Callable[[], T]) -> T:
-        return await asyncio.wrap_future(self._thread.submit(call))
+        return await asyncio.wrap_future(self._thread.submit(for_a_future, call))
 
 
 def _opened(path: str) -> sqlite3.Connection:

@@ -13,12 +13,14 @@ import sqlite3
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Final, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
 from aserve.core.errors import ConfigError, UnavailableError
+from aserve.core.faults import for_a_future
 
 MEMORY_BYTES: Final = 64 * 1024 * 1024
 FILE_BYTES: Final = 1024 * 1024 * 1024
@@ -160,7 +162,7 @@ class SqliteStore:
         """Call it in the thread. What was asked for is done, whether the caller waits for it or is cancelled."""
         if self._is_closed:
             raise UnavailableError("the store of responses is closed")
-        work = self._thread.submit(function, *arguments, **options)
+        work = self._thread.submit(for_a_future, partial(function, *arguments, **options))
         return await asyncio.shield(asyncio.wrap_future(work))
 
     # In the thread
