@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from aserve.http import AppOptions, create_app
 from aserve.http.batch.batches import ENDED
 from aserve.stores.batches import BatchStore
-from tests.faults.visits import Refused, Visitor, error, inline_stores, told
+from tests.faults.visits import Refused, Visitor, error, inline_stores, new_folder, told
 from tests.faults.world import CHAT, TEXT, Answer, World, in_time
 
 FILES, BATCHES = "/v1/files", "/v1/batches"
@@ -136,7 +135,7 @@ class BatchesWorld(World):
 
     async def __aenter__(self) -> "BatchesWorld":
         await super().__aenter__()
-        self._folder = tempfile.TemporaryDirectory()
+        self._folder = new_folder()
         self.files: dict[str, bytes] = {}
         self.batches: set[str] = set()
         self._path = os.path.join(self._folder.name, "batches.db")

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from aserve.http import create_app
 from aserve.stores.responses import SqliteStore
 from tests.engines import TEMPLATE
-from tests.faults.visits import Refused, Visitor, error, inline_stores, told
+from tests.faults.visits import Refused, Visitor, error, inline_stores, new_folder, told
 from tests.faults.world import TEXT, Answer, World, in_time
 
 URL = "/v1/responses"
@@ -144,7 +143,7 @@ class ResponsesWorld(World):
 
     async def __aenter__(self) -> "ResponsesWorld":
         await super().__aenter__()
-        self._folder = tempfile.TemporaryDirectory()
+        self._folder = new_folder()
         self.kept: dict[str, Any] = {}
         self.store = self._opened()
         self.app = create_app(self.engine, response_store=self.store)

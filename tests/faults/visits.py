@@ -4,8 +4,10 @@ A visit ends with the first error that it is answered with, which is then what t
 """
 
 import json
+import os
 import re
 import sqlite3
+import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -17,11 +19,17 @@ import pytest
 from aserve.stores import batches, responses
 from tests.faults.world import WHOSE, Answer, InlineExecutor, World
 
+IN_MEMORY = "/dev/shm"
 DRAWN = re.compile(r"\b(resp|msg|rs|fc|fco|call|batch|batch_req|file|chatcmpl|cmpl)[_-][0-9a-f]{20,}")
 """Ids, which are drawn anew each time."""
 DRAWN_ALONE = re.compile(r'("request_id": ?)"[0-9a-f]{32}"')
 TIMES = re.compile(r'("(?:\w+_at|created|cached_tokens)": ?)\d+')
 """When something was, and what of it was in the cache, which depends on who came before."""
+
+
+def new_folder() -> tempfile.TemporaryDirectory[str]:
+    """In memory where there is such a place: stores wait for what is written, again and again."""
+    return tempfile.TemporaryDirectory(dir=IN_MEMORY if os.path.isdir(IN_MEMORY) else None)
 
 
 class StoreExecutor(InlineExecutor):

@@ -2,26 +2,31 @@
 
 import pytest
 
+from aserve.core.config import EngineConfig
 from aserve.core.plan import StepResult
-from aserve.scheduler.scheduler import Scheduler
+from aserve.scheduling import make_scheduler
 from tests.scheduler.sync_loop import request
 
 CHUNK = 8
 
 
-@pytest.mark.parametrize(("has_row_state", "start"), [(True, 0), (False, CHUNK)])
-def test_where_a_prompt_goes_on_after_a_step_that_failed(has_row_state, start):
-    """Catches what the lost chunks of a prompt had come to, in the runner alone, and is missing in its vector."""
-    scheduler = Scheduler(
+@pytest.mark.parametrize(("pools", "caches", "start"), [(True, False, 0), (True, True, CHUNK), (False, False, CHUNK)])
+def test_where_a_prompt_goes_on_after_a_step_that_failed(pools, caches, start):
+    """Catches a vector in which the first chunks of its input are missing, or counted twice.
+
+    Where prefixes are cached, a vector is made of the last position alone, and rows keep nothing.
+    """
+    config = EngineConfig(
         block_size=4,
         num_blocks=32,
         max_num_seqs=4,
         max_num_batched_tokens=CHUNK,
         max_model_len=64,
         watermark=0.0,
-        enable_prefix_caching=False,
-        has_row_state=has_row_state,
+        enable_prefix_caching=caches,
+        pools=pools,
     )
+    scheduler = make_scheduler(config)
     scheduler.add(request("a", tuple(range(3 * CHUNK))))
     first, second = scheduler.plan(0.0), scheduler.plan(0.0)
     scheduler.commit(StepResult(first.step_id, ()))

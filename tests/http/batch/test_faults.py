@@ -113,12 +113,12 @@ async def test_what_has_ended_cannot_be_cancelled_any_more(app, client, monkeypa
     batches = app.state.batches
     put = batches.store.put_batch
 
-    async def put_and_cancel(batch, **options):
-        await put(batch, **options)
+    async def cancel_and_put(batch, **options):
         if batch.state["status"] == "completed":
             await batches.cancel("", batch.id)
+        await put(batch, **options)
 
-    monkeypatch.setattr(batches.store, "put_batch", put_and_cancel)
+    monkeypatch.setattr(batches.store, "put_batch", cancel_and_put)
     batch = await run(client, app, line("a"))
     assert (batch["status"], batch["cancelling_at"]) == ("completed", None)
     assert not batches._cancelled
