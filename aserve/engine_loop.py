@@ -323,9 +323,17 @@ class EngineLoop:
                 continue
             if not is_out:
                 others.append((choice, SeqDelta(request_id, (token_id,), None, None, index, choice.num_cached)))
-        if all_times:
-            aside(_log, "counting", None, self._metrics.one_token_each, now, all_times)
-        for delta in step.deltas:
+        try:
+            if all_times:
+                self._metrics.one_token_each(now, all_times)
+        except BaseException as error:
+            self._counting_failed(error)
+        if step.deltas or others:
+            self._publish_others(step.deltas, others, now)
+
+    def _publish_others(self, deltas: Sequence[SeqDelta], others: list[tuple[_Choice, SeqDelta]], now: float) -> None:
+        """What is more than one token, and tokens that were not taken as they are."""
+        for delta in deltas:
             choice = self._choices.get((delta.request_id, delta.index))
             if choice is not None:
                 choice.num_cached = delta.num_cached_tokens
@@ -338,6 +346,12 @@ class EngineLoop:
                 self._publish_delta(choice, delta, now)
             except BaseException as error:
                 self._publish_failed(choice.reader, error)
+
+    def _counting_failed(self, error: BaseException) -> None:
+        """As `aside`, which would cost every step more than the counting itself."""
+        if isinstance(error, WISHES):
+            raise error
+        log_fault(_log, "counting", error)
 
     def _publish_failed(self, reader: _Reader, error: BaseException) -> None:
         """The edge of a request: its text cannot be made or handed over, and nobody else's is affected."""

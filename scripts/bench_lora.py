@@ -7,36 +7,15 @@ Adapters are drawn at random, for all linear layers. Prints tokens/s of each tur
 
 import argparse
 import asyncio
-import json
 import random
 import statistics
 import tempfile
 import time
 from pathlib import Path
 
-import torch
-from safetensors.torch import save_file
+from load.adapters import write_adapters
 
 from aserve import AsyncEngine, SamplingParams
-from aserve.models.checkpoint import resolve_checkpoint
-from aserve.models.inspection import native_tensors
-from aserve.models.spec import read_spec
-
-
-def write_adapter(folder: Path, model: str, rank: int, seed: int) -> None:
-    """Factors of all linear layers, so small that answers stay what they are."""
-    folder.mkdir(parents=True)
-    draw = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for name, dims in native_tensors(read_spec(resolve_checkpoint(model).config)):
-        if name.endswith("_proj.weight"):
-            module = f"base_model.model.{name.removesuffix('.weight')}"
-            num_outputs, num_inputs = (dim.size for dim in dims)
-            tensors[f"{module}.lora_A.weight"] = torch.randn(rank, num_inputs, generator=draw) * 0.01
-            tensors[f"{module}.lora_B.weight"] = torch.randn(num_outputs, rank, generator=draw) * 0.01
-    save_file(tensors, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "bias": "none"}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
 
 
 async def tokens_per_s(engine: AsyncEngine, options: argparse.Namespace, adapters: list[str | None]) -> float:
@@ -52,12 +31,9 @@ async def tokens_per_s(engine: AsyncEngine, options: argparse.Namespace, adapter
 
 
 async def measure(options: argparse.Namespace, root: Path) -> None:
-    modules = {}
-    for number in range(options.adapters):
-        folder = root / f"{Path(options.model).name}-{options.rank}-{number}"
-        if not folder.exists():
-            write_adapter(folder, options.model, options.rank, number)
-        modules[f"a{number}"] = str(folder)
+    folder = root / f"{Path(options.model).name}-{options.rank}"
+    made = write_adapters(folder, options.model, options.rank, options.adapters)
+    modules = {name: str(path) for name, path in made.items()}
     async with AsyncEngine(
         options.model,
         enable_lora=True,

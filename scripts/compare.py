@@ -12,6 +12,8 @@ closed: a closed loop at each --concurrency, parts c1, c8, ...
 prefix: the first and later times to first token under a shared prefix.
 structured: as batch, of answers that are JSON by a schema, of those that can: some schemas at once, each answer cut at
     --output-len. Beside the figure of batch it says what structures cost.
+adapters: as batch, the requests spread over --adapters adapters (LoRA) drawn at random, by those that can. All other
+    parts are then of servers that have these adapters loaded.
 trace: open loop, a stretch of --trace; goodput under --slo-ttft-ms and --slo-itl-ms.
 
     python scripts/compare.py --model MODEL --rounds 3
@@ -21,7 +23,9 @@ trace: open loop, a stretch of --trace; goodput under --slo-ttft-ms and --slo-it
 import argparse
 import asyncio
 import json
+import os
 import random
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -40,10 +44,10 @@ from load.prefix import prefix_figures, sharing
 from load.process import Server, ServerError, exit_on_sigterm, run_program
 from load.prompts import Prompts
 from load.structures import SCHEMAS, asking_for
-from peers.table import PEERS, Peer, Setting
+from peers.table import PEERS, ROOT, Peer, Setting
 from report import emit, rounded
 
-PARTS = ("startup", "offline", "batch", "closed", "prefix", "structured", "trace")
+PARTS = ("startup", "offline", "batch", "closed", "prefix", "structured", "adapters", "trace")
 SERVED = frozenset(PARTS) - {"offline"}
 FAILURES = (ServerError, AnswerError, OSError, ValueError)
 
@@ -91,6 +95,9 @@ class Comparison:
             found["prefix"] = prefix_figures(await closed_loop(target, requests, 1, rng, rng.getrandbits(32)))
         if "structured" in asked and peer.has_structures:
             found["structured"] = checked(await structured_batch(target, request, args.batch, rng))
+        if "adapters" in asked and peer.has_adapters:
+            targets = [replace(target, model=name) for name in self.setting.adapters]
+            found["adapters"] = checked(await shared_out(targets, request, args.batch, rng))
         if "trace" in asked:
             limits = Limits(args.slo_ttft_ms / 1e3, args.slo_itl_ms / 1e3)
             found["trace"] = of_round(await open_loop(target, arrivals_of(args, rng), rng), limits)
@@ -123,8 +130,13 @@ class Comparison:
 
 async def structured_batch(target: Target, request: Arrival, num_requests: int, rng: random.Random) -> Round:
     """So many requests at once, a share of them with each schema, which have all been compiled before."""
-    share = -(-num_requests // len(SCHEMAS))
     targets = [replace(target, extra_body={**target.extra_body, **asking_for(schema)}) for schema in SCHEMAS]
+    return await shared_out(targets, request, num_requests, rng)
+
+
+async def shared_out(targets: Sequence[Target], request: Arrival, num_requests: int, rng: random.Random) -> Round:
+    """So many requests at once, a share of them to each target, which has answered one before."""
+    share = -(-num_requests // len(targets))
     for one in targets:
         (await closed_loop(one, [request], 1, rng)).check()
     return together(await asyncio.gather(*(closed_loop(one, [request] * share, share, rng) for one in targets)))
@@ -195,6 +207,8 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--concurrency", type=int, nargs="+", default=[1, 8, 32])
     add("--waves", type=int, default=2, help="requests per client of a closed loop")
     add("--min-requests", type=int, default=8, help="of a closed loop")
+    add("--adapters", type=int, default=8, help="of the part of that name")
+    add("--lora-rank", type=int, default=16)
     add("--prefix-len", type=int, default=512)
     add("--unique-len", type=int, default=32)
     add("--prefix-output-len", type=int, default=4)
@@ -209,6 +223,14 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
+def with_adapters(setting: Setting, folder: Path, args: argparse.Namespace) -> Setting:
+    """As the setting is, with so many adapters, drawn in a process of their own: torch stays out of this one."""
+    command = [sys.executable, str(Path(__file__).parent / "load" / "adapters.py"), str(setting.model), str(folder)]
+    sizes = ["--count", str(args.adapters), "--rank", str(args.lora_rank)]
+    subprocess.run([*command, *sizes], check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    return replace(setting, adapters={path.name: path for path in folder.iterdir()}, max_lora_rank=args.lora_rank)
+
+
 def main() -> None:
     args = parse_arguments()
     exit_on_sigterm()
@@ -220,6 +242,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         logs = args.logs or Path(scratch)
         logs.mkdir(parents=True, exist_ok=True)
+        if "adapters" in args.parts:
+            comparison = replace(comparison, setting=with_adapters(setting, Path(scratch) / "adapters", args))
         visits, failed = compare(comparison, [PEERS[name] for name in versions], logs)
     print(report(comparison, visits, versions, failed))
     for name in sorted(found.keys() - versions.keys()):

@@ -66,7 +66,7 @@ class FaultyRunner:
 
 def serve(fault_every: int, folder: Path) -> int:
     """Serve on a free port, telling on standard output where, and then what is held. folder: of keys and adapters."""
-    from bench_lora import write_adapter
+    from load.adapters import write_adapter
 
     from aserve.build import loader, make_options
     from aserve.cli.commands import bound_product_caches

@@ -183,20 +183,23 @@ class _Writer:
     def __init__(self, events: "Events", stream: EventStream) -> None:
         self._events = events
         self._stream = stream
+        self._write_now = stream.write_now
+        self._frames = events.frames
+        self._tallies = events.tallies
 
     def take(self, delta: TextDelta) -> bool:
         """Unless the client is behind."""
-        return self._stream.takes_more and self._stream.write_now(self._events.of(delta))
+        return self._stream.takes_more and self._write_now(self._events.of(delta))
 
     def take_token(self, index: int, text: str, token_id: int) -> bool:
         """Unless the client is behind."""
-        frame = self._events.frames[index]
+        frame = self._frames[index]
+        tally = self._tallies[index]
         if frame is None:
-            cached = self._events.tallies[index].num_cached_tokens
-            return self.take(TextDelta(text, (token_id,), index=index, num_cached_tokens=cached))
-        if not self._stream.write_now(frame[0] + _encode(text) + frame[1] if text else b""):
+            return self.take(TextDelta(text, (token_id,), index=index, num_cached_tokens=tally.num_cached_tokens))
+        if not self._write_now(frame[0] + _encode(text) + frame[1] if text else b""):
             return False
-        self._events.tallies[index].num_tokens += 1
+        tally.num_tokens += 1
         return True
 
 

@@ -70,19 +70,19 @@ class EventStream(EventSourceResponse):
         self._turn = asyncio.Lock()
         self._sending = False
         self._since_s = 0.0  # when the send in progress began, or the last one ended
-        self._line: DirectLine | None = None
+        self._line = DirectLine()  # dead, where the server has none
         self._record = Record()
         self._time = asyncio.get_running_loop().time
 
     @property
     def takes_more(self) -> bool:
         """Whether `write_now` would write."""
-        return self._line is not None and self._line.is_clear()
+        return self._line.is_clear()
 
     def write_now(self, piece: bytes) -> bool:
         """Write a piece (b"" is none), while nothing else is being sent. False: `rest` has to bring it."""
         if piece:
-            if self._line is None or not self._line.write(piece):
+            if not self._line.write(piece):
                 return False
             self._since_s = self._time()
         return True

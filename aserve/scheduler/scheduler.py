@@ -55,7 +55,7 @@ from aserve.scheduler.residents import NewWaiting, Residents
 from aserve.scheduler.roster import Roster
 from aserve.scheduler.sequence import Sequence
 from aserve.scheduler.statistics import Statistics, snapshot
-from aserve.scheduler.step_cost import AUTO_FACTOR, StepCost, StreamPace
+from aserve.scheduler.step_cost import AUTO_FACTOR, DECODES_PER_LOOK, LEARN_EVERY_S, StepCost, StreamPace
 from aserve.scheduler.undo import Aftermath, Restart
 
 
@@ -142,7 +142,7 @@ class Scheduler:
         self._roster, self._deadlines = Roster(policy), Deadlines()
         landed_in = self._roster.sequences, self._cache, self._residents, self._drafter
         self._landing = Landing(*landed_in, end=self._end, end_request=self.cancel)
-        self._in_flight, self._next_step_id = deque[StepPlan](), 0
+        self._in_flight, self._next_step_id, self._learned_id, self._unlearned_s = deque[StepPlan](), 0, -1, 0.0
 
     # Requests come and go.
 
@@ -275,8 +275,18 @@ class Scheduler:
             self._aftermath.landed()
             self.max_in_flight = 1 if self._aftermath.is_inquest else self._most_in_flight
         if took_s:
-            self.step_cost.landed(plan.slices, took_s - self._drafter.seconds(plan) if plan.drafting else took_s)
+            self._unlearned_s += took_s
+            is_due = self._unlearned_s >= LEARN_EVERY_S and plan.step_id % DECODES_PER_LOOK == 0
+            slices = plan.slices
+            if is_due or (slices and (slices[-1].num_tokens > 1 or slices[0].num_tokens > 1)):  # newcomers come last
+                self._learn(plan, took_s)
         return self._landing.take_in(plan, result)
+
+    def _learn(self, plan: StepPlan, took_s: float) -> None:
+        """What a step took tells what the next will take."""
+        num_steps, self._learned_id, self._unlearned_s = plan.step_id - self._learned_id, plan.step_id, 0.0
+        own_s = took_s - self._drafter.seconds(plan) if plan.drafting else took_s
+        self.step_cost.landed(plan.slices, own_s, num_steps)
 
     def revert(self, step_id: int, *, out_of_memory: bool = False) -> RequestId | None:
         """The oldest step in flight raised. Take it and those planned on top of it back, as if they had not been.

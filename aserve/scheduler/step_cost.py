@@ -20,7 +20,9 @@ QUERY_TILE: Final = 128
 HALF_LIFE_STEPS: Final = 32
 """Of what was learned: after so many steps of a kind one counts half."""
 DECODES_PER_LOOK: Final = 8
-"""Of the steps that only decode, which are alike, one in so many is looked at."""
+"""Of the steps that only decode, which are alike, at most one in so many is learned from."""
+LEARN_EVERY_S: Final = 0.02
+"""And not before steps have taken so long together: to learn takes longer than all else that is done for a token."""
 AUTO_FACTOR: Final = 2.5
 """How much longer than without prompts a step may take in which somebody decodes, where no target is set."""
 LEAST_SHARE: Final = 16
@@ -94,26 +96,22 @@ class _Moments:
 class StepCost:
     """The model. error: of its predictions, as a share of what the steps took, averaged over the latest ones.
 
-    num_rows: of all steps that have landed.
+    num_rows: of all steps that have landed, where those that were not learned from were like the next that was.
     """
 
     def __init__(self) -> None:
         self.error = 0.0
         self.num_rows = 0
         self._decodes, self._prompts = _Moments(), _Moments()
-        self._num_landed = 0
         self._prices: Prices | None = None
         self._is_stale = False
 
-    def landed(self, slices: Several[SeqSlice], seconds: float) -> None:
-        """A step has landed that took so long, by itself. Dear for a step with prompts, cheap for most others."""
+    def landed(self, slices: Several[SeqSlice], seconds: float, num_steps: int = 1) -> None:
+        """A step has landed that took so long, by itself; the last of so many since the one learned from before."""
         if not slices or seconds <= 0.0:
             return
-        self.num_rows += len(slices)
-        has_prompt = slices[-1].num_tokens > 1 or slices[0].num_tokens > 1  # newcomers come last
-        self._num_landed += 1
-        if not has_prompt and self._num_landed % DECODES_PER_LOOK:
-            return
+        self.num_rows += len(slices) * num_steps
+        has_prompt = slices[-1].num_tokens > 1 or slices[0].num_tokens > 1
         load = Load.of(slices)
         if (prices := self._prices or self.prices()) is not None:
             self.error += (1 - _DECAY) * (abs(prices.of(load) - seconds) / seconds - self.error)

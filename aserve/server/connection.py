@@ -63,6 +63,7 @@ class Connection(asyncio.Protocol):
         self._lost = asyncio.Event()
         self._writable = asyncio.Event()
         self._writable.set()
+        self._is_writable = True  # the same, where it is asked for each token
         self._idle = True
         self._idle_since_s = 0.0
         self._fresh = True  # the next byte begins a request, and none before it waits for its answer
@@ -128,10 +129,12 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The write buffer is over its limit."""
+        self._is_writable = False
         self._writable.clear()
 
     def resume_writing(self) -> None:
         """The write buffer has room again."""
+        self._is_writable = True
         self._writable.set()
 
     # How it ends
@@ -283,9 +286,10 @@ class Connection(asyncio.Protocol):
         self._arrived.set()
 
     def _enter_lobby(self) -> None:
+        if self._descriptor is not None or not lobby.EXISTS:
+            return
         socket = self._transport.get_extra_info("socket")
-        is_open = socket is not None and not self._transport.is_closing()  # else writing failed
-        if lobby.EXISTS and is_open and self._descriptor is None:
+        if socket is not None and not self._transport.is_closing():  # else writing failed
             self._descriptor = socket.fileno()
             self._transport.pause_reading()
             self._connections.doors.enter_lobby(self._descriptor, self)
@@ -330,11 +334,11 @@ class Connection(asyncio.Protocol):
 
     def _is_clear(self) -> bool:
         """Whether a write would be taken without waiting."""
-        return self._writable.is_set() and not self._transport.is_closing()
+        return self._is_writable and not self._transport.is_closing()
 
     def _write_now(self, data: bytes) -> bool:
         """Write if `_is_clear`."""
-        if not self._writable.is_set() or self._transport.is_closing():
+        if not self._is_writable or self._transport.is_closing():
             return False
         self._transport.write(data)
         return True

@@ -109,7 +109,7 @@ class Writer(logging.Handler):
         self.setFormatter(formatter)
         self._formatter = formatter
         self._write = write
-        self._lines: queue.Queue[str | logging.LogRecord | None] = queue.Queue(MAX_QUEUED_LINES)
+        self._lines: queue.SimpleQueue[_Line] = queue.SimpleQueue()
         self._num_dropped = 0
         self._hurries = threading.Event()
         self._thread = threading.Thread(target=self._write_all, name="aserve log", daemon=True)
@@ -127,17 +127,16 @@ class Writer(logging.Handler):
 
     def flush(self) -> None:
         """Wait for the lines so far to be taken, but not for long."""
-        deadline_s = time.monotonic() + FLUSH_S
+        are_taken = threading.Event()
+        self._lines.put(are_taken)
         self._hurries.set()
-        with self._lines.all_tasks_done:
-            while self._lines.unfinished_tasks and (remaining_s := deadline_s - time.monotonic()) > 0:
-                self._lines.all_tasks_done.wait(remaining_s)
+        are_taken.wait(FLUSH_S)
 
     def close(self) -> None:
         """End the thread, unless it is stuck. Idempotent."""
         if self._thread.is_alive():
             self.flush()
-            self._put(None)
+            self._lines.put(None)
         super().close()
 
     def _line(self, record: logging.LogRecord) -> str | None:
@@ -147,38 +146,43 @@ class Writer(logging.Handler):
             self._num_dropped += 1
             return None
 
-    def _put(self, line: str | logging.LogRecord | None) -> None:
-        try:
-            self._lines.put_nowait(line)
-        except queue.Full:
+    def _put(self, line: str | logging.LogRecord) -> None:
+        if self._lines.qsize() < MAX_QUEUED_LINES:
+            self._lines.put(line)
+        else:
             self._num_dropped += 1
 
     def _write_all(self) -> None:
         num_told = 0
         while True:
             gathered = self._gathered()
-            lines = [self._line(one) if isinstance(one, logging.LogRecord) else one for one in gathered]
-            told = [f"{line}\n" for line in lines if line is not None]
+            made = [self._line(one) if isinstance(one, logging.LogRecord) else one for one in gathered]
+            told = [f"{line}\n" for line in made if isinstance(line, str)]
             if (num_dropped := self._num_dropped) > num_told:
                 dropped = self._formatter.said(f"aserve: {num_dropped - num_told} log lines were dropped")
                 told.insert(0, f"{dropped}\n")
                 num_told = num_dropped
             with suppress(OSError, ValueError):  # of a stream that is closed: there is nobody to tell
                 self._write("".join(told))
-            for _ in gathered:
-                self._lines.task_done()
+            for one in gathered:
+                if isinstance(one, threading.Event):
+                    one.set()
             if None in gathered:
                 return
             self._hurries.wait(REST_S)
             self._hurries.clear()
 
-    def _gathered(self) -> list[str | logging.LogRecord | None]:
+    def _gathered(self) -> "list[_Line]":
         """All lines that there are; waits for the first."""
         lines = [self._lines.get()]
         with suppress(queue.Empty):
             while len(lines) < MAX_QUEUED_LINES:
                 lines.append(self._lines.get_nowait())
         return lines
+
+
+_Line = str | logging.LogRecord | threading.Event | None
+"""A line, or what it is made of; who waits for those before it; the end."""
 
 
 def _writing(stream: TextIO | None) -> Callable[[str], object]:

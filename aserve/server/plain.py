@@ -14,6 +14,12 @@ from starlette.types import Scope
 from aserve.http.middleware import HOST, MAX_HEADERS
 
 MAX_HEAD_BYTES: Final = 8 * 1024
+MAX_KNOWN_HEADS: Final = 256
+"""Plain ones that name nobody: those who come again and again send the same, but for the length."""
+END_OF_HEAD: Final = b"\r\n\r\n"
+
+_lengths: dict[bytes, int] = {}
+"""Bytes of the body, by known heads. No head with a key is kept."""
 
 _POST: Final = re.compile(
     rb"POST (/[!-~]*) HTTP/1\.1(?=\r\n)((?:\r\n[!#$%%&'*+.^_`|~0-9A-Za-z-]+:[\t -~]*){1,%d}+)\r\n\r\n" % MAX_HEADERS
@@ -51,7 +57,17 @@ class PlainRequest:
 
 def plain_request(received: bytes | bytearray) -> PlainRequest | None:
     """The request whose head is at the beginning of `received`, if it is plain; its body need not have come."""
-    head = _POST.match(received, 0, MAX_HEAD_BYTES)
+    end = received.find(END_OF_HEAD, 0, MAX_HEAD_BYTES)
+    if end < 0:
+        return None
+    head = bytes(received[: end + len(END_OF_HEAD)])
+    if (length := _lengths.get(head)) is not None:
+        return _request(head, [], length)
+    return _parsed(head)
+
+
+def _parsed(received: bytes) -> PlainRequest | None:
+    head = _POST.fullmatch(received)
     if head is None:
         return None
     once: dict[bytes, bytes] = {}
@@ -66,6 +82,15 @@ def plain_request(received: bytes | bytearray) -> PlainRequest | None:
             once[name] = value
     if b"host" not in once or b"content-length" not in once:
         return None
-    path = bytes(head[1])
+    length = int(once[b"content-length"])
+    if not who:
+        if len(_lengths) == MAX_KNOWN_HEADS:
+            _lengths.clear()
+        _lengths[received] = length
+    return _request(received, who, length)
+
+
+def _request(head: bytes, who: list[tuple[bytes, bytes]], length: int) -> PlainRequest:
+    path = head[len(b"POST ") : head.index(b" ", len(b"POST "))]
     scope = {"type": "http", "method": "POST", "path": path.decode("ascii"), "raw_path": path, "headers": who}
-    return PlainRequest(scope, head.end(), int(once[b"content-length"]))
+    return PlainRequest(scope, len(head), length)

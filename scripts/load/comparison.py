@@ -14,6 +14,7 @@ SHOWN: Final[Mapping[str, Sequence[str]]] = {
         *("output_tokens_per_s", "ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms", "per_token_p50_ms"),
         "same_read_fraction",
     ),
+    "adapters": ("output_tokens_per_s", "ttft_p50_ms", "itl_p50_ms"),
     "structured": ("output_tokens_per_s", "ttft_p50_ms", "itl_p50_ms", "short_answers"),
     "prefix": ("ttft_first_ms", "ttft_later_p50_ms"),
     "trace": ("errors", "goodput_per_s", "output_tokens_per_s", "ttft_p50_ms", "ttft_p99_ms", "per_token_p50_ms"),

