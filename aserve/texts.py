@@ -7,7 +7,7 @@
 So a text that cannot fit costs what its context costs, however long it is.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, Unpack
@@ -265,6 +265,10 @@ class Texts:
             max_chars=self._max_prompt_chars if must_fit else self._max_chars,
         )
         return await self.encode(text, add_special_tokens=add_special_tokens, must_fit=must_fit, param="messages")
+
+    def unread_variables(self, names: Iterable[str], *, with_tools: bool) -> dict[str, str]:
+        """Those of `variables` that the chat template does not take; see `ChatTemplate.unread`."""
+        return self._chat_template.unread(names, with_tools=with_tools)
 
     def has_role(self, role: str) -> bool:
         """Whether the chat template knows messages of a role that not all templates have."""

@@ -113,6 +113,19 @@ def test_adapters_are_named_with_their_folders():
     assert (options.max_loras, options.max_lora_rank, options.max_cpu_loras, options.lora_root) == (2, 16, 5, "/r")
 
 
+def test_adapters_may_be_named_in_vllms_json():
+    words = ["--enable-lora", "--lora-modules", '{"name": "a", "path": "/x,y", "base_model_name": "m"}', "b=/y"]
+    assert parse(*words)[1].lora_modules == (("a", "/x,y"), ("b", "/y"))
+    with pytest.raises(ConfigError, match=r"as JSON it has name and path, got .*`folder`"):
+        parse("--lora-modules", '{"name": "a", "folder": "/x"}')
+
+
+def test_room_for_few_adapters_in_host_memory_is_room_for_few_in_a_step():
+    for words, found in (([], (8, 8)), (["--max-cpu-loras", "2"], (2, 2)), (["--max-loras", "3"], (3, 3))):
+        _, options, _ = parse("--enable-lora", *words)
+        assert (options.num_loras, options.num_cpu_loras) == found
+
+
 def test_a_model_that_drafts_is_a_method_by_itself():
     config = parse("--speculative-config", '{"model": "small", "num_speculative_tokens": 3}')[1].speculative_config
     assert config == SpeculativeConfig(method="draft_model", model="small", num_speculative_tokens=3)

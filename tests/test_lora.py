@@ -214,7 +214,7 @@ def test_options_that_go_ill_together_are_refused(checkpoints: Callable[[str], P
     adapter = write_adapter(tmp_path / "a", model)
     for message, options in (
         ("lora_modules needs enable_lora", {"lora_modules": {"a": adapter}}),
-        (r"max_cpu_loras must be at least max_loras \(8\), got 2", {"enable_lora": True, "max_cpu_loras": 2}),
+        (r"max_cpu_loras must be at least max_loras \(3\), got 2", {"max_loras": 3, "max_cpu_loras": 2}),
         ("max_lora_rank must be at most 256, got 257", {"max_lora_rank": 257}),
         ("lora_modules must be a mapping .* the name 'a' twice", {"lora_modules": ["a=x", "a=y"]}),
         ("lora_modules must be a mapping .* a name has", {"lora_modules": ["=x"]}),

@@ -40,7 +40,7 @@ FORMATS: Final = ("date", "time", "date-time", "duration", "email", "hostname", 
 ANNOTATIONS: Final = frozenset(
     {
         *("title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly"),
-        *("$id", "discriminator"),
+        *("$id", "discriminator", "strict"),  # strict is a tool's, and is often written a level too deep
     }
 )
 ONE: Final = frozenset({"items", "additionalProperties"})

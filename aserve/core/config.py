@@ -19,6 +19,7 @@ from aserve.core.defaults import (
 from aserve.core.errors import ConfigError
 from aserve.core.layout import Footprint, Window, stretched
 from aserve.core.lora import LORA_RULES
+from aserve.core.params import ALL_TOKENS, DEFAULT_MAX_LOGPROBS
 from aserve.core.pooling import POOLING_RULES, Pooling, PoolingFields, PoolingOptions
 from aserve.core.rules import (
     MAX_INT,
@@ -39,6 +40,8 @@ from aserve.core.speculation import SpeculativeConfig, StepSeconds, speculative_
 GiB: Final = 1024**3
 DEVICES: Final = ("auto", "cpu", "cuda")
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
+QUANTIZATIONS: Final[Mapping[str, int]] = {"int8": 0, "int8-g128": 128, "int8-g32": 32}
+"""By name, how many inputs of a linear layer share a scale; 0 for all of an output's."""
 LOAD_FORMATS: Final = ("auto", "safetensors", "dummy")
 GENERATION_CONFIGS: Final = ("auto", "none")
 PreemptionMode = Literal["auto", "recompute", "swap"]
@@ -73,6 +76,7 @@ class Options(PoolingOptions, frozen=True, kw_only=True, repr_omit_defaults=True
     trust_remote_code: bool = False
     load_format: str = "auto"
     dtype: str = "auto"
+    quantization: str | None = None
     device: str = "auto"
     generation_config: str = "auto"
     seed: int = 0
@@ -98,6 +102,7 @@ class Options(PoolingOptions, frozen=True, kw_only=True, repr_omit_defaults=True
     speculative_config: SpeculativeConfig | None = None
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
+    max_logprobs: int = DEFAULT_MAX_LOGPROBS
 
     def __post_init__(self) -> None:
         OPTION_RULES.settle(self)
@@ -120,6 +125,7 @@ OPTION_RULES: Final = Rules(
         "trust_remote_code": flag,
         "load_format": one_of(*LOAD_FORMATS),
         "dtype": one_of(*DTYPES),
+        "quantization": optional(one_of(*QUANTIZATIONS)),
         "device": one_of(*DEVICES),
         "generation_config": one_of(*GENERATION_CONFIGS),
         "seed": integer(-(2**63), 2**63 - 1),
@@ -145,6 +151,7 @@ OPTION_RULES: Final = Rules(
         "speculative_config": optional(speculative_config),
         "tool_call_parser": text,
         "reasoning_parser": text,
+        "max_logprobs": integer(ALL_TOKENS, MAX_INT),
         **LORA_RULES,
         **POOLING_RULES,
     },
@@ -162,6 +169,7 @@ class OptionFields(PoolingFields, total=False):
     trust_remote_code: bool
     load_format: str
     dtype: str
+    quantization: str | None
     device: str
     generation_config: str
     seed: int
@@ -187,6 +195,7 @@ class OptionFields(PoolingFields, total=False):
     speculative_config: SpeculativeConfig | Mapping[str, Any] | None
     tool_call_parser: str
     reasoning_parser: str
+    max_logprobs: int
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -283,6 +292,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     default_sampling: fields of generation_config.json that replace SamplingParams' own defaults.
     call_format, thought_format: how the model writes calls of tools and thoughts, by name; None is that it does not.
     pooling: what it makes of an input where it pools; None where it generates.
+    max_logprobs: of the likeliest tokens that a request may have beside each.
     """
 
     names: tuple[str, ...]
@@ -295,6 +305,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     call_format: str | None = None
     thought_format: str | None = None
     pooling: Pooling | None = None
+    max_logprobs: int = DEFAULT_MAX_LOGPROBS
 
 
 def choose_max_chunk(options: Options, budget: int) -> int:
@@ -357,7 +368,7 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         request_timeout=options.request_timeout,
         step_timeout=options.step_timeout,
         speculative_config=options.speculative_config,
-        max_loras=options.max_loras if options.enable_lora else 0,
+        max_loras=options.num_loras if options.enable_lora else 0,
         pools=facts.pooling is not None,
         notes=tuple(notes),
     )

@@ -5,7 +5,7 @@ hostile template can cost (template_sandbox.py). Templates come from the checkpo
 goes wrong here is the request's error. Does not tokenize: the text has its special tokens, add none when encoding it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Self
@@ -113,9 +113,10 @@ class ChatTemplate:
             raise InvalidRequestError(
                 "continue_final_message and add_generation_prompt exclude each other", "continue_final_message"
             )
-        template, readable = self._template(with_tools=tools is not None)
-        settable = readable - self._named_tokens.keys() - ENGINE_VARIABLES
-        _check_variables(variables, settable)
+        template, _ = self._template(with_tools=tools is not None)
+        for complaint in self.unread(variables, with_tools=tools is not None).values():
+            raise InvalidRequestError(complaint, "chat_template_kwargs")
+        settable = self._settable(with_tools=tools is not None)
         turns = [_turn(index, message, roles) for index, message in enumerate(check("messages", _MESSAGES, messages))]
         if not turns:
             raise InvalidRequestError("messages is empty", "messages")
@@ -132,6 +133,22 @@ class ChatTemplate:
         }
         text = self._rendered(template, context, max_chars)
         return _cut_at_tag(text) if continue_final_message else text
+
+    def unread(self, names: Iterable[str], *, with_tools: bool) -> dict[str, str]:
+        """Those that are none of the template's variables, and what is said of each.
+
+        Raises `InvalidRequestError` where there is no template.
+        """
+        settable = self._settable(with_tools=with_tools)
+        known = ", ".join(sorted(settable)) or "none"
+        return {
+            name: f"the chat template takes no variable {name!r} (it takes: {known})"
+            for name in names
+            if name not in settable
+        }
+
+    def _settable(self, *, with_tools: bool) -> frozenset[str]:
+        return self._template(with_tools=with_tools)[1] - self._named_tokens.keys() - ENGINE_VARIABLES
 
     def _rendered(self, template: jinja2.Template, context: Mapping[str, Any], max_chars: int | None) -> str:
         try:
@@ -166,15 +183,6 @@ class ChatTemplate:
 def _line(error: Exception) -> str:
     """The error in one line, cut: a template's own message may quote the whole conversation."""
     return " ".join(str(error).split())[:MAX_ERROR_CHARS]
-
-
-def _check_variables(variables: Mapping[str, Any], allowed: frozenset[str]) -> None:
-    for name in variables:
-        if name not in allowed:
-            known = ", ".join(sorted(allowed)) or "none"
-            raise InvalidRequestError(
-                f"the chat template takes no variable {name!r} (it takes: {known})", "chat_template_kwargs"
-            )
 
 
 def _turn(index: int, message: Mapping[str, Any], roles: Sequence[str]) -> dict[str, Any]:
@@ -213,15 +221,17 @@ def _call(call: Any) -> Any:
 
 def _text_content(index: int, message: Mapping[str, Any]) -> str | None:
     content = message.get("content")
-    if isinstance(content, str):
-        return content
-    if content is None and message["role"] == "assistant":
-        return None if message.get("tool_calls") else ""  # templates test for null to tell a call from an answer
-    if isinstance(content, Sequence) and not isinstance(content, (bytes, bytearray)):
-        return "\n".join(_part_texts(index, content))
-    raise InvalidRequestError(
-        f"messages[{index}].content must be a string or a list of parts, got {shown(content)}", "messages"
-    )
+    is_assistant = message["role"] == "assistant"
+    if isinstance(content, str) or (content is None and is_assistant):
+        text = content or ""
+    elif isinstance(content, Sequence) and not isinstance(content, (bytes, bytearray)):
+        text = "\n".join(_part_texts(index, content))
+    else:
+        raise InvalidRequestError(
+            f"messages[{index}].content must be a string or a list of parts, got {shown(content)}", "messages"
+        )
+    # Templates test for null to tell a call from an answer; clients that add up a stream have "" there.
+    return None if is_assistant and message.get("tool_calls") and not text else text
 
 
 def _part_texts(index: int, parts: Sequence[Any]) -> Iterator[str]:

@@ -163,7 +163,7 @@ class BatchesWorld(World):
         self._store.close()
         with inline_stores():
             self._store = BatchStore(self._path)
-        execute = self._store._connection.execute
+        execute = self._store._database._opened().execute
         files = dict(execute("SELECT id, content FROM files"))
         for id, content in self.files.items():
             if files.get(id) != content:

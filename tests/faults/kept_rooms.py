@@ -21,6 +21,7 @@ from aserve.runner.landing import Landing
 from aserve.runner.pooling import PooledStep
 from aserve.runner.step import EagerStep
 from aserve.stores.batches import BatchStore
+from aserve.stores.database import Database
 from aserve.stores.responses import SqliteStore
 from aserve.tenants import Tenants
 from aserve.text.stream import VectorStream
@@ -185,7 +186,7 @@ BATCHES = (
     Point("batch store add_result", at((BatchStore, "add_result"))),
     Point("batch store done", at((BatchStore, "done"))),
     Point("batch store results", at((BatchStore, "results"))),
-    Point("batch store run", at((BatchStore, "_run"))),
+    Point("batch store run", at((Database, "run"))),
     Point("batch store thread", at((StoreExecutor, "submit"))),
     Point("batch store execute", at((Statements, "execute"))),
     Point("batch store commit", at((Statements, "commit"))),

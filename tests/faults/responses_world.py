@@ -170,13 +170,15 @@ class ResponsesWorld(World):
 
     def lost(self) -> Iterator[str]:
         """By what is in the file."""
-        num_bytes = self.store._num_bytes
+        num_counted = self.store._num_bytes
         self.store.close()
         self.store = self._opened()
-        if num_bytes != self.store._num_bytes:
-            yield f"the store counts {num_bytes} bytes, and has {self.store._num_bytes}"
+        connection = self.store._database._opened()
+        ((num_bytes,),) = connection.execute("SELECT COALESCE(SUM(num_bytes), 0) FROM responses").fetchall()
+        if num_counted not in (None, num_bytes):
+            yield f"the store counts {num_counted} bytes, and has {num_bytes}"
         for id, response in self.kept.items():
-            record = self.store._get("", id)
+            record = self.store._get(connection, "", id)
             if record is None:
                 yield f"a response that was told of as {response['status']}"
                 continue

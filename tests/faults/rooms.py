@@ -219,6 +219,7 @@ LATER = (
     Point("engine token_bytes", at((Engine, "token_bytes"))),
     Point("engine token_strings", at((Engine, "token_strings"))),
     Point("tokenizer count", of("tokenizer", "count")),
+    Point("template unread", of("template", "unread")),
     Point("loop abort", at((EngineLoop, "abort"))),
     Point("cache hashes", at((PagedCache, "prompt_hashes"))),
     Point("cache rebase", at((PagedCache, "rebase"))),

@@ -71,6 +71,7 @@ NO_POINT: Mapping[str, Sequence[str]] = {
         "aserve.engine Engine.__init__",
         "aserve.engine Engine.abort",
         "aserve.engine_loop EngineLoop.statistics",
+        "aserve.stores.responses MemoryStore.get",
     ),
     "a constructor that keeps its arguments, made where texts are worked on, which has points": (
         "aserve.http.direct DirectLine.__init__",
@@ -78,6 +79,7 @@ NO_POINT: Mapping[str, Sequence[str]] = {
     ),
     "within a forward pass, whose edge is the runner's (model forward), or while a model is loaded": (
         "aserve.kernels",
+        "aserve.models.encoder Encoder.of_tokens",
     ),
 }
 """Seams without a point, and why: "module name", or a module with all that is in it."""

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 
 import pytest
 
-from aserve.stores import batches, responses
+from aserve.stores import database
 from tests.faults.world import WHOSE, Answer, InlineExecutor, World
 
 IN_MEMORY = "/dev/shm"
@@ -65,8 +65,7 @@ class Statements(sqlite3.Connection):
 def inline_stores() -> Iterator[None]:
     """Stores that are made meanwhile do their work in the event loop's thread, by such statements."""
     with pytest.MonkeyPatch.context() as patches:
-        for module in (batches, responses):
-            patches.setattr(module, "ThreadPoolExecutor", StoreExecutor)
+        patches.setattr(database, "ThreadPoolExecutor", StoreExecutor)
         patches.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Statements))
         yield
 

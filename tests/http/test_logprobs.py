@@ -3,6 +3,7 @@
 import pytest
 
 from aserve.http import create_app
+from aserve.http.openai.logprobs import CompletionLogprobs, Speller
 from tests.engines import EOS, scripted_engine
 from tests.fakes import FakeKV, ScriptedRunner, continuation, scores_of
 from tests.http.conftest import client_of
@@ -53,6 +54,44 @@ async def test_chat(client, num_top):
     assert [entry for chunk in chunks for entry in chunk["choices"][0]["logprobs"]["content"]] == expected
 
 
+async def test_tokens_that_are_named_are_scored_in_place_of_the_likeliest(client):
+    """Whole and streamed, in both APIs; catches the likeliest in their place, and ids that are not looked at."""
+    named = [ord("q"), ord("e")]
+    _, likeliest = scored(CHAT_IDS, 3, 26)
+    by_id = [dict(zip(score.top_ids, score.top_logprobs, strict=True)) for score in likeliest]
+    body = {"messages": HI, "max_tokens": 3, "logprobs": True, "top_logprobs": 3, "logprob_token_ids": named}
+    [choice] = (await client.post(CHAT, json=body)).json()["choices"]
+    tops = [entry["top_logprobs"] for entry in choice["logprobs"]["content"]]
+    assert tops == [[chat_entry(token_id, logprobs[token_id]) for token_id in named] for logprobs in by_id]
+    _, *chunks = events_of((await client.post(CHAT, json={**body, "stream": True})).text)
+    streamed = [entry for chunk in chunks for entry in chunk["choices"][0]["logprobs"]["content"]]
+    assert streamed == choice["logprobs"]["content"]
+    body = {"prompt": "hi", "max_tokens": 2, "logprobs": 1, "logprob_token_ids": named}
+    [choice] = (await client.post(TEXT, json=body)).json()["choices"]
+    for token, top in zip(choice["logprobs"]["tokens"], choice["logprobs"]["top_logprobs"], strict=True):
+        assert set(top) == {"q", "e", token}
+    for without in ({"prompt": "hi", "logprob_token_ids": named}, {**body, "max_tokens": 0, "echo": True}):
+        error = (await client.post(TEXT, json=without)).json()["error"]
+        assert error["param"] == "logprob_token_ids", error
+
+
+async def test_all_tokens_are_scored_where_the_operator_lets_them():
+    runner = ScriptedRunner(model=FakeKV(8, LETTERS))
+    engine = scripted_engine(runner=runner, max_logprobs=260, max_model_len=2**17)
+    async with engine, client_of(create_app(engine)) as client:
+        body = {"messages": HI, "max_tokens": 2, "logprobs": True, "top_logprobs": -1}
+        [choice] = (await client.post(CHAT, json=body)).json()["choices"]
+        tops = [{top["token"] for top in entry["top_logprobs"]} for entry in choice["logprobs"]["content"]]
+        assert tops == [set(map(chr, LETTERS))] * 2
+        body = {"prompt": "hi", "max_tokens": 1, "prompt_logprobs": -1}
+        [choice] = (await client.post(TEXT, json=body)).json()["choices"]
+        assert len(choice["prompt_logprobs"][1]) == len(LETTERS)
+        too_much = await client.post(TEXT, json={"prompt": "hi", "max_tokens": 2**17, "logprobs": -1})
+        error = too_much.json()["error"]
+        assert (too_much.status_code, error["param"]) == (400, "logprobs")
+        assert "more than 16777216 scores" in error["message"]
+
+
 async def test_chat_without_logprobs_has_none(client):
     for fields in ({}, {"logprobs": False}, {"logprobs": None, "top_logprobs": 0}):
         [choice] = (await client.post(CHAT, json={"messages": HI, "max_tokens": 2, **fields})).json()["choices"]
@@ -74,6 +113,7 @@ async def test_completions(client, num_top):
         "top_logprobs": [pytest.approx(top) for top in tops],
         "text_offset": [0, 1, 2, 3],
     }
+    assert [next(iter(top)) for top in choice["logprobs"]["top_logprobs"]] == choice["logprobs"]["tokens"]
     chunks = events_of((await client.post(TEXT, json={**body, "stream": True})).text)
     parts = [chunk["choices"][0]["logprobs"] for chunk in chunks]
     assert {name: [item for part in parts for item in part[name]] for name in parts[0]} == choice["logprobs"]
@@ -106,6 +146,24 @@ async def test_echo_scores_the_prompt_too(client, stream, max_tokens):
     assert logprobs["token_logprobs"][1] == pytest.approx(scores_of([(0, ord("w"), 0)], LETTERS, ord("h"), 1).logprob)
     assert len(logprobs["token_logprobs"]) == len(logprobs["top_logprobs"]) == len(text)
     assert all(logprob <= 0 for logprob in logprobs["token_logprobs"][1:])
+
+
+@pytest.mark.parametrize("prompt", ["a<|end|>b", [97, EOS, 98]])
+async def test_an_echo_has_the_special_tokens_of_its_prompt(prompt):
+    """As ids they are spelled out, too, and text_offset says where each token begins in the text."""
+    body = {"prompt": prompt, "max_tokens": 1, "logprobs": 0, "echo": True}
+    runner = ScriptedRunner(model=FakeKV(8, range(260)))
+    async with scripted_engine(runner=runner) as engine, client_of(create_app(engine)) as client:
+        [choice] = (await client.post(TEXT, json=body)).json()["choices"]
+    assert choice["text"][:9] == "a<|end|>b"
+    assert choice["logprobs"]["text_offset"] == [0, 1, 8, 9]
+
+
+async def test_what_a_tokenizer_puts_around_a_text_takes_no_room_in_it():
+    async with scripted_engine() as engine:
+        logprobs = CompletionLogprobs(Speller(engine, as_ids=False, skip_special_tokens=True))
+        assert logprobs.prompt([258, 104, 105, EOS], [None] * 4, "hi")["text_offset"] == [0, 0, 1, 2]
+        assert logprobs.part([104], ())["text_offset"] == [2]
 
 
 async def test_prompt_logprobs(client):

@@ -49,14 +49,18 @@ async def test_below_a_root_path_with_the_proxys_prefix_and_without():
 
 
 async def test_usage_and_token_ids_may_be_forced():
-    options = AppOptions(enable_force_include_usage=True, return_tokens_as_token_ids=True, max_logprobs=2)
+    options = AppOptions(enable_force_include_usage=True, return_tokens_as_token_ids=True)
     runner = ScriptedRunner(model=FakeKV(8, range(97, 123)))
-    async with scripted_engine(runner=runner) as engine, client_of(create_app(engine, options=options)) as client:
+    async with (
+        scripted_engine(runner=runner, max_logprobs=2) as engine,
+        client_of(create_app(engine, options=options)) as client,
+    ):
         for url, body in ((CHAT, {"messages": HI, "top_logprobs": 1}), (TEXT, {"prompt": "hi"})):
             asked = {**body, "max_tokens": 2, "logprobs": True if url == CHAT else 1}
             chunks = events_of((await client.post(url, json={**asked, "stream": True})).text)
-            assert chunks[-1]["usage"]["completion_tokens"] == 2
-            assert not any("usage" in chunk for chunk in chunks[:-1])
+            so_far = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+            assert so_far == sorted(so_far)
+            assert so_far[-1] == 2
             logprobs = (await client.post(url, json=asked)).json()["choices"][0]["logprobs"]
             assert "token_id:" in str(logprobs)
             many = {**asked, "logprobs": True, "top_logprobs": 3} if url == CHAT else {**asked, "logprobs": 3}
@@ -74,6 +78,11 @@ async def test_a_lenient_server_leaves_out_what_nobody_knows_and_says_so():
         assert answer.json()["choices"][0]["message"]["content"] == "Hello, world!"
         streamed = await client.post(CHAT, json={"messages": [message], "stream": True})
         assert streamed.headers["x-aserve-warnings"] == expected[1]
+        thinking = {"messages": HI, "chat_template_kwargs": {"enable_thinking": False}}
+        told = ["the chat template takes no variable 'enable_thinking' (it takes: none)"]
+        for url in (CHAT, "/tokenize"):
+            answer = await client.post(url, json=thinking)
+            assert (answer.status_code, answer.headers["x-aserve-warnings"]) == (200, told[0])
         answer = await client.post(MESSAGES, json={"messages": [message], "max_tokens": 9})
         assert answer.json()["warnings"] == expected[1:]
         assert "warnings" not in (await client.post(CHAT, json={"messages": HI})).json()
@@ -117,11 +126,12 @@ def test_the_flags():
         "--max-logprobs",
         "5",
     ]
-    _, _, options = parse(words, {"ASERVE_ALLOWED_METHODS": "GET,POST"})
+    _, of_engine, options = parse(words, {"ASERVE_ALLOWED_METHODS": "GET,POST"})
     assert options.allowed_origins == ("https://a", "https://b")
     assert options.allowed_methods == ("GET", "POST")
-    assert (options.root_path, options.lenient, options.max_logprobs) == ("/api", True, 5)
+    assert (options.root_path, options.lenient, of_engine.max_logprobs) == ("/api", True, 5)
+    assert parse(["--max-logprobs", "-1"], {})[1].max_logprobs == -1
     assert parse(["--allowed-origins", "https://a", "https://b"], {})[2].allowed_origins == ("https://a", "https://b")
-    for wrong in (["--root-path", "api"], ["--max-logprobs", "21"], ["--allowed-origins", '["a"']):
-        with pytest.raises(ConfigError, match=wrong[0]):
+    for wrong in (["--root-path", "api"], ["--max-logprobs", "-2"], ["--allowed-origins", '["a"']):
+        with pytest.raises(ConfigError, match=wrong[0].strip("-").replace("-", ".")):
             parse(wrong, {})

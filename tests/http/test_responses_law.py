@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from aserve.core.outputs import Completion, FinishReason, TextDelta
 from aserve.core.plan import TokenScores
-from aserve.http.openai.responses.output import Output, Tokens
+from aserve.http.openai.responses.output import Output
 from aserve.http.openai.responses.wire import ResponseWire
+from aserve.http.openai.tokens import Tokens
 from aserve.http.reading import CONTENT, Reading
 from aserve.http.tally import Tally, usage_of
 from aserve.text.formats.parser import parser_of

@@ -18,6 +18,7 @@ from tests.engines import EOS, scripted_engine, scripted_loader
 from tests.http.conftest import client_of
 
 HI = {"messages": [{"role": "user", "content": "hi"}]}
+TOOLS = [{"type": "function", "function": {"name": "now"}}]
 POSTS = {
     "/v1/chat/completions": HI,
     "/v1/completions": {"prompt": "hi"},
@@ -70,6 +71,9 @@ async def test_detokenize(client):
         ("/tokenize", {"prompt": "hi", "add_generation_prompt": True}, "add_generation_prompt"),
         ("/tokenize", {"prompt": "hi", "continue_final_message": False}, "continue_final_message"),
         ("/tokenize", {"prompt": "hi", "chat_template_kwargs": {}}, "chat_template_kwargs"),
+        ("/tokenize", {"prompt": "hi", "tools": TOOLS}, "tools"),
+        ("/tokenize", {**HI, "tools": [*TOOLS, *TOOLS]}, "tools"),
+        ("/tokenize", {**HI, "tools": TOOLS}, "tools"),
         ("/tokenize", {**HI, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ("/tokenize", {"prompt": "hi", "return_token_strs": 1}, "return_token_strs"),
         ("/tokenize", {"prompt": 5}, "prompt"),

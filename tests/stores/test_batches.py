@@ -13,7 +13,7 @@ async def test_a_stop_iteration_in_the_thread_reaches_who_waits():
     with closing(BatchStore()) as store:
         async with asyncio.timeout(10):
             with pytest.raises(RuntimeError, match="StopIteration"):
-                await store._run(iter(()).__next__)
+                await store._database.run(lambda _connection: next(iter(())))
 
 
 async def test_a_batchs_results_go_with_its_end_and_not_before():
@@ -24,5 +24,5 @@ async def test_a_batchs_results_go_with_its_end_and_not_before():
             await store.add_result(id, 0, b"{}", is_error=False)
         await store.put_batch(batch)
         assert await store.done("b") == {0: False}
-        await store.put_batch(batch, has_ended=True)
+        await store.put_batch(batch, drops_results=True)
         assert (await store.done("b"), await store.done("another")) == ({}, {0: False})

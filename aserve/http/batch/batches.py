@@ -45,10 +45,10 @@ class Batches:
         handlers: Mapping[str, Handler],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.urls = tuple(handlers)
         self.store = store
         self._engine = engine
         self._runner = LineRunner(engine, handlers)
+        self.urls = self._runner.urls
         self._clock = clock
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._running: dict[str, StoredBatch] = {}
@@ -255,7 +255,7 @@ class Batches:
 
     async def _move(self, batch: StoredBatch, status: str) -> None:
         batch.state.update({"status": status, f"{status}_at": int(self._clock())})
-        await self.store.put_batch(batch, has_ended=status in ENDED)
+        await self.store.put_batch(batch, drops_results=status in ENDED)
 
 
 def _errors(error: AserveError) -> State:

@@ -9,17 +9,19 @@ from msgspec import Meta
 
 from aserve.core.errors import InvalidRequestError
 from aserve.core.outputs import Completion, FinishReason, TextDelta
-from aserve.core.params import MAX_LOGPROBS
+from aserve.core.params import ALL_TOKENS
 from aserve.core.plan import TokenScores
+from aserve.core.rules import MAX_INT
 from aserve.engine import Engine
 from aserve.http.endpoint import Exchange, Handler
 from aserve.http.generation import Generation, Usage, answer
 from aserve.http.openai.chunks import Chunks, usage_suffix
 from aserve.http.openai.logprobs import Speller, chat_logprobs, prompt_logprobs
-from aserve.http.openai.prompts import check_room, truncated
+from aserve.http.openai.prompts import check_room, check_variables, truncated
 from aserve.http.openai.schema import GenerationFields, Messages, parse, sampling_params
 from aserve.http.openai.speech import Speech, message_of
-from aserve.http.openai.tools import Choice, Effort, Tools, thinking_hints, tool_use
+from aserve.http.openai.tokens import Tokens
+from aserve.http.openai.tools import Choice, Effort, Tools, Verbosity, template_hints, tool_use
 from aserve.http.reading import CONTENT, Reading, enforced, reading_of
 from aserve.http.served import adapter_of, check_model
 from aserve.http.shapes import told_as_asked
@@ -35,7 +37,7 @@ class ChatFields(GenerationFields, frozen=True, kw_only=True):
 
     messages: Messages
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=ALL_TOKENS, le=MAX_INT)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -43,6 +45,7 @@ class ChatFields(GenerationFields, frozen=True, kw_only=True):
     tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = None
+    verbosity: Verbosity | None = None
     include_reasoning: bool | None = None
 
     @property
@@ -82,6 +85,7 @@ async def _answer(engine: Engine, limits: StreamLimits, exchange: Exchange, fiel
     model = check_model(engine, fields.model)
     check_room(engine, fields, exchange)
     use = await exchange.work(tool_use, fields.tools, fields.tool_choice, parallel=fields.parallel_tool_calls)
+    check_variables(engine, exchange.fields, with_tools=use is not None)
     params = sampling_params(
         engine,
         fields,
@@ -92,7 +96,7 @@ async def _answer(engine: Engine, limits: StreamLimits, exchange: Exchange, fiel
     whole_prompt = await _prompt(engine, fields, exchange.fields["messages"], use)
     prompt = truncated(engine, fields, params, whole_prompt)
     reading = reading_of(engine, use, prompt)
-    params = enforced(params, use, reading)
+    params = enforced(params, use, reading, is_of_all=fields.structured_outputs is not None)
     generation = Generation(
         prompts=[prompt],
         params=params,
@@ -102,7 +106,7 @@ async def _answer(engine: Engine, limits: StreamLimits, exchange: Exchange, fiel
         starts_text=not fields.continue_final_message,
         markers=reading.markers,
         cache_salt=fields.cache_salt or "",
-        priority=fields.priority or 0,
+        priority=exchange.priority_of(fields.priority),
         tenant=exchange.tenant,
         lora=adapter_of(engine, model),
         timeout_s=fields.timeout_s,
@@ -125,7 +129,7 @@ async def _prompt(
         add_generation_prompt=fields.adds_generation_prompt,
         continue_final_message=bool(fields.continue_final_message),
         variables=fields.chat_template_kwargs or {},
-        hints=thinking_hints(fields.reasoning_effort),
+        hints=template_hints(fields.reasoning_effort, fields.verbosity),
         tools=None if use is None else use.for_template,
         add_special_tokens=bool(fields.add_special_tokens),
         must_fit=fields.truncate_prompt_tokens is None,
@@ -183,7 +187,7 @@ class ChatWire(Chunks):
 
     def delta(self, delta: TextDelta, usage: Usage | None) -> bytes:
         """A chunk with text; with the reasons if it is the last."""
-        fields, reason = self._spoken(delta.index, delta.text, delta.finish_reason)
+        fields, reason = self._spoken(delta.index, delta.text, delta.finish_reason, delta.token_ids)
         says_nothing = not (any(fields.values()) or self._with_token_ids or (self._with_logprobs and delta.scores))
         if reason is None:
             if says_nothing:
@@ -215,13 +219,13 @@ class ChatWire(Chunks):
             "object": "chat.completion",
             **self._common,
             "choices": choices,
-            "usage": usage,
+            "usage": self._detailed(usage),
             "prompt_logprobs": scored,
             "prompt_token_ids": first.prompt_token_ids if self._with_token_ids else None,
         }
 
     def _choice(self, index: int, completion: Completion) -> dict[str, Any]:
-        fields, reason = self._spoken(index, completion.text, completion.finish_reason)
+        fields, reason = self._spoken(index, completion.text, completion.finish_reason, completion.token_ids)
         message = message_of(fields, has_thoughts=self._reading.has_thoughts and self._shows_reasoning)
         if self._echoed:
             message["content"] = self._echoed + (message["content"] or "")
@@ -234,12 +238,26 @@ class ChatWire(Chunks):
             "token_ids": completion.token_ids if self._with_token_ids else None,
         }
 
-    def _spoken(self, index: int, text: str, end: FinishReason | None) -> tuple[dict[str, Any], str | None]:
+    def end(self, usage: Usage | None) -> bytes:
+        """As all chunks end, with the tokens of thoughts among the counts."""
+        return super().end(None if usage is None else self._detailed(usage))
+
+    def _detailed(self, usage: Usage) -> Usage:
+        """Token counts with those of thoughts, where the model may have some."""
+        if not self._reading.has_thoughts:
+            return usage
+        num_tokens = sum(speech.num_reasoning_tokens for speech in self._speeches.values())
+        return usage | {"completion_tokens_details": {"reasoning_tokens": num_tokens}}
+
+    def _spoken(
+        self, index: int, text: str, end: FinishReason | None, token_ids: Sequence[int]
+    ) -> tuple[dict[str, Any], str | None]:
         """The fields of a delta, and why the choice ended, if it did."""
         if self._reading.new_parser is None:
             return {"content": text}, end
         if index not in self._speeches:
-            self._speeches[index] = Speech(self._reading, shows_reasoning=self._shows_reasoning)
+            tokens = Tokens(self._speller.shown) if self._reading.has_thoughts else None
+            self._speeches[index] = Speech(self._reading, shows_reasoning=self._shows_reasoning, tokens=tokens)
         speech = self._speeches[index]
-        fields = speech.delta(text, end)
+        fields = speech.delta(text, end, token_ids)
         return fields, None if end is None else speech.reason(end)

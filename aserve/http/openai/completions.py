@@ -46,6 +46,8 @@ class CompletionFields(GenerationFields, frozen=True, kw_only=True):
             return False
         if not self.echo:
             raise InvalidRequestError("max_tokens may be 0 only with echo", "max_tokens")
+        if self.logprob_token_ids:
+            raise InvalidRequestError("logprob_token_ids is of generated tokens: raise max_tokens", "logprob_token_ids")
         return True
 
 
@@ -79,7 +81,7 @@ async def _answer(engine: Engine, limits: StreamLimits, exchange: Exchange, fiel
     texts = None
     if fields.echo:
         texts = [
-            text if isinstance(text, str) and len(prompt) == len(all_ids) else await _text(engine, fields, prompt)
+            text if isinstance(text, str) and len(prompt) == len(all_ids) else await engine.decode(prompt)
             for text, prompt, all_ids in zip(given, prompts, whole, strict=True)
         ]
     generation = Generation(
@@ -89,7 +91,7 @@ async def _answer(engine: Engine, limits: StreamLimits, exchange: Exchange, fiel
         include_usage=fields.include_usage,
         continuous_usage=fields.continuous_usage,
         cache_salt=fields.cache_salt or "",
-        priority=fields.priority or 0,
+        priority=exchange.priority_of(fields.priority),
         tenant=exchange.tenant,
         lora=adapter_of(engine, model),
         timeout_s=fields.timeout_s,
@@ -97,10 +99,6 @@ async def _answer(engine: Engine, limits: StreamLimits, exchange: Exchange, fiel
     )
     wire = TextWire(engine, f"cmpl-{exchange.request_id}", model, fields, num_choices=params.n, echoed=texts)
     await answer(engine, generation, wire, exchange, limits)
-
-
-async def _text(engine: Engine, fields: CompletionFields, prompt: TokenIds) -> str:
-    return await engine.decode(prompt, skip_special_tokens=not fields.shows_special_tokens)
 
 
 def prompts_of(prompt: Any) -> Sequence[str | TokenIds]:
@@ -229,7 +227,10 @@ class TextWire(Chunks):
         """The prompt's "logprobs", where it is echoed; nothing predicts its first token."""
         if self._echoed is None or not self._with_logprobs:
             return None
-        return self._part(index, token_ids, (None, *scores))
+        return self._spelled(index).prompt(token_ids, (None, *scores), self._prefix(index))
 
-    def _part(self, index: int, token_ids: TokenIds, scores: Sequence[TokenScores | None]) -> dict[str, Any]:
-        return self._logprobs.setdefault(index, CompletionLogprobs(self._speller)).part(token_ids, scores)
+    def _part(self, index: int, token_ids: TokenIds, scores: Sequence[TokenScores]) -> dict[str, Any]:
+        return self._spelled(index).part(token_ids, scores)
+
+    def _spelled(self, index: int) -> CompletionLogprobs:
+        return self._logprobs.setdefault(index, CompletionLogprobs(self._speller))

@@ -9,11 +9,22 @@ from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from typing import Any, Final
 
+import msgspec
+
+from aserve.core.params import num_likeliest
 from aserve.core.plan import TokenScores
 from aserve.engine import Engine
 
 MIN_LOGPROB: Final = -9999.0
 """Stands for minus infinity, which JSON has not."""
+
+
+def check_logprobs(engine: Engine, fields: msgspec.Struct) -> None:
+    """Raise `InvalidRequestError` where more of the likeliest tokens are asked for than the engine gives."""
+    for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
+        wanted = getattr(fields, name, None)
+        if type(wanted) is int:  # a chat's logprobs are true or false
+            num_likeliest(name, wanted, engine.info.max_logprobs, engine.info.vocab_size)
 
 
 class Speller:
@@ -28,9 +39,9 @@ class Speller:
         """All that the token stands for, a special one for its name."""
         return self._engine.token_bytes([token_id])[0]
 
-    def shown_bytes(self, token_id: int) -> bytes:
-        """What the token adds to the text of the answer."""
-        return self._engine.token_bytes([token_id], skip_special_tokens=self._skip_special_tokens)[0]
+    def shown(self, token_ids: Sequence[int]) -> Sequence[bytes]:
+        """What each token adds to the text of the answer."""
+        return self._engine.token_bytes(token_ids, skip_special_tokens=self._skip_special_tokens)
 
     def text(self, token_id: int) -> str:
         """The token as text, with U+FFFD for what is only a part of a character."""
@@ -75,12 +86,31 @@ class CompletionLogprobs:
         self._decoder = getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
-    def part(self, token_ids: Sequence[int], scores: Sequence[TokenScores | None]) -> dict[str, Any]:
-        """The next tokens; a prompt's first has no score."""
+    def prompt(self, token_ids: Sequence[int], scores: Sequence[TokenScores | None], text: str) -> dict[str, Any]:
+        """The tokens of a prompt that is echoed as `text`; nothing predicts the first.
+
+        Special tokens count where they stand in the text, but not where the tokenizer has put them around it.
+        """
+        spelled, starts = "", []
+        for token_id in token_ids:
+            starts.append(len(spelled))
+            spelled += self._decoder.decode(self._speller.raw(token_id))
+        start = max(spelled.find(text), 0)
+        self._decoder.reset()
+        self._offset = len(text)
+        return self._named(token_ids, scores, [min(max(place - start, 0), len(text)) for place in starts])
+
+    def part(self, token_ids: Sequence[int], scores: Sequence[TokenScores]) -> dict[str, Any]:
+        """The next tokens."""
         offsets = []
         for token_id in token_ids:
             offsets.append(self._offset)
-            self._offset += len(self._decoder.decode(self._speller.shown_bytes(token_id)))
+            self._offset += len(self._decoder.decode(self._speller.shown([token_id])[0]))
+        return self._named(token_ids, scores, offsets)
+
+    def _named(
+        self, token_ids: Sequence[int], scores: Sequence[TokenScores | None], offsets: list[int]
+    ) -> dict[str, Any]:
         return {
             "tokens": [self._speller.key(token_id) for token_id in token_ids],
             "token_logprobs": [None if score is None else _finite(score.logprob) for score in scores],
@@ -89,8 +119,8 @@ class CompletionLogprobs:
         }
 
     def _top(self, score: TokenScores) -> dict[str, float]:
-        """The likeliest tokens, and the sampled one in any case."""
-        pairs = [*zip(score.top_ids, score.top_logprobs, strict=True), (score.token_id, score.logprob)]
+        """The sampled token, which is the first as in vLLM, and the likeliest."""
+        pairs = [(score.token_id, score.logprob), *zip(score.top_ids, score.top_logprobs, strict=True)]
         return {self._speller.key(token_id): _finite(logprob) for token_id, logprob in pairs}
 
 

@@ -1,18 +1,31 @@
 """A request's prompts as token ids: encoded, and cut where the request asks for it."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from aserve.core.params import SamplingParams
 from aserve.engine import Engine
 from aserve.http.endpoint import Exchange
 from aserve.http.openai.schema import GenerationFields
+from aserve.http.shapes import UnknownFieldError
 from aserve.http.tally import TokenIds
 
 
 def check_room(engine: Engine, fields: GenerationFields, exchange: Exchange) -> None:
     """Refuse now what would be refused in the end: before a prompt is rendered and tokenized."""
-    engine.check_room(tenant=exchange.tenant, priority=fields.priority or 0, timeout_s=fields.timeout_s)
+    engine.check_room(
+        tenant=exchange.tenant, priority=exchange.priority_of(fields.priority), timeout_s=fields.timeout_s
+    )
+
+
+def check_variables(engine: Engine, raw: Mapping[str, Any], *, with_tools: bool) -> None:
+    """Raise `UnknownFieldError` for the first of chat_template_kwargs that the chat template does not read."""
+    variables = raw.get("chat_template_kwargs")
+    if not variables:
+        return
+    for name, complaint in engine.texts.unread_variables(variables, with_tools=with_tools).items():
+        raise UnknownFieldError(complaint, "chat_template_kwargs", variables, name)
 
 
 async def text_prompt(engine: Engine, fields: GenerationFields, prompt: str | TokenIds) -> TokenIds:

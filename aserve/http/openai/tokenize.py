@@ -11,16 +11,22 @@ from aserve.core.errors import InvalidRequestError
 from aserve.engine import Engine
 from aserve.http.endpoint import Exchange, Handler
 from aserve.http.json_response import JsonResponse
+from aserve.http.openai.prompts import check_variables
 from aserve.http.openai.schema import Messages, parse
+from aserve.http.openai.tools import Tools, tool_use
 from aserve.http.served import check_model
 from aserve.http.shapes import ModelName
 
 OFF_LOOP_TOKENS: Final = 2048
 """Answers of more are written in a thread."""
+MESSAGES_ONLY: Final = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
 
 
 class TokenizeFields(msgspec.Struct, frozen=True, kw_only=True):
-    """POST /tokenize: a prompt, or messages. add_special_tokens: by default as the two completion routes do."""
+    """POST /tokenize: a prompt, or messages and the tools that their template is told of.
+
+    add_special_tokens: by default as the two completion routes do.
+    """
 
     model: ModelName | None = None
     prompt: str | None = None
@@ -29,6 +35,7 @@ class TokenizeFields(msgspec.Struct, frozen=True, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Tools | None = None
     return_token_strs: bool | None = None
 
 
@@ -48,16 +55,19 @@ def tokenize(engine: Engine) -> Handler:
         if (fields.prompt is None) == (fields.messages is None):
             raise InvalidRequestError("give either prompt or messages", "prompt")
         if fields.prompt is not None:
-            for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+            for name in MESSAGES_ONLY:
                 _refuse(getattr(fields, name), name, "messages")
             tokens = await engine.encode(fields.prompt, add_special_tokens=fields.add_special_tokens is not False)
         else:
             adds_prompt = fields.add_generation_prompt
-            tokens = await engine.encode_chat(
+            use = await exchange.work(tool_use, fields.tools, None, parallel=None)
+            check_variables(engine, exchange.fields, with_tools=use is not None)
+            tokens = await engine.texts.encode_chat(
                 exchange.fields["messages"],
                 add_generation_prompt=not fields.continue_final_message if adds_prompt is None else adds_prompt,
                 continue_final_message=bool(fields.continue_final_message),
                 variables=fields.chat_template_kwargs or {},
+                tools=None if use is None else use.for_template,
                 add_special_tokens=bool(fields.add_special_tokens),
             )
 

@@ -6,7 +6,6 @@ All events of an item stand between its output_item.added and its output_item.do
 once: whatever pieces a text comes in, its items are the same, but for their ids.
 """
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
@@ -15,6 +14,7 @@ from aserve.core.answer_events import AnswerEvent, AnswerParser, Arguments, Call
 from aserve.core.outputs import FinishReason
 from aserve.core.plan import TokenScores
 from aserve.http.openai.responses.items import Item, new_item_id, sealed
+from aserve.http.openai.tokens import Tokens
 from aserve.http.reading import Reading
 
 Event = dict[str, Any]
@@ -31,34 +31,6 @@ DELTAS: Final = {
     CALL: "response.function_call_arguments",
 }
 """What the events of an item's text are called, before .delta and .done."""
-
-
-class Tokens:
-    """An answer's tokens by the text that they stand for, in which its parts are looked for one after the other."""
-
-    def __init__(self, token_bytes: Callable[[Sequence[int]], Sequence[bytes]]) -> None:
-        self._token_bytes = token_bytes
-        self._text = bytearray()
-        self._ends = [0]
-        self._scores: list[TokenScores] = []
-        self._place = 0  # in the text, behind the part that was found last
-
-    def add(self, token_ids: Sequence[int], scores: Sequence[TokenScores]) -> None:
-        """More of them."""
-        for raw in self._token_bytes(token_ids):
-            self._text += raw
-            self._ends.append(len(self._text))
-        self._scores.extend(scores)
-
-    def take(self, part: str) -> tuple[int, list[TokenScores]]:
-        """How many have a share in the next part, and their scores; none where its text is not the tokens' own."""
-        raw = part.encode(errors="surrogatepass")
-        place = self._text.find(raw, self._place)
-        if place < 0 or not raw:
-            return 0, []
-        self._place = place + len(raw)
-        first, last = bisect_right(self._ends, place) - 1, bisect_left(self._ends, self._place)
-        return last - first, self._scores[first:last]
 
 
 class Output:
