@@ -23,7 +23,8 @@ test: setup check
 # New examples of the properties that hold the scheduler and the cache together, then what takes minutes.
 test-thorough: setup
 	$(BIN)/python -m pytest -q $(SIDE_BY_SIDE) --hypothesis-profile thorough --timeout 7200 tests/scheduler/test_state_machine.py tests/kv_cache
-	$(BIN)/python -m pytest -q -m thorough
+	$(BIN)/python -m pytest -q -m thorough -n logical --maxprocesses 8 tests/faults
+	$(BIN)/python -m pytest -q -m thorough --ignore tests/faults
 
 # What measures time: alone, on a machine that has nothing else to do.
 test-timing: setup

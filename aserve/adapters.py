@@ -22,13 +22,13 @@ from typing import Final
 import msgspec
 
 from aserve.core.errors import AdapterError, AserveError, ModelNotFoundError, OverloadedError, UnavailableError
+from aserve.core.faults import for_a_future
 from aserve.core.ids import AdapterId
 from aserve.core.lora import ADAPTER_NAME, MAX_NAMES, NAME_RULE
 from aserve.core.ports import AdapterStore
 from aserve.core.request import Terms
 from aserve.core.rules import check, matching, shown
 from aserve.edges import is_fault
-from aserve.workers import for_a_future
 
 PLACE_S: Final = 60.0
 """How long a request waits for place in memory, which others in use have."""

@@ -17,6 +17,7 @@ from tqdm import tqdm
 from aserve.build import AsyncEngine
 from aserve.core.config import Options
 from aserve.core.errors import ConfigError, InvalidRequestError
+from aserve.edges import heard
 from aserve.engine import Engine
 from aserve.http.batch.lines import LineFields, LineRunner, failed_line, line_handlers, line_of
 from aserve.http.openai.responses.keeping import Kept
@@ -84,7 +85,7 @@ async def answer_lines(engine: Engine, lines: list[bytes], output: Path, file: T
                         num_failed += 1
                         write(asked)
                         continue
-                    answered = await runner.run(asked, "")
+                    answered = await heard(runner.run(asked, ""))
                     num_failed += answered.is_error
                     write(answered.content)
 

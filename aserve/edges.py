@@ -6,9 +6,12 @@ Exception, too: libraries raise such things (pyo3's PanicException), and asyncio
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from aserve.core.faults import WISHES, log_fault
+
+T = TypeVar("T")
 
 
 def is_fault(error: BaseException) -> bool:
@@ -21,6 +24,19 @@ def is_fault(error: BaseException) -> bool:
         task = asyncio.current_task()
         return task is None or not task.cancelling()
     return not isinstance(error, WISHES)
+
+
+async def heard(work: Awaitable[T]) -> T:
+    """Await something in a task of a group. A CancelledError that comes from elsewhere is a RuntimeError.
+
+    A group takes it for the end of a task that was cancelled, and goes on as if its work had been done.
+    """
+    try:
+        return await work
+    except asyncio.CancelledError as error:
+        if not is_fault(error):
+            raise
+        raise RuntimeError("work that nobody cancelled was cancelled") from error
 
 
 def aside(

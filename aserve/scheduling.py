@@ -45,4 +45,5 @@ def make_scheduler(config: EngineConfig) -> Scheduler:
         itl_factor=config.itl_factor,
         proposer=make_proposer(config),
         max_loras=config.max_loras,
+        has_row_state=config.pools and not config.enable_prefix_caching,  # sums of states, or an encoder's tokens
     )

@@ -13,8 +13,8 @@ from typing import Any, Final, Unpack, cast
 
 from aserve.answers import Prompt
 from aserve.core.config import EngineConfig, ModelInfo
-from aserve.core.errors import InvalidRequestError
-from aserve.core.outputs import TextDelta
+from aserve.core.errors import AserveError, InvalidRequestError, QueueTimeoutError
+from aserve.core.outputs import DEADLINE, TextDelta
 from aserve.core.pooling import (
     InputTerms,
     Pooled,
@@ -27,6 +27,7 @@ from aserve.core.pooling import (
     cosine,
 )
 from aserve.core.request import RequestTerms, SharedTerms
+from aserve.edges import heard
 from aserve.mailbox import Mailbox
 from aserve.texts import Texts
 from aserve.workers import Workers
@@ -97,10 +98,16 @@ class Vectors(ABC):
     async def pool(
         self, tokens: TokenizedInput, params: PoolingParams = DEFAULT, **terms: Unpack[RequestTerms]
     ) -> Pooled:
-        """What the model makes of one input, whatever it is for."""
+        """What the model makes of one input, whatever it is for.
+
+        Raises `QueueTimeoutError` where its deadline comes first: half a vector is none.
+        """
         async with self.open_input(tokens, params, **terms) as mailbox:
             delta: TextDelta = await anext(mailbox)
-        assert delta.vector is not None, "a runner that pools makes a vector of each input"
+        if delta.vector is None:
+            is_late = delta.stop_reason == DEADLINE
+            told = "the request's deadline came" if is_late else "the request was aborted"
+            raise (QueueTimeoutError if is_late else AserveError)(f"{told} before its vector was made")
         vector, pooling = delta.vector, self.pooling
         is_long = len(vector) > LONG
         values = (
@@ -125,7 +132,7 @@ class Vectors(ABC):
 
         async def work() -> None:
             for place in places:
-                found[place] = await self.pool(inputs[place], params, **terms)
+                found[place] = await heard(self.pool(inputs[place], params, **terms))
 
         try:
             async with asyncio.TaskGroup() as group:

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final, ParamSpec, TypeVar
 
 from aserve.core.errors import OverloadedError, UnavailableError
+from aserve.core.faults import for_a_future
 
 NUM_THREADS: Final = 4
 MAX_OPEN: Final = 4096
@@ -57,14 +58,3 @@ class Workers:
         """End the threads when they have done what they are at; what waits never begins. Idempotent."""
         self._is_closed = True
         self._executor.shutdown(wait=False, cancel_futures=True)
-
-
-def for_a_future(work: Callable[[], T]) -> T:
-    """Call it in a thread, for a future to bring what comes of it.
-
-    asyncio's futures refuse a StopIteration, and whoever waits for one that has it waits for ever.
-    """
-    try:
-        return work()
-    except StopIteration as error:
-        raise RuntimeError("work in a thread raised StopIteration") from error

@@ -7,6 +7,7 @@ pytest tests/scheduler --hypothesis-profile thorough
 
 import gc
 import os
+from collections import Counter
 from collections.abc import Generator
 from contextlib import suppress
 
@@ -22,6 +23,8 @@ with suppress(ModuleNotFoundError):  # tests of kernels need none of it, and run
     settings.register_profile("thorough", deadline=None, max_examples=5_000, stateful_step_count=60)
     settings.load_profile("fixed")
 
+SWEPT = "swept"
+"""The property of a test of the sweep (tests/faults) that says how many cases there were, and what became of them."""
 MANY_OBJECTS = 50_000
 """To go through so many takes the collector 10 ms."""
 PLUGIN_OPTIONS = {
@@ -38,6 +41,15 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         if module not in loaded:
             for name in names:
                 parser.addini(name, f"of {module}, which is not loaded")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What the tests of the sweep come to together, in whichever processes they ran."""
+    total: Counter[str] = Counter()
+    for report in terminalreporter.stats.get("passed", ()):
+        total += Counter(dict(report.user_properties).get(SWEPT, {}))
+    if total:
+        terminalreporter.write_line("swept: " + ", ".join(f"{num} {what}" for what, num in total.items()))
 
 
 @pytest.fixture(autouse=True, scope="module")

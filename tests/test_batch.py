@@ -1,5 +1,6 @@
 """`aserve batch`: answers into a file, and goes on where it was killed."""
 
+import asyncio
 import io
 import json
 
@@ -9,6 +10,7 @@ from aserve.batch import answer_lines, answered_ids, read_lines
 from aserve.cli.flags import BatchOptions
 from aserve.cli.settings import parse_command
 from aserve.core.errors import ConfigError
+from aserve.http.batch.lines import LineRunner
 from tests.engines import scripted_engine
 
 
@@ -34,6 +36,18 @@ async def test_lines_are_answered_once_and_a_cut_one_again(tmp_path):
     assert told["b"]["response"]["status_code"] == 400
     assert told["line-3"]["error"]["code"] == "invalid_request_error"
     assert "4/4" in bar.getvalue()
+
+
+async def test_a_line_that_is_cancelled_by_nobody_ends_the_run(tmp_path, monkeypatch):
+    """Catches a line that is missing in the output of a run which says that all is well."""
+
+    async def cancelled(*_):
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(LineRunner, "run", cancelled)
+    async with scripted_engine() as engine:
+        with pytest.raises(RuntimeError, match="nobody cancelled"):
+            await answer_lines(engine, [line("a")], tmp_path / "out.jsonl", io.StringIO())
 
 
 @pytest.mark.parametrize("url", ["/v1/responses", "/v1/messages"])

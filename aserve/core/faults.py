@@ -11,7 +11,8 @@ import secrets
 import sys
 import threading
 import traceback
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 from aserve.core.errors import AserveError, InternalError
 
@@ -20,6 +21,8 @@ MAX_DESCRIBED: Final = 16
 
 WISHES = (KeyboardInterrupt, SystemExit, GeneratorExit)
 """Not faults but somebody's wish that all should end; an edge lets them pass, whatever else it catches."""
+
+T = TypeVar("T")
 
 
 def report(log: logging.Logger, place: str, error: BaseException, request_id: str | None = None) -> AserveError:
@@ -36,6 +39,17 @@ def log_fault(log: logging.Logger, place: str, error: BaseException, request_id:
     whose = "" if request_id is None else f" of request {request_id}"
     log.error("fault %s in %s%s: %s", fault_id, place, whose, describe(error))
     return fault_id
+
+
+def for_a_future(work: Callable[[], T]) -> T:
+    """Call it in a thread, for a future to bring what comes of it.
+
+    asyncio's futures refuse a StopIteration, and whoever waits for one that has it waits for ever.
+    """
+    try:
+        return work()
+    except StopIteration as error:
+        raise RuntimeError("work in a thread raised StopIteration") from error
 
 
 def describe(error: BaseException) -> str:

@@ -31,7 +31,7 @@ NewWaiting = Callable[[SequenceQueue], Waiting]
 class Residents:
     """The queues, the rows, and the block operations of the plan to come.
 
-    max_loras: adapters that run at once; 0 where there are none.
+    max_loras: adapters that run at once; 0 where there are none. has_row_state: see `Scheduler`.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class Residents:
         num_rows: int,
         new_waiting: NewWaiting,
         max_loras: int = 0,
+        has_row_state: bool = False,
     ) -> None:
         self.num_preemptions = 0
         self.num_swap_outs = 0
@@ -54,6 +55,7 @@ class Residents:
         self._num_rows = num_rows
         self._new_waiting = new_waiting
         self._max_loras = max_loras
+        self._has_row_state = has_row_state
         self.has_host_memory = cache.has_host_memory
         self._clear()
 
@@ -227,8 +229,10 @@ class Residents:
         """All steps in flight failed: these, with those slices of sequences that have not ended. Take them back.
 
         Who runs goes back to what has landed, keeps row and blocks, and sets its row up anew. Who took its row in one
-        of these steps gives it back, and so does who relies on a block that they were to move.
+        of these steps gives it back, and so does who relies on a block that they were to move, or has more than tokens
+        in a row that they may have changed.
         """
+        changed: list[Sequence] = []
         for sequence, piece in slices:
             if sequence.state is not State.WAITING and piece.start < sequence.num_computed:
                 sequence.num_computed = piece.start
@@ -236,13 +240,16 @@ class Residents:
             if sequence.state is State.RUNNING:
                 sequence.num_prefill = len(sequence.token_ids)
                 sequence.num_bound = len(sequence.table.block_ids)
+                if self._has_row_state:
+                    changed.append(sequence)
         all_ops = [plan.block_ops for plan in plans if plan.block_ops is not None]
         blocks = {block_id for ops in all_ops for _, block_id in (*ops.copies, *ops.swap_ins)}
         host_ids = {host_id for ops in all_ops for _, host_id in ops.swap_outs}
         self.scrubs.extend(block_id for ops in all_ops for block_id in ops.scrubs)
         first_step = plans[0].step_id
         for sequence in tuple(self.running):
-            if sequence.settled_in >= first_step or blocks.intersection(sequence.table.block_ids):
+            is_new = sequence.settled_in >= first_step
+            if is_new or sequence in changed or blocks.intersection(sequence.table.block_ids):
                 self.quarantine([sequence])  # others get the blocks, and nobody knows what was written there
                 self.preempt([sequence], None, may_swap=False)
         # Lost on the host: what these steps were to swap out, and all of who took its row in one of them and is swapped

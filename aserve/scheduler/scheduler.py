@@ -63,7 +63,8 @@ class Scheduler:
     """Owns every sequence, the block bookkeeping and the rows. Deterministic: equal calls give equal plans.
 
     step_cost: what steps take, learned from those of which `commit` was told. max_in_flight, while it runs: 1 while it
-    is being found out who makes steps fail. Of the constructor:
+    is being found out who makes steps fail. next_deadline_s: before that `expire` finds nobody, on the clock of
+    `Request.deadline_s`; infinity if no request has one. Of the constructor:
 
     block_size: positions in a block. num_blocks: all blocks, the null block included.
     max_num_seqs: sequences that run at once, and rows. max_num_batched_tokens: tokens that a step computes at most.
@@ -78,6 +79,8 @@ class Scheduler:
     may take in which somebody decodes, itl_factor: how much longer than without prompts, where that is None; see
     `StreamPace`. plans_behind_prompts: whether a step with prompts may be in flight while the next is planned.
     proposer: guesses tokens for steps to verify; None for none. max_loras: adapters that run at once; 0 for none.
+    has_row_state: the runner keeps of a prompt under way what no block holds (a sum of hidden states, say), by its row:
+    after a step that failed it is computed from its beginning.
     """
 
     def __init__(  # noqa: PLR0913  the numbers of one engine, each used here or by one part
@@ -105,6 +108,7 @@ class Scheduler:
         plans_behind_prompts: bool = True,
         proposer: Proposer | None = None,
         max_loras: int = 0,
+        has_row_state: bool = False,
     ) -> None:
         assert max_in_flight <= 2 or not any(windows), "I23: windows hold two steps of positions"
         self.max_in_flight = self._most_in_flight = max_in_flight
@@ -128,8 +132,9 @@ class Scheduler:
         self._aftermath, self.step_cost = Aftermath(max_num_batched_tokens), StepCost()
         fair = partial(FairQueue, num_rows=max_num_seqs, max_chunk=max_chunk, cost=self.step_cost)
         new_waiting: NewWaiting = fair if is_fair else lambda _: WaitingQueue()
-        self._residents = Residents(self._cache, self._admission, preemption, max_num_seqs, new_waiting, max_loras)
-        self._plans_behind_prompts = plans_behind_prompts
+        rows = max_num_seqs, new_waiting, max_loras, has_row_state
+        self._residents = Residents(self._cache, self._admission, preemption, *rows)
+        self._plans_behind_prompts, self.next_deadline_s = plans_behind_prompts, inf
         self._drafter, pace = Drafter(proposer, self.step_cost), Pace(scheduler_delay_factor)
         streams = StreamPace(self.step_cost, target_itl_s, max_num_batched_tokens, itl_factor)
         planned_by = self._residents, self._admission, pace, streams, self._drafter, self._aftermath.budget
@@ -138,8 +143,6 @@ class Scheduler:
         landed_in = self._roster.sequences, self._cache, self._residents, self._drafter
         self._landing = Landing(*landed_in, end=self._end, end_request=self.cancel)
         self._in_flight, self._next_step_id, self._learned_id, self._unlearned_s = deque[StepPlan](), 0, -1, 0.0
-        self.next_deadline_s = inf
-        """Before that `expire` finds nobody, on the clock of `Request.deadline_s`; infinity if no request has one."""
 
     # Requests come and go.
 

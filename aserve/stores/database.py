@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
 from aserve.core.errors import ConfigError, UnavailableError
+from aserve.core.faults import for_a_future
 
 IN_MEMORY: Final = ":memory:"
 P = ParamSpec("P")
@@ -43,7 +44,7 @@ class Database:
         """Call it in the thread. What was asked for is done, whether the caller waits for it or is cancelled."""
         if self._is_closed:
             raise UnavailableError("the store is closed")
-        work = self._thread.submit(lambda: function(self._opened(), *arguments, **options))
+        work = self._thread.submit(for_a_future, lambda: function(self._opened(), *arguments, **options))
         return await asyncio.shield(asyncio.wrap_future(work))
 
     def close(self) -> None:

@@ -119,17 +119,23 @@ class DoorWorld(World):
         return super().new_scheduler(max_num_queued_reqs=1, **{**more, "max_num_seqs": 1})
 
     async def answers(self) -> dict[str, Answer]:
-        """Of those who are taken, those who are refused, and one who leaves before the end of its body."""
+        """Of those who are taken, those who are refused, and one who leaves before the end of its body.
+
+        Where a connection is lost, its client comes once more: else there would be room for those who are refused.
+        """
         self.runner.hold()
-        taken = []
+        taken, again = [], []
         for num, name in enumerate(TAKEN):
             taken.append(asyncio.create_task(self._told(name)))
             await in_time([asyncio.create_task(self._until_taken(num + 1, taken[-1]))])
+            if taken[-1].done():
+                again.append(asyncio.create_task(self._told(name)))
+                await in_time([asyncio.create_task(self._until_taken(num + 1, again[-1]))])
         refused = [asyncio.create_task(self._told(name)) for name in REFUSED]
         leaver = asyncio.create_task(self._come_and_leave("leaver"))
         await in_time([*refused, leaver])
         self.runner.let_land()
-        await in_time(taken)
+        await in_time([*taken, *again])
         names = (*TAKEN, *REFUSED, "leaver")
         return dict(zip(names, [task.result() for task in (*taken, *refused, leaver)], strict=True))
 

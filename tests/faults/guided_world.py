@@ -1,4 +1,4 @@
-"""A world with adapters, structures, tools and drafts in it: the rooms of a server that was told to have them."""
+"""A world with adapters, structures, tools, thoughts and drafts: the rooms of a server that was told to have them."""
 
 import asyncio
 import zlib
@@ -38,16 +38,15 @@ SCHEMA = {
     "required": ["to"],
     "additionalProperties": False,
 }
+FORMAT = {"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA}}
 TOOL = {"type": "function", "function": {"name": "go", "parameters": SCHEMA}}
+THINKS = {"chat_template_kwargs": {"thinks": True}}
 HI = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0}
 ASKED: Mapping[str, tuple[str, dict[str, Any]]] = {
     "first": (TEXT, {"model": "first", "prompt": "abcabc", "max_tokens": 5, "temperature": 0}),
     "second": (TEXT, {"model": "second", "prompt": "abcabc", "max_tokens": 5, "temperature": 0, "stream": True}),
     "first again": (TEXT, {"model": "first", "prompt": "dabc", "max_tokens": 4, "temperature": 0}),
-    "schema": (
-        CHAT,
-        HI | {"response_format": {"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA}}},
-    ),
+    "schema": (CHAT, HI | {"response_format": FORMAT}),
     "forced": (
         TEXT,
         {"prompt": "x", "structured_outputs": {"regex": "(ab|ba)cdcdcdcd(ab|ba)"}, "stream": True, "temperature": 0},
@@ -59,6 +58,15 @@ ASKED: Mapping[str, tuple[str, dict[str, Any]]] = {
         | {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 90, "stream": True},
     ),
     "free": (CHAT, HI | {"tools": [TOOL], "max_tokens": 9, "stream": True}),
+    "thinks": (CHAT, HI | THINKS | {"thinking_token_budget": 4, "max_tokens": 24, "stream": True}),
+    "thinks, then a schema": (CHAT, HI | THINKS | {"thinking_token_budget": 3, "response_format": FORMAT, "n": 2}),
+    "thinks, then a tool": (
+        CHAT,
+        HI
+        | THINKS
+        | {"thinking_token_budget": 5, "tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
+        | {"max_tokens": 110},
+    ),
     "drafted": (TEXT, {"prompt": "dcba", "max_tokens": 14, "temperature": 0}),
     "sampled": (TEXT, {"prompt": "some", "max_tokens": 8, "temperature": 1, "seed": 3, "n": 2, "stream": True}),
     "plain": (TEXT, {"prompt": "plain", "max_tokens": 6, "temperature": 0}),
@@ -88,8 +96,10 @@ class GuidedWorld(World):
     """Two adapters and a third that comes and goes, with room for one at a time; a draft model; forced tokens."""
 
     asked = ASKED
-    chat_template = TEMPLATE + "{% if tools %}{{ tools | length }}{% endif %}"
-    formats = MappingProxyType({"call_format": "hermes"})
+    chat_template = (
+        TEMPLATE + "{% if tools %}{{ tools | length }}{% endif %}<think>{% if not thinks %}</think>{% endif %}"
+    )
+    formats = MappingProxyType({"call_format": "hermes", "thought_format": "think"})
 
     def __init__(self, *, failing_steps: tuple[int, ...] = ()) -> None:
         self.store = Store()

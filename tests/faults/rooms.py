@@ -1,11 +1,16 @@
-"""The fault points of rooms that not every server has: adapters, structures, tools, drafts; the device; the door."""
+"""The fault points of rooms that not every server has: adapters, structures, tools, drafts; the device; the door.
+
+Of what pools, and of what is kept: kept_rooms.py.
+"""
 
 from dataclasses import replace
 
 from aserve import engine, texts
 from aserve.adapters import Adapters
+from aserve.constraints import calls, lark
 from aserve.constraints.compiler import Compiler
 from aserve.constraints.matcher import Compiled, MatcherConstraint
+from aserve.constraints.thinking import BoundedThinking, Budget, ThinkingConstraint
 from aserve.drafting.draft_model import DraftModelProposer
 from aserve.engine import Engine
 from aserve.engine_loop import EngineLoop
@@ -47,6 +52,7 @@ from aserve.texts import Texts
 from tests.faults.computed_world import ComputedWorld
 from tests.faults.door_world import DoorWorld, Wire
 from tests.faults.guided_world import GuidedWorld
+from tests.faults.kept_rooms import KEPT
 from tests.faults.points import FAILING, LOST, POINTS, Point, at, of
 from tests.faults.small_world import SmallWorld
 
@@ -67,6 +73,20 @@ GUIDED = (
     Point("places admitted", at((AdapterPlaces, "admitted")), of_nobody=True),
     # Structures, and what they force.
     Point("structures compiled", at((Structures, "compiled"))),
+    Point("structures bounded", at((Structures, "bounded"))),
+    Point("budget made", at((Budget, "__init__"))),
+    Point("budget after", at((Budget, "after")), of_nobody=True),
+    Point("budget forced", at((Budget, "forced")), of_nobody=True),
+    Point("bounded constraint", at((BoundedThinking, "constraint")), of_nobody=True),
+    Point("bounded after", at((BoundedThinking, "after")), of_nobody=True),
+    Point("bounded going on", at((BoundedThinking, "going_on"))),
+    Point("bounded advance", at((ThinkingConstraint, "advance")), of_nobody=True),
+    Point("bounded masks", at((ThinkingConstraint, "masks")), of_nobody=True),
+    Point("bounded forced", at((ThinkingConstraint, "forced")), of_nobody=True),
+    Point("thoughts begun", at((Texts, "begins_thought"))),
+    Point("thoughts before", at((Texts, "thoughts_before"))),
+    Point("thoughts named", at((calls, "thoughts_named"), (lark, "thoughts_named"))),
+    Point("calls named", at((calls, "calls_named"))),
     Point("compiler made", at((Compiler, "__init__"))),
     Point("compiler compiled", at((Compiler, "compiled"))),
     Point("structure constraint", at((Compiled, "constraint")), of_nobody=True),
@@ -199,6 +219,7 @@ LATER = (
     Point("engine token_bytes", at((Engine, "token_bytes"))),
     Point("engine token_strings", at((Engine, "token_strings"))),
     Point("tokenizer count", of("tokenizer", "count")),
+    Point("template unread", of("template", "unread")),
     Point("loop abort", at((EngineLoop, "abort"))),
     Point("cache hashes", at((PagedCache, "prompt_hashes"))),
     Point("cache rebase", at((PagedCache, "rebase"))),
@@ -220,4 +241,5 @@ ALL_POINTS = (
     *(replace(point, world=ComputedWorld) for point in COMPUTED),
     *(replace(point, world=SmallWorld) for point in SMALL),
     *(replace(point, world=DoorWorld) for point in DOOR),
+    *KEPT,
 )

@@ -170,6 +170,8 @@ def _ended(name: str, answer: Answer, whole: Answer, *, cuts: bool) -> Iterator[
 def _kept(world: World) -> Iterator[str]:
     """What the engine has not let go of."""
     yield from (f"held: {what}" for what in held(world))
+    if not world.has_died:
+        yield from (f"lost: {what}" for what in world.lost())
     try:
         world.scheduler.check()
     except AssertionError as error:

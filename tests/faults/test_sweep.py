@@ -1,15 +1,15 @@
 """The sweep: at every call between floors, at its k-th time, whatever can be raised is raised, and nobody else notices.
 
-python -m tests.faults.test_sweep prints what became of the whole product, and takes minutes.
+pytest -m thorough -n logical tests/faults sweeps all points, a test each, and says at its end what became of all cases.
 """
 
-import asyncio
 import random
-import sys
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
+from tests.conftest import SWEPT
 from tests.faults.points import FAULTS, Point
 from tests.faults.rooms import ALL_POINTS
 from tests.faults.sweep import Sweep
@@ -63,25 +63,10 @@ def test_each_point_has_a_name_of_its_own():
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(7200)
-async def test_the_whole_sweep_is_clean():
-    total = await print_sweep()
-    assert total["fired"] > 5_600
-    assert len(ALL_POINTS) >= 40
-
-
-async def print_sweep() -> Counter[str]:
-    """Sweep all points and say what became of them."""
-    total: Counter[str] = Counter()
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("point", ALL_POINTS, ids=lambda point: point.name)
+async def test_a_point_is_clean_at_every_call(point: Point, record_property: Callable[[str, object], None]):
     async with Sweep() as sweep:
-        for point in ALL_POINTS:
-            counts = await swept(sweep, point)
-            assert counts["fired"], f"{point.name} is never called"
-            print(f"{point.name:24}", dict(counts), flush=True)
-            total += counts
-    print(f"{len(ALL_POINTS)} points", dict(total))
-    return total
-
-
-if __name__ == "__main__":
-    sys.exit(asyncio.run(print_sweep())["cases"] == 0)
+        counts = await swept(sweep, point)
+    assert counts["fired"], "it is never called"
+    record_property(SWEPT, {"points": 1, **counts})

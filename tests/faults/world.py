@@ -138,9 +138,10 @@ class Answer:
 
 
 def _said(delta: Mapping[str, Any]) -> str:
-    """Content, and calls as far as they have come."""
+    """Thoughts, content, and calls as far as they have come."""
     calls = [call["function"] for call in delta.get("tool_calls", ())]
-    return "".join([delta.get("content") or "", *(call.get("name", "") + call.get("arguments", "") for call in calls)])
+    texts = [delta.get("reasoning") or "", delta.get("content") or ""]
+    return "".join([*texts, *(call.get("name", "") + call.get("arguments", "") for call in calls)])
 
 
 def _error_of(body: Any, status: int) -> Mapping[str, Any] | None:
@@ -177,13 +178,15 @@ def shared(chat_template: str) -> tuple[Any, ChatTemplate]:
 class World:
     """One engine, its application, and the seams at which a fault may be put. An async context manager.
 
-    asked: what each client asks. chat_template, formats: of the model. right_statuses: of undisturbed answers; 0 is
-    that of who has left. A world that has other rooms in it overrides these, and how its parts are made.
+    asked, asked_next: what each client asks, and who comes afterwards. chat_template, formats: of the model.
+    right_statuses: of undisturbed answers; 0 is that of who has left. A world that has other rooms in it overrides
+    these, and how its parts are made.
     """
 
     asked: Mapping[str, tuple[str, dict[str, Any]]] = ASKED
+    asked_next: tuple[str, dict[str, Any]] = NEXT
     chat_template = TEMPLATE
-    formats: Mapping[str, str] = MappingProxyType({})
+    formats: Mapping[str, Any] = MappingProxyType({})
     right_statuses: tuple[int, ...] = (200, 400, 0)
 
     def __init__(self, *, failing_steps: tuple[int, ...] = ()) -> None:
@@ -255,21 +258,37 @@ class World:
         await in_time(tasks.values())
         return {name: task.result() for name, task in tasks.items()}
 
-    async def ask(self, name: str, path: str, body: Mapping[str, Any], *, leaves_after: int = 0) -> Answer:
-        """One client's request over ASGI. leaves_after: so many messages of the answer; 0 never."""
+    async def ask(
+        self,
+        name: str,
+        path: str,
+        body: Mapping[str, Any] | bytes,
+        *,
+        leaves_after: int = 0,
+        method: str = "POST",
+        media_type: str = "application/json",
+    ) -> Answer:
+        """One client's request over ASGI. leaves_after: so many messages of the answer; 0 never, -1 at once."""
         WHOSE.set(name)
-        client = Client(self.transport, json.dumps(body).encode(), leaves_after)
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        client = Client(self.transport, raw, leaves_after)
+        scope = _scope(path, name, client) | {"method": method}
+        scope["headers"].append((b"content-type", media_type.encode()))
         try:
-            await self.app(_scope(path, name, client), client.receive, client.send)
+            await self.app(scope, client.receive, client.send)
         except BaseException as error:
             client.answer.escaped = type(error).__name__
         return client.answer
 
     async def next_answer(self) -> Answer:
         """What somebody is told who comes afterwards."""
-        asked = asyncio.create_task(self.ask("next", *NEXT))
+        asked = asyncio.create_task(self.ask("next", *self.asked_next))
         await in_time([asked])
         return asked.result()
+
+    def lost(self) -> Iterator[str]:
+        """What somebody was told is kept, and is not; in words. Called when nobody asks for anything any more."""
+        return iter(())
 
     async def _leave(self, name: str) -> Answer:
         """A client who has had enough. What it is told until then is its own business."""
@@ -347,6 +366,8 @@ class Client:
         self._bodies = [body]
         self._left = asyncio.Event()
         self._leaves_after = leaves_after
+        if leaves_after < 0:
+            self._left.set()
         self._num_pieces = 0
         self._has_begun = False
 
@@ -390,20 +411,16 @@ class Client:
             self.answer.broken = rule
 
 
-def _scope(path: str, name: str, client: Client) -> dict[str, Any]:
+def _scope(target: str, name: str, client: Client) -> dict[str, Any]:
+    path, _, query = target.partition("?")
     return {
         "type": "http",
         "http_version": "1.1",
-        "method": "POST",
         "path": path,
         "raw_path": path.encode(),
         "root_path": "",
-        "query_string": b"",
-        "headers": [
-            (b"host", b"aserve"),
-            (b"content-type", b"application/json"),
-            (b"x-request-id", name.replace(" ", "-").encode()),
-        ],
+        "query_string": query.encode(),
+        "headers": [(b"host", b"aserve"), (b"x-request-id", name.replace(" ", "-").encode())],
         "state": {STATE_KEY: client.line},
     }
 
@@ -422,5 +439,7 @@ def held(world: World) -> Iterator[str]:
         yield "places of adapters"
     if world.scheduler._roster.histories:
         yield "histories"
+    if any(usage.num_open for usage in world.engine.tenants.usages()):
+        yield "requests that count as open"
     if loop is not None and not world.has_died and world.engine._watch.done():
         yield "nobody keeps watch"

@@ -163,3 +163,12 @@ async def test_what_was_acknowledged_is_there_after_kill_9(tmp_path, num_kills):
             assert found in (record(number, is_over=True), record(number, is_over=is_over)), number
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+async def test_a_stop_iteration_in_the_thread_reaches_who_waits(tmp_path, monkeypatch):
+    """Catches a wait for ever: asyncio's futures refuse a StopIteration."""
+    with closing(SqliteStore(tmp_path / "a.db")) as store:
+        monkeypatch.setattr(store, "_get", lambda *_: next(iter(())))
+        async with asyncio.timeout(10):
+            with pytest.raises(RuntimeError, match="StopIteration"):
+                await store.get("", "a")

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from aserve.core.errors import AserveError, InvalidRequestError, UnavailableError
-from aserve.core.faults import report
-from aserve.edges import is_fault
+from aserve.core.faults import log_fault, report
+from aserve.edges import heard, is_fault
 from aserve.engine import Engine
 from aserve.http.batch.lines import WAIT_S, LineFields, LineRunner, failed_line, line_of
 from aserve.http.endpoint import Handler
@@ -87,10 +87,13 @@ class Batches:
             "request_counts": {"total": 0, "completed": 0, "failed": 0},
             "metadata": metadata,
         }
-        batch = StoredBatch(state["id"], tenant, now, state)
+        await asyncio.shield(asyncio.create_task(self._take(StoredBatch(state["id"], tenant, now, state))))
+        return state
+
+    async def _take(self, batch: StoredBatch) -> None:
+        """What is kept is begun with, whether its client waits for it or has left."""
         await self.store.put_batch(batch)
         self._start(batch)
-        return state
 
     async def told(self, tenant: str) -> list[State]:
         """Those of a tenant as they are now, the newest first."""
@@ -103,10 +106,10 @@ class Batches:
 
     async def cancel(self, tenant: str, id: str) -> None:
         """Run no more of its lines. Those that run are answered."""
-        for batch in await self.store.batches(tenant):
-            if batch.id == id and batch.state["status"] not in ENDED:
-                self._cancelled.add(id)
-                await self._move(self._running.get(id, batch), "cancelling")
+        batch = self._running.get(id)
+        if batch is not None and batch.tenant == tenant and batch.state["status"] not in ENDED:
+            self._cancelled.add(id)
+            await self._move(batch, "cancelling")
 
     async def wait(self) -> None:
         """Until nothing runs."""
@@ -118,7 +121,11 @@ class Batches:
         task = asyncio.create_task(self._run(batch), name="aserve: a batch")
         self._tasks[batch.id] = task
         self._running[batch.id] = batch
-        task.add_done_callback(lambda _task: (self._tasks.pop(batch.id), self._running.pop(batch.id)))
+        task.add_done_callback(lambda _task: self._ended(batch.id))
+
+    def _ended(self, id: str) -> None:
+        del self._tasks[id], self._running[id]
+        self._cancelled.discard(id)
 
     async def _run(self, batch: StoredBatch) -> None:
         """The edge of a batch's task."""
@@ -129,18 +136,30 @@ class Batches:
         except BaseException as error:
             if not is_fault(error):
                 raise
-            told = report(_log, "running a batch", error, batch.id)
-            await self._fail(batch, [{"code": told.code, "message": told.message, "param": None, "line": None}])
+            await self._give_up(batch, report(_log, "running a batch", error, batch.id))
+
+    async def _give_up(self, batch: StoredBatch, error: AserveError) -> None:
+        """End a batch at which something failed, with what its lines have come to.
+
+        Where not even that can be kept, it stays as it was, and is taken up again by the next process.
+        """
+        batch.state["errors"] = _errors(error)
+        try:
+            await self._end(batch, "failed")
+        except BaseException as another:
+            if not is_fault(another):
+                raise
+            log_fault(_log, "ending a batch", another, batch.id)
 
     async def _advance(self, batch: StoredBatch) -> None:
         if await self.store.file(batch.tenant, batch.state["input_file_id"]) is None:
-            missing = {"code": "file_not_found", "message": "the input file is gone", "param": None, "line": None}
-            await self._fail(batch, [missing])
+            missing = HttpError(404, "file_not_found", "the input file is gone")
+            await self._fail(batch, _errors(missing))
             return
         raw = await self.store.content(batch.state["input_file_id"])
         lines, errors = await self._engine.workers.run(_parsed, raw, batch.state["endpoint"])
         if errors:
-            await self._fail(batch, errors)
+            await self._fail(batch, {"object": "list", "data": errors})
             return
         batch.state["request_counts"]["total"] = len(lines)
         if batch.state["status"] == "validating":
@@ -156,20 +175,33 @@ class Batches:
         async def work() -> None:
             for number, line in pending:
                 try:
-                    await self._turn()
+                    await heard(self._turn())
                     if failures or self._why_stopped(batch) is not None:
                         return
-                    answered = await self._runner.run(line, batch.tenant)
+                    await heard(self._answer(batch, number, line))
                 except UnavailableError as error:
                     failures.append(error)
                     return
-                await self.store.add_result(batch.id, number, answered.content, is_error=answered.is_error)
 
         async with task_group() as tasks:
             for _ in range(max(1, self._engine.config.max_num_seqs // 2)):
                 tasks.create_task(work(), name="aserve: lines of a batch")
         if failures:
             raise failures[0]
+
+    async def _answer(self, batch: StoredBatch, number: int, line: LineFields) -> None:
+        """The edge of a line: where it cannot be answered, that is what it came to."""
+        try:
+            answered = await self._runner.run(line, batch.tenant)
+            await self.store.add_result(batch.id, number, answered.content, is_error=answered.is_error)
+        except UnavailableError:
+            raise
+        except BaseException as error:
+            if not is_fault(error):
+                raise
+            told = report(_log, "answering a line of a batch", error, batch.id)
+            failed = failed_line(line.custom_id, told, told.code)
+            await self.store.add_result(batch.id, number, failed, is_error=True)
 
     async def _turn(self) -> None:
         """Until nobody waits for room."""
@@ -192,6 +224,10 @@ class Batches:
                     await self.store.add_result(batch.id, number, told, is_error=True)
         elif batch.state["status"] == "in_progress":
             await self._move(batch, "finalizing")
+        await self._end(batch, why or "completed")
+
+    async def _end(self, batch: StoredBatch, status: str) -> None:
+        """Make files of what its lines have come to, and keep it as it stays."""
         for field, is_error in (("output_file_id", False), ("error_file_id", True)):
             content = await self.store.results(batch.id, is_error=is_error)
             if content:
@@ -202,7 +238,7 @@ class Batches:
                 await self.store.add_file(file, content)
                 batch.state[field] = id
         await self._count(batch)
-        await self._move(batch, why or "completed", drops_results=True)
+        await self._move(batch, status)
 
     async def _count(self, batch: StoredBatch) -> None:
         done = await self.store.done(batch.id)
@@ -213,13 +249,19 @@ class Batches:
             "failed": sum(done.values()),
         }
 
-    async def _fail(self, batch: StoredBatch, errors: list[State]) -> None:
-        batch.state["errors"] = {"object": "list", "data": errors}
+    async def _fail(self, batch: StoredBatch, errors: State) -> None:
+        batch.state["errors"] = errors
         await self._move(batch, "failed")
 
-    async def _move(self, batch: StoredBatch, status: str, *, drops_results: bool = False) -> None:
+    async def _move(self, batch: StoredBatch, status: str) -> None:
         batch.state.update({"status": status, f"{status}_at": int(self._clock())})
-        await self.store.put_batch(batch, drops_results=drops_results)
+        await self.store.put_batch(batch, drops_results=status in ENDED)
+
+
+def _errors(error: AserveError) -> State:
+    """A batch's, of one that is not a line's."""
+    told = {"code": error.code, "message": error.message, "param": None, "line": None}
+    return {"object": "list", "data": [told]}
 
 
 def _parsed(raw: bytes, url: str) -> tuple[list[LineFields], list[State]]:

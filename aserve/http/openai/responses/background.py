@@ -7,7 +7,8 @@ What a task holds in the engine it gives back at its end, which is the model's, 
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from typing import Final
 
 from aserve.core.errors import UnavailableError
@@ -18,6 +19,7 @@ from aserve.http.generation import Events, Generation, Settle, open_all
 from aserve.http.openai.responses.wire import Response, ResponseWire
 
 EVENT_END: Final = b"\n\n"
+ENDED: Final = "the server ended before the response did"
 MAX_KEPT_BYTES: Final = 16 * 1024 * 1024
 """Of events of responses that are over, the latest of which can still be followed."""
 
@@ -74,20 +76,27 @@ class Job:
         try:
             with engine.tenants.staying(self.tenant):
                 await self._generate(engine, generation)
-        except asyncio.CancelledError:
-            if not self._is_cancelled:
-                await self._give_up(self._wire.failure(UnavailableError("the server ended before the response did")))
-                raise
-            await self._give_up(self._wire.cancel())
         except BaseException as error:  # the edge of this response
-            if not is_fault(error):
+            if is_fault(error):
+                await self._failed(error)
+            elif not isinstance(error, asyncio.CancelledError):
                 raise
-            if self.opened.done():
-                await self._give_up(self._wire.failure(known_error(error, self.id)))
+            elif self._is_cancelled and self._task is not None:
+                self._task.uncancel()  # what is cancelled from now on is something else
+                await self._give_up(self._wire.cancel)
             else:
-                self.opened.set_exception(error)
+                await self._give_up(partial(self._wire.failure, UnavailableError(ENDED)))
+                raise
         finally:
+            self.opened.cancel()  # for whoever waits, if it has never been opened
             self._wake()
+
+    async def _failed(self, error: BaseException) -> None:
+        known = known_error(error, self.id)  # a future would refuse a StopIteration
+        if self.opened.done():
+            await self._give_up(partial(self._wire.failure, known))
+        else:
+            self.opened.set_exception(known)
 
     async def _generate(self, engine: Engine, generation: Generation) -> None:
         async with open_all(engine, generation) as mailbox:
@@ -100,8 +109,18 @@ class Job:
                     await self._settle()  # before its end is told
                 self._add(piece)
 
-    async def _give_up(self, piece: bytes) -> None:
-        """The last events of what has no end of its own, which are told even if it cannot be settled."""
+    async def _give_up(self, end: Callable[[], bytes]) -> None:
+        """The last events of what has no end of its own, which are told even if it cannot be settled.
+
+        They are numbered after what was told: events may have been made that were lost with the fault.
+        """
+        self._wire.num_events = len(self.events)
+        try:
+            piece = end()
+        except BaseException as error:
+            if not is_fault(error):
+                raise
+            piece = self._wire.failure(known_error(error, self.id))
         try:
             await self._settle()
         finally:
@@ -141,8 +160,8 @@ class Jobs:
 
     async def start(self, engine: Engine, generation: Generation, job: Job) -> None:
         """Returns when the engine has taken it. Raises as `Engine.open` does."""
-        self._running[job.id] = job
         task = job.start(engine, generation)
+        self._running[job.id] = job
         self._tasks.add(task)
         task.add_done_callback(lambda task: self._ended(job, task))
         try:

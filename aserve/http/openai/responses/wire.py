@@ -34,12 +34,15 @@ TERMINAL: Final = {
 
 
 class ResponseWire:
-    """A `Wire` of one response. response: as it is so far; `is_over` when nothing of it changes any more."""
+    """A `Wire` of one response. response: as it is so far; `is_over` when nothing of it changes any more.
+
+    num_events: that were made, which is the number of the next.
+    """
 
     def __init__(self, response: Response, output: Output) -> None:
         self.response = response
         self._output = output
-        self._num_events = 0
+        self.num_events = 0
         self._finish: tuple[FinishReason, int | str | None] | None = None
 
     @property
@@ -51,7 +54,7 @@ class ResponseWire:
         self, index: int, prompt_token_ids: TokenIds, prompt_scores: Sequence[TokenScores], usage: Usage | None
     ) -> bytes:
         """What comes before any item."""
-        created = b"" if self._num_events else self._event({"type": "response.created", "response": self.response})
+        created = b"" if self.num_events else self._event({"type": "response.created", "response": self.response})
         self.response = {**self.response, "status": "in_progress"}
         return created + self._event({"type": "response.in_progress", "response": self.response})
 
@@ -104,7 +107,7 @@ class ResponseWire:
         return self.response
 
     def _unless_opened(self) -> bytes:
-        return b"" if self._num_events else self.opening(0, (), (), None)
+        return b"" if self.num_events else self.opening(0, (), (), None)
 
     def _settle(self, finish_reason: FinishReason, stop_reason: int | str | None, usage: Usage | None) -> None:
         status, details = "completed", None
@@ -129,8 +132,8 @@ class ResponseWire:
         return b"".join(map(self._event, events))
 
     def _event(self, fields: Event) -> bytes:
-        numbered = {**fields, "sequence_number": self._num_events}
-        self._num_events += 1
+        numbered = {**fields, "sequence_number": self.num_events}
+        self.num_events += 1
         return b"event: %b\ndata: %b\n\n" % (fields["type"].encode(), _encode(numbered))
 
 

@@ -1,0 +1,46 @@
+"""Several inputs of a model that pools: what happens to all when something happens to one."""
+
+import asyncio
+
+import pytest
+
+from aserve.core.errors import AserveError, QueueTimeoutError
+from aserve.core.pooling import Pooling, TokenizedInput
+from aserve.vectors import Vectors
+from tests.engines import scripted_engine
+from tests.fakes import FakePooler, ScriptedRunner
+
+EMBEDS = Pooling(task="embed", method="last", size=4, activation="none")
+
+
+async def test_an_input_that_is_cancelled_by_nobody_is_told_as_what_it_is(monkeypatch):
+    """Catches a missing vector that is noticed, if at all, by where it is looked for."""
+    pool = Vectors.pool
+
+    async def fail(self, tokens, *arguments, **options):
+        if tokens.token_ids == (2,):
+            raise asyncio.CancelledError
+        return await pool(self, tokens, *arguments, **options)
+
+    async with scripted_engine(pooling=EMBEDS) as engine:
+        monkeypatch.setattr(Vectors, "pool", fail)
+        with pytest.raises(RuntimeError, match="nobody cancelled"):
+            await engine.pool_all([TokenizedInput((number,)) for number in range(1, 4)])
+        await asyncio.sleep(0)
+        assert engine.statistics().num_used_blocks == 0
+
+
+async def test_an_input_without_a_vector_has_an_error_that_says_why():
+    """Catches an end before the vector that is told as a fault of ours."""
+    runner = ScriptedRunner(model=FakePooler())
+    runner.hold()
+    async with scripted_engine(pooling=EMBEDS, runner=runner) as engine:
+        with pytest.raises(QueueTimeoutError, match="deadline came before its vector"):
+            await engine.embed((1, 2), timeout_s=0.02)
+        aborted = asyncio.create_task(engine.embed((1, 2), request_id="a"))
+        while not engine.abort("a"):  # noqa: ASYNC110  it is open when it is
+            await asyncio.sleep(0)
+        with pytest.raises(AserveError, match="was aborted"):
+            await aborted
+        runner.let_land()
+        assert engine.statistics().num_used_blocks == 0
