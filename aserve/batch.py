@@ -7,9 +7,9 @@ A run that was killed is taken up again by the same command: a line that was not
 
 import asyncio
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TextIO
+from typing import Any, BinaryIO, TextIO
 
 import msgspec
 from tqdm import tqdm
@@ -18,15 +18,12 @@ from aserve.build import AsyncEngine
 from aserve.core.config import Options
 from aserve.core.errors import ConfigError, InvalidRequestError
 from aserve.engine import Engine
-from aserve.http.batch.lines import LineFields, LineRunner, failed_line, line_of
-from aserve.http.openai.chat import chat_completions
-from aserve.http.openai.completions import completions
-from aserve.http.pooling.embeddings import embeddings
+from aserve.http.batch.lines import LineFields, LineRunner, failed_line, line_handlers, line_of
+from aserve.http.openai.responses.keeping import Kept
 from aserve.http.sse import StreamLimits
 from aserve.http.tasks import task_group
+from aserve.stores.responses import MemoryStore
 from aserve.terminal import StartupPrinter
-
-URLS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 
 
 def run_batch(options: Options, input_file: str, output_file: str) -> int:
@@ -64,9 +61,7 @@ async def answer_lines(engine: Engine, lines: list[bytes], output: Path, file: T
 
     file: where the progress bar is shown.
     """
-    limits = StreamLimits()
-    handlers = (chat_completions(engine, limits), completions(engine, limits), embeddings(engine))
-    runner = LineRunner(engine, dict(zip(URLS, handlers, strict=True)))
+    runner = LineRunner(engine, line_handlers(engine, StreamLimits(), Kept(MemoryStore())))
     num_failed = 0
     try:
         opened = output.open("a+b")
@@ -74,7 +69,7 @@ async def answer_lines(engine: Engine, lines: list[bytes], output: Path, file: T
         raise ConfigError(f"--output-file: cannot write {output}: {error.strerror}") from None
     with opened as out:
         done = answered_ids(out)
-        pending = _pending(lines, done)
+        pending = _pending(lines, runner.urls, done)
         with tqdm(total=len(lines), initial=len(done), unit="request", file=file) as bar:
 
             def write(content: bytes) -> None:
@@ -117,12 +112,12 @@ def answered_ids(output: BinaryIO) -> set[str]:
     return done
 
 
-def _pending(lines: list[bytes], done: set[str]) -> Iterator[LineFields | bytes]:
+def _pending(lines: list[bytes], urls: Sequence[str], done: set[str]) -> Iterator[LineFields | bytes]:
     """What is to be run, or an error to be written for a line that cannot be."""
     seen: set[str] = set()
     for number, raw in enumerate(lines, start=1):
         try:
-            line = line_of(raw, URLS)
+            line = line_of(raw, urls)
             if line.custom_id in seen:
                 raise InvalidRequestError(f"custom_id: {line.custom_id!r} is there twice", "custom_id")
         except InvalidRequestError as error:

@@ -315,7 +315,7 @@ class Engine(Encoding, Answers, Vectors):
         parts.scheduler.check_room(settled)
         try:
             async with parts.adapters.using(settled) as settled:
-                request = new_input(parts.info, tokens, settled)
+                request = new_input(parts.info, tokens, settled, per_token=params.per_token)
                 request = await self._preparer.prepared(request, parts.info, parts.scheduler)
                 async with loop.open(request, VectorStream) as mailbox:
                     yield mailbox

@@ -14,7 +14,7 @@ import msgspec
 from aserve.core.config import ModelInfo
 from aserve.core.errors import ContextLengthError, InvalidRequestError
 from aserve.core.ids import RequestId
-from aserve.core.params import SamplingParams
+from aserve.core.params import DEFAULT_MAX_LOGPROBS, MAX_SCORES, SamplingParams, num_likeliest
 from aserve.core.pooling import TokenizedInput
 from aserve.core.ports import Structure
 from aserve.core.request import TIMEOUT, Request, Terms
@@ -124,6 +124,9 @@ def new_request(
     check_ids("stop_token_ids", params.stop_token_ids, info.vocab_size)
     check_ids("logit_bias", [token_id for token_id, _ in params.logit_bias], info.vocab_size)
     check_ids("allowed_token_ids", params.allowed_token_ids or (), info.vocab_size)
+    check_ids("logprob_token_ids", params.logprob_token_ids, info.vocab_size)
+    max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+    params = _with_logprobs(info, params, len(prompt_token_ids), max_tokens)
     eos_ids = frozenset[int]() if params.ignore_eos and params.structured is None else info.eos_ids
     stop_ids = eos_ids | frozenset(params.stop_token_ids)
     bad_word_ids = _bad_word_ids(tokenizer, params.bad_words)
@@ -132,7 +135,7 @@ def new_request(
         id=RequestId(terms.request_id or uuid.uuid4().hex),
         prompt_token_ids=prompt_token_ids,
         params=params,
-        max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+        max_tokens=max_tokens,
         seed=secrets.randbits(63) if params.seed is None else params.seed,
         arrival_s=terms.arrival_s,
         stop_ids=stop_ids,
@@ -207,8 +210,8 @@ def check_input(info: ModelInfo, num_tokens: int, name: str) -> None:
         )
 
 
-def new_input(info: ModelInfo, tokens: TokenizedInput, terms: Terms) -> Request:
-    """A Request for a vector: of one token, in whose place it comes. Its ids are checked elsewhere.
+def new_input(info: ModelInfo, tokens: TokenizedInput, terms: Terms, *, per_token: bool = False) -> Request:
+    """A Request for a vector, or one of each token: of one token, in whose place it comes. Ids are checked elsewhere.
 
     Raises as `check_input`.
     """
@@ -226,7 +229,31 @@ def new_input(info: ModelInfo, tokens: TokenizedInput, terms: Terms) -> Request:
         tenant=terms.tenant,
         weight=terms.weight,
         second_at=tokens.second_at,
+        per_token=per_token,
     )
+
+
+def _with_logprobs(info: ModelInfo, params: SamplingParams, num_prompt: int, max_tokens: int) -> SamplingParams:
+    """With the numbers of likeliest tokens that the request's come to.
+
+    Raises `InvalidRequestError` for more of them than the engine gives, or so many scores that they would fill memory.
+    """
+    places = {"logprobs": params.num_sequences * max_tokens, "prompt_logprobs": num_prompt}
+    settled = {}
+    for field, num_places in places.items():
+        wanted = getattr(params, field)
+        if wanted is None or (field == "logprobs" and params.logprob_token_ids):
+            continue
+        num = num_likeliest(field, wanted, info.max_logprobs, info.vocab_size)
+        if num != wanted:
+            settled[field] = num
+        if num > DEFAULT_MAX_LOGPROBS and num * num_places > MAX_SCORES:
+            raise InvalidRequestError(
+                f"{field}: {num} tokens at {num_places} places are more than {MAX_SCORES} scores:"
+                " ask for fewer, or lower max_tokens",
+                field,
+            )
+    return msgspec.structs.replace(params, **settled) if settled else params
 
 
 def _salt(terms: Terms) -> bytes:

@@ -116,10 +116,11 @@ class LLM:
         *,
         dimensions: int | None = None,
         use_activation: bool | None = None,
+        per_token: bool = False,
         **terms: Unpack[SharedInputTerms],
     ) -> list[Pooled]:
         """The embeddings of texts or sequences of token ids, in their order; see `AsyncEngine.embed`."""
-        params = PoolingParams(dimensions=dimensions, use_activation=use_activation)
+        params = PoolingParams(dimensions=dimensions, use_activation=use_activation, per_token=per_token)
         several = _prompts(prompts)
         return self._run(lambda: self._engine.pool_prompts(several, params, "embed", **terms))
 
@@ -128,10 +129,11 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         *,
         use_activation: bool | None = None,
+        per_token: bool = False,
         **terms: Unpack[SharedInputTerms],
     ) -> list[Pooled]:
         """A number for each label, of each prompt; see `AsyncEngine.classify`."""
-        several, params = _prompts(prompts), PoolingParams(use_activation=use_activation)
+        several, params = _prompts(prompts), PoolingParams(use_activation=use_activation, per_token=per_token)
         return self._run(lambda: self._engine.pool_prompts(several, params, "classify", "reward", **terms))
 
     def score(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aserve.core.config import EngineConfig, ModelInfo, Options
 from aserve.core.errors import CheckpointError, ConfigError, InvalidRequestError
-from aserve.core.params import SamplingParams
+from aserve.core.params import ALL_TOKENS, SamplingParams
 from aserve.core.pooling import Pooling
 from aserve.engine_parts import Progress
 from aserve.text.chat_template import ChatTemplate
@@ -120,4 +120,5 @@ def model_info(
         call_format=choose_calls(options.tool_call_parser, chat_template.source, architecture, own.calls),
         thought_format=choose_thoughts(options.reasoning_parser, chat_template.source, architecture, own.thoughts),
         pooling=pooling,
+        max_logprobs=vocab_size if options.max_logprobs == ALL_TOKENS else options.max_logprobs,
     )

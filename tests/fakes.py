@@ -154,14 +154,16 @@ def masks_of(mask: TokenMask, draft_ids: Sequence[int]) -> list[set[int]]:
     return [ids_of(masks[first : first + num_bytes]) for first in range(0, len(masks), num_bytes)]
 
 
-def scores_of(context: Context, vocabulary: range, token_id: int, num_top: int) -> TokenScores:
-    """How likely the fake model finds a token after that context, and the likeliest."""
+def scores_of(
+    context: Context, vocabulary: range, token_id: int, num_top: int, named_ids: Sequence[int] = ()
+) -> TokenScores:
+    """How likely the fake model finds a token after that context, and the likeliest, or those that are named."""
     parent = zlib.crc32(repr(context).encode())
     weights = {other: exp(zlib.crc32(str(other).encode(), parent) % 4096 / 1024) for other in vocabulary}
     total = sum(weights.values())
     order = sorted(vocabulary, key=lambda other: -weights[other])
     logprobs = {other: log(weights[other] / total) for other in order}
-    top_ids = tuple(order[:num_top])
+    top_ids = tuple(named_ids or order[:num_top])
     rank = sum(weights[other] >= weights[token_id] for other in vocabulary)
     return TokenScores(token_id, logprobs[token_id], rank, top_ids, tuple(logprobs[other] for other in top_ids))
 
@@ -366,7 +368,7 @@ class FakeKV:
         if num_top is None:
             return [None] * len(run)
         return [
-            scores_of(self._context(row, position), self._vocabulary, token_id, num_top)
+            scores_of(self._context(row, position), self._vocabulary, token_id, num_top, row.sampling.named_ids)
             for position, token_id in enumerate(run, start=_first_sampled(piece))
         ]
 
@@ -443,9 +445,11 @@ class FakeScript:
             if piece.num_samples:
                 count = self._num_sampled.get(piece.seq_id, 0)
                 self._num_sampled[piece.seq_id] = count + 1
-                token_ids.append(self._token_ids[count % len(self._token_ids)])
-                num_top = self._samplings[piece.row].num_logprobs
-                scores.append(None if num_top is None else self._score(token_ids[-1], num_top))
+                script = self._script(self._samplings[piece.row])
+                token_ids.append(script[count % len(script)])
+                sampling = self._samplings[piece.row]
+                num_top = sampling.num_logprobs
+                scores.append(None if num_top is None else self._score(token_ids[-1], num_top, sampling.named_ids))
         return StepResult(
             plan.step_id,
             tuple(token_ids),
@@ -453,8 +457,13 @@ class FakeScript:
             tuple(self._prompt_scores(piece) for piece in plan.slices if piece.target_ids),
         )
 
-    def _score(self, token_id: int, num_top: int) -> TokenScores:
-        return scores_of((), self._vocabulary, token_id, num_top)
+    def _script(self, sampling: RowSampling) -> Sequence[int]:
+        """What a row says that is sampled so."""
+        del sampling
+        return self._token_ids
+
+    def _score(self, token_id: int, num_top: int, named_ids: Sequence[int] = ()) -> TokenScores:
+        return scores_of((), self._vocabulary, token_id, num_top, named_ids)
 
     def _prompt_scores(self, piece: SeqSlice) -> tuple[TokenScores, ...]:
         num_top = self._samplings[piece.row].num_prompt_logprobs
@@ -462,23 +471,39 @@ class FakeScript:
         return tuple(self._score(token_id, num_top) for token_id in piece.target_ids)
 
 
+class FakeScripts(FakeScript):
+    """Of several scripts each sequence says the one that its seed, counted round them, tells."""
+
+    def __init__(self, scripts: Sequence[Sequence[int]]) -> None:
+        super().__init__(())
+        self._scripts = scripts
+
+    def _script(self, sampling: RowSampling) -> Sequence[int]:
+        return self._scripts[sampling.columns.seed % len(self._scripts)]
+
+
 class FakePooler:
-    """Makes of each sequence (its number of tokens, its first, its last, where a second text begins or -1)."""
+    """Makes of each sequence (its number of tokens, its first, its last, where a second text begins or -1).
+
+    Of each of its tokens, where they are asked for: (its place, the token, the last, -1).
+    """
 
     def __init__(self) -> None:
-        self._rows: dict[Row, tuple[list[int], int | None]] = {}
+        self._rows: dict[Row, tuple[list[int], int | None, bool]] = {}
 
     def run(self, plan: StepPlan) -> StepResult:
         """The step's result: no token, a vector for each slice that samples."""
         for init in plan.inits:
-            self._rows[init.row] = ([], init.second_at)
+            self._rows[init.row] = ([], init.second_at, init.per_token)
         vectors = []
         for piece in plan.slices:
-            tokens, second_at = self._rows[piece.row]
+            tokens, second_at, per_token = self._rows[piece.row]
             tokens[piece.start :] = piece.token_ids
             if piece.num_samples:
                 place = -1 if second_at is None else second_at
-                vectors.append(array("f", (len(tokens), tokens[0], tokens[-1], place)))
+                whole = (len(tokens), tokens[0], tokens[-1], place)
+                of_tokens = [number for i, token in enumerate(tokens) for number in (i, token, tokens[-1], -1)]
+                vectors.append(array("f", of_tokens if per_token else whole))
         return StepResult(plan.step_id, (0,) * len(vectors), vectors=tuple(vectors))
 
 

@@ -82,7 +82,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "texts": {"core", "intake", "text", "workers"},
     "engine_parts": {"adapters", "core", "scheduler", "text"},
     "encoding": {"texts"},
-    "vectors": {"answers", "core", "mailbox", "text", "texts"},
+    "vectors": {"answers", "core", "mailbox", "text", "texts", "workers"},
     "engine": ENGINE,
     "stores": {"core"},
     "http": {"core", "edges", "engine", "mailbox", "metrics", "stores", "tenants", "workers"},

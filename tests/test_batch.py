@@ -36,6 +36,23 @@ async def test_lines_are_answered_once_and_a_cut_one_again(tmp_path):
     assert "4/4" in bar.getvalue()
 
 
+@pytest.mark.parametrize("url", ["/v1/responses", "/v1/messages"])
+async def test_lines_of_the_other_faces(tmp_path, url):
+    body = (
+        {"input": "hi"}
+        if url == "/v1/responses"
+        else {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
+    )
+    asked = json.dumps({"custom_id": "a", "method": "POST", "url": url, "body": body}).encode()
+    async with scripted_engine() as engine:
+        assert await answer_lines(engine, [asked], tmp_path / "out.jsonl", io.StringIO()) == 0
+    [told] = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    content = (
+        told["response"]["body"]["output"][0]["content"] if "input" in body else told["response"]["body"]["content"]
+    )
+    assert content[0]["text"] == ("Hello, world!" if "input" in body else "Hello, wo")
+
+
 def test_what_is_answered_ends_where_the_first_cut_line_begins(tmp_path):
     path = tmp_path / "out"
     path.write_bytes(b'{"custom_id":"a"}\n{"custom_id":"b"}')

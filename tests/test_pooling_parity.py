@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from aserve import AsyncEngine
-from aserve.core.pooling import TokenizedInput
+from aserve.core.pooling import PoolingParams, TokenizedInput
 from tests.pooling_checkpoints import write_pooling
 
 INPUTS = ((104,), tuple(range(40, 60)), tuple(range(7, 107)), tuple(range(7, 107)), (258, 105, 300))
@@ -65,11 +65,15 @@ def hidden_states(folder: Path, token_ids: tuple[int, ...], **others: torch.Tens
 def expected(folder: Path, case: Case, token_ids: tuple[int, ...]) -> torch.Tensor:
     """What sentence-transformers makes of the hidden states."""
     hidden_TE = hidden_states(folder, token_ids)
-    pooled = {"last": hidden_TE[-1], "cls": hidden_TE[0], "mean": hidden_TE.mean(0)}[case.method]
+    return headed(folder, case, {"last": hidden_TE[-1], "cls": hidden_TE[0], "mean": hidden_TE.mean(0)}[case.method])
+
+
+def headed(folder: Path, case: Case, pooled: torch.Tensor) -> torch.Tensor:
+    """Behind what is pooled: of one vector, or of several."""
     if (folder / "2_Dense").is_dir():
         dense = load_file(folder / "2_Dense" / "model.safetensors")
         pooled = torch.tanh(F.linear(pooled, dense["linear.weight"], dense["linear.bias"]))
-    return F.normalize(pooled, dim=0) if case.written.get("normalizes", True) else pooled
+    return F.normalize(pooled, dim=-1) if case.written.get("normalizes", True) else pooled
 
 
 async def check(folder: Path, case: Case) -> None:
@@ -83,6 +87,11 @@ async def check(folder: Path, case: Case) -> None:
             wanted = expected(folder, case, one.token_ids)
             assert torch.allclose(torch.tensor(found.values), wanted, atol=TOLERANCE), case
             assert torch.allclose(torch.tensor(found.values), torch.tensor(alone.values), atol=1e-5), case
+        both = engine.pool_all(inputs, PoolingParams(per_token=True)), engine.pool_all(inputs)
+        for one, found in zip(inputs, (await asyncio.gather(*both))[0], strict=True):
+            wanted = headed(folder, case, hidden_states(folder, one.token_ids))
+            assert found.num_vectors == len(one.token_ids)
+            assert torch.allclose(torch.tensor(found.values).view_as(wanted), wanted, atol=TOLERANCE), case
         assert engine.statistics().num_used_blocks == 0
 
 

@@ -1,6 +1,7 @@
 """Scores and penalties of the whole engine against transformers, in float32: prompts in chunks, several at once."""
 
 import asyncio
+from itertools import cycle, repeat
 
 import pytest
 import torch
@@ -24,10 +25,11 @@ async def deltas_of(engine: AsyncEngine, prompt: list[int], params: SamplingPara
     return whole
 
 
-async def answers(folder: object, params: SamplingParams) -> list[TextDelta]:
+async def answers(folder: object, *params: SamplingParams) -> list[TextDelta]:
+    """Of the prompts at once, which take the parameters in turn."""
     options = {"dtype": "float32", "device": "cpu", "block_size": 8, "max_num_batched_tokens": 24, "max_num_seqs": 3}
-    async with AsyncEngine(folder, kv_cache_memory_bytes=2**22, **options) as engine:
-        return await asyncio.gather(*(deltas_of(engine, prompt, params) for prompt in PROMPTS))
+    async with AsyncEngine(folder, kv_cache_memory_bytes=2**22, max_logprobs=-1, **options) as engine:
+        return await asyncio.gather(*map(deltas_of, repeat(engine), PROMPTS, cycle(params)))
 
 
 @pytest.fixture
@@ -52,6 +54,26 @@ async def test_logprobs_and_prompt_logprobs_are_transformers(oracle):
             assert score.logprob == pytest.approx(float(expected[score.token_id]), abs=1e-4)
             top = expected.topk(5 if place >= len(prompt) - 1 else 2).values.tolist()
             assert list(score.top_logprobs) == pytest.approx(top, abs=1e-4)
+
+
+async def test_named_tokens_few_and_all_of_them_are_scored_in_one_step(oracle):
+    """Catches scores that go to another row or token where a step has rows that ask differently."""
+    folder, model = oracle
+    named = (7, 3, VOCAB_SIZE - 1, 7)
+    plain = {"temperature": 0.0, "max_tokens": 5, "ignore_eos": True}
+    asked = [
+        SamplingParams(**plain, **more) for more in ({"logprob_token_ids": named}, {"logprobs": -1}, {"logprobs": 2})
+    ]
+    for num, (prompt, answer) in enumerate(zip(PROMPTS, await answers(folder, *asked), strict=True)):
+        with torch.inference_mode():
+            logits = model(torch.tensor([[*prompt, *answer.token_ids]])).logits[0]
+        for place, score in enumerate(answer.scores, start=len(prompt) - 1):
+            logprobs = logits[place].log_softmax(-1)
+            if num % 3 == 0:
+                assert score.top_ids == named
+            assert len(score.top_ids) == (len(named), VOCAB_SIZE, 2)[num % 3]
+            assert sorted(score.top_logprobs, reverse=True) == list(score.top_logprobs) or num % 3 == 0
+            assert list(score.top_logprobs) == pytest.approx(logprobs[list(score.top_ids)].tolist(), abs=1e-4)
 
 
 async def test_a_repetition_penalty_is_transformers(oracle):

@@ -16,7 +16,7 @@ from aserve.cli.settings import parse_command
 from aserve.core.config import Options
 from aserve.core.defaults import default_max_num_queued_reqs
 from aserve.core.errors import AserveError, ConfigError
-from aserve.stores.batches import IN_MEMORY
+from aserve.stores.database import IN_MEMORY
 
 if TYPE_CHECKING:
     from aserve.stores.responses import ResponseStore

@@ -18,7 +18,6 @@ from aserve.cli.words import (
     read_object,
     read_root,
     read_seconds,
-    read_within,
 )
 from aserve.core.config import (
     DEVICES,
@@ -29,9 +28,8 @@ from aserve.core.config import (
     SCHEDULING_POLICIES,
     Options,
 )
-from aserve.core.params import MAX_LOGPROBS
 from aserve.core.pooling import CONVERT_KINDS, RUNNER_KINDS
-from aserve.stores.batches import IN_MEMORY
+from aserve.stores.database import IN_MEMORY
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")
@@ -61,7 +59,6 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     lenient: bool = False
     enable_force_include_usage: bool = False
     return_tokens_as_token_ids: bool = False
-    max_logprobs: int = MAX_LOGPROBS
     enable_tokenizer_info_endpoint: bool = False
     batch_store: str = IN_MEMORY
     batch_store_bytes: int | None = None
@@ -114,6 +111,7 @@ ENGINE_FLAGS: Final = (
     Flag("chat_template", str, "FILE", "a Jinja file that replaces the model's own chat template"),
     Flag("tool_call_parser", str, "NAME", "how the model writes calls of tools; auto is what its chat template says"),
     Flag("reasoning_parser", str, "NAME", "how it writes thoughts; auto is what its chat template says, none is none"),
+    Flag("max_logprobs", int, "N", "likeliest tokens beside each that a request may ask for; -1 is the vocabulary"),
     Flag("revision", str, "NAME", "branch, tag or commit of a Hugging Face id"),
     Flag("download_dir", str, "FOLDER", "where Hugging Face files are cached"),
     Flag("served_model_name", str, "NAME", "names that requests may give; the first is put into answers", many=True),
@@ -226,7 +224,6 @@ SERVER_FLAGS: Final = (
     Flag("lenient", read_bool, "", "leave out fields that nobody knows, and tell in warnings, instead of a 400"),
     Flag("enable_force_include_usage", read_bool, "", "token counts in every chunk of every stream"),
     Flag("return_tokens_as_token_ids", read_bool, "", "tokens of logprobs as token_id:123, for all requests"),
-    Flag("max_logprobs", read_within(0, MAX_LOGPROBS), "N", f"likeliest tokens beside each, {MAX_LOGPROBS} at most"),
     Flag("enable_tokenizer_info_endpoint", read_bool, "", "serve GET /tokenizer_info, which tells the chat template"),
     Flag("batch_store", str, "FILE", "where uploaded files and batches are kept, in SQLite"),
     Flag(

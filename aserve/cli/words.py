@@ -89,14 +89,3 @@ def read_root(word: str) -> str:
     if word and (not word.startswith("/") or word.endswith("/")):
         raise ConfigError(f"a path such as /api is expected, got {word!r}")
     return word
-
-
-def read_within(least: int, most: int) -> Callable[[str], int]:
-    """Reads a whole number in [least, most]."""
-
-    def read(word: str) -> int:
-        if not least <= (value := read_count(word)) <= most:
-            raise ConfigError(f"a number in [{least}, {most}] is expected, got {word!r}")
-        return value
-
-    return read

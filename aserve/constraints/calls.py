@@ -1,6 +1,7 @@
 """The grammar of calls of tools, made of the same formats that answers are read by (aserve/text/formats).
 
 required    thoughts, free until their end; then calls, each with arguments by its tool's schema, and nothing else
+or answered thoughts; then such calls, or an answer with a structure of its own
 otherwise   thoughts; then text, free until a marker; from there on a call; then text, free again
 """
 
@@ -11,7 +12,7 @@ from typing import Any, Final
 from aserve.constraints.bare_calls import BareGrammar, Refusal
 from aserve.constraints.formats import with_patterns
 from aserve.constraints.json_schema import ANNOTATIONS, check_schema
-from aserve.constraints.lark import ANY_TEXT, TERMINALS, final, literally, message, terms, until
+from aserve.constraints.lark import ANY_TEXT, TERMINALS, final, literally, message, referring, terms, until
 from aserve.core.errors import InvalidRequestError
 from aserve.core.structured import CallRules, ToolRule
 from aserve.text.formats.bare import BareArguments
@@ -23,21 +24,42 @@ from aserve.text.formats.syntax import Calls, Channels, Thoughts
 ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
 WITH_TEXTS: Final = ("type", "enum", "const", "minLength", "maxLength")
 """Of the schema of a string that is no JSON."""
+STRUCTURE: Final = "structure"
+"""What the grammar of an answer without calls is called."""
 DEFINITIONS: Final = ("$defs", "definitions")
 """What a property is compiled with, so that it finds what it refers to."""
 
 
-def calls_grammar(rules: CallRules, special: Mapping[str, int], options: Mapping[str, Any]) -> str:
+def calls_grammar(
+    rules: CallRules, special: Mapping[str, int], options: Mapping[str, Any], *, otherwise: str | None = None
+) -> str:
     """Lark, for llguidance. special: ids of special tokens, by their texts. options: of its JSON.
 
+    otherwise: the grammar of an answer without calls, where that is not free.
     Raises `InvalidRequestError` for a schema that cannot be enforced.
     """
-    return _Grammar(rules, special, options).lark()
+    if otherwise is None:
+        return _Grammar(rules, special, options, None).lark()
+    return referring(_Grammar(rules, special, options, STRUCTURE).lark(), STRUCTURE, otherwise)
+
+
+def has_marker(rules: CallRules, special: Mapping[str, int]) -> bool:
+    """Whether calls begin with a text with which no other answer begins. special: as for `calls_grammar`."""
+    return rules.format in CHANNELS or bool(_begin((calls_named(rules.format) or BARE)[0], special))
+
+
+def _begin(way: Calls, special: Mapping[str, int]) -> str:
+    """The marker of calls, as far as they need one."""
+    return way.begins[0] if way.begins[0] in special or "" not in way.begins else ""
 
 
 class _Grammar:
-    def __init__(self, rules: CallRules, special: Mapping[str, int], options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, rules: CallRules, special: Mapping[str, int], options: Mapping[str, Any], otherwise: str | None
+    ) -> None:
         self._rules = rules
+        self._otherwise = otherwise
+        self._has_structure = rules.is_required or otherwise is not None
         self._special = special
         self._options = options
         self._values: dict[tuple[str, str], str] = {}
@@ -60,12 +82,13 @@ class _Grammar:
         """Of formats with markers of their own."""
         thoughts = thoughts_named(self._rules.thoughts)
         lines = self._thoughts(thoughts)
-        begin = way.begins[0] if way.begins[0] in self._special or "" not in way.begins else ""
+        begin = _begin(way, self._special)
         ends = "".join(way.ends[:1])
         body = f"{self._terms(way.line + way.opens)} call {self._more(way)} {self._terms(ends)}"
-        if self._rules.is_required:
+        if self._has_structure:
             several = way.separator is None and not self._rules.is_single
-            lines += [f"answer: {'block (NEWLINES block)*' if several else 'block'}"]
+            blocks = "block (NEWLINES block)*" if several else "block"
+            lines += [f"answer: {blocks}" + (f" | @{self._otherwise}" if self._otherwise else "")]
             lines += [f"block: {self._terms(begin)} {body}"]
         elif not begin:  # it is known by its first character, with which no other answer begins
             first = literally(way.opens or "{")
@@ -92,7 +115,7 @@ class _Grammar:
         lines = self._until("thought", thoughts.end)
         if self._rules.in_thought:
             return ["start: thought NEWLINES answer", *lines]
-        otherwise = "answer" if self._rules.is_required else "unthought"
+        otherwise = "answer" if self._has_structure else "unthought"
         lines += [f"start: {self._terms(thoughts.begin)} thought NEWLINES answer | {otherwise}"]
         begun = "" if thoughts.begin in self._special else f" & ~/{literally(thoughts.begin)}(.|\\n)*/"
         return [*lines, f"UNTHOUGHT: {ANY_TEXT}{begun}"]
@@ -191,7 +214,8 @@ class _Grammar:
         lines += [message(channels, self._special)]
         if self._rules.is_required:
             return [f"start: message* {head} call", *lines]
-        return [f"start: message* ({head} call | {final(channels, self._special)} TEXT)", *lines]
+        text = f"@{self._otherwise}" if self._otherwise else "TEXT"
+        return [f"start: message* ({head} call | {final(channels, self._special)} {text})", *lines]
 
     def _terms(self, text: str) -> str:
         return terms(text, self._special)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from llguidance import LLMatcher, StructTag, grammar_from
 
-from aserve.constraints.calls import calls_grammar
+from aserve.constraints.calls import calls_grammar, has_marker
 from aserve.constraints.formats import with_patterns
 from aserve.constraints.json_schema import check_schema, refused
 from aserve.constraints.lark import after_thoughts
@@ -36,9 +36,12 @@ def grammar_of(structured: StructuredOutputs, special: Mapping[str, int] = Mappi
 
     special: ids of special tokens by their texts, in which calls of tools and thoughts may be written.
     """
-    if structured.calls is not None:
-        return calls_grammar(structured.calls, special, _OPTIONS)
+    calls = structured.calls
+    if calls is not None and structured.kind == "calls":
+        return calls_grammar(calls, special, _OPTIONS)
     grammar, thoughts = _answer_grammar(structured), structured.thoughts
+    if calls is not None and has_marker(calls, special):
+        return calls_grammar(calls, special, _OPTIONS, otherwise=grammar)
     if thoughts is None or (structured.structural_tag is not None and not thoughts.in_thought):
         return grammar  # thoughts that need not come are free text between tags
     return after_thoughts(grammar, thoughts, special)

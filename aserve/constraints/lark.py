@@ -71,9 +71,13 @@ def after_thoughts(grammar: str, rules: ThoughtRules, special: Special) -> str:
         if not rules.in_thought:
             thought = f"({terms(thoughts.begin, special)} {thought})?"
         lines = [f"start: {thought} @{ANSWER}", *until("thought", thoughts.end, special)]
+    return referring("\n".join(["%llguidance {}", *lines, *TERMINALS, ""]), ANSWER, grammar)
+
+
+def referring(lark: str, name: str, grammar: str) -> str:
+    """Lark that refers to another grammar, as @name."""
     first, *others = _grammars(grammar)
-    whole = {"lark_grammar": "\n".join(["%llguidance {}", *lines, *TERMINALS, ""])}
-    return json.dumps({"grammars": [whole, {**first, "name": ANSWER}, *others]})
+    return json.dumps({"grammars": [{"lark_grammar": lark}, {**first, "name": name}, *others]})
 
 
 def _grammars(grammar: str) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from aserve.core.defaults import (
 from aserve.core.errors import ConfigError
 from aserve.core.layout import Footprint, Window, stretched
 from aserve.core.lora import LORA_RULES
+from aserve.core.params import ALL_TOKENS, DEFAULT_MAX_LOGPROBS
 from aserve.core.pooling import POOLING_RULES, Pooling, PoolingFields, PoolingOptions
 from aserve.core.rules import (
     MAX_INT,
@@ -98,6 +99,7 @@ class Options(PoolingOptions, frozen=True, kw_only=True, repr_omit_defaults=True
     speculative_config: SpeculativeConfig | None = None
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
+    max_logprobs: int = DEFAULT_MAX_LOGPROBS
 
     def __post_init__(self) -> None:
         OPTION_RULES.settle(self)
@@ -145,6 +147,7 @@ OPTION_RULES: Final = Rules(
         "speculative_config": optional(speculative_config),
         "tool_call_parser": text,
         "reasoning_parser": text,
+        "max_logprobs": integer(ALL_TOKENS, MAX_INT),
         **LORA_RULES,
         **POOLING_RULES,
     },
@@ -187,6 +190,7 @@ class OptionFields(PoolingFields, total=False):
     speculative_config: SpeculativeConfig | Mapping[str, Any] | None
     tool_call_parser: str
     reasoning_parser: str
+    max_logprobs: int
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -283,6 +287,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     default_sampling: fields of generation_config.json that replace SamplingParams' own defaults.
     call_format, thought_format: how the model writes calls of tools and thoughts, by name; None is that it does not.
     pooling: what it makes of an input where it pools; None where it generates.
+    max_logprobs: of the likeliest tokens that a request may have beside each.
     """
 
     names: tuple[str, ...]
@@ -295,6 +300,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     call_format: str | None = None
     thought_format: str | None = None
     pooling: Pooling | None = None
+    max_logprobs: int = DEFAULT_MAX_LOGPROBS
 
 
 def choose_max_chunk(options: Options, budget: int) -> int:

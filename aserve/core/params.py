@@ -31,14 +31,20 @@ MAX_STOP_STRING_CHARS: Final = 1024
 MAX_STOP_TOKEN_IDS: Final = 128
 MAX_CHOICES: Final = 128
 """Of n, best_of and the beam width: each is a sequence of its own (CVE-2026-34756: n = 10^6)."""
-MAX_LOGPROBS: Final = 20
+DEFAULT_MAX_LOGPROBS: Final = 20
+"""Of the likeliest tokens beside each, unless an operator allows more (`max_logprobs`)."""
+ALL_TOKENS: Final = -1
+"""As a number of the likeliest tokens: the whole vocabulary, as in vLLM."""
+MAX_LOGPROB_TOKEN_IDS: Final = 128
+MAX_SCORES: Final = 2**24
+"""Of a request that has more than DEFAULT_MAX_LOGPROBS beside a token: each takes some 70 bytes on the host."""
 MAX_BIASED_TOKENS: Final = 1024
 MAX_LOGIT_BIAS: Final = 100.0
 MAX_ALLOWED_TOKENS: Final = 2**18
 MAX_BAD_WORDS: Final = 128
 MAX_BAD_WORD_CHARS: Final = 256
 NOT_WITH_BEAMS: Final = (
-    *("logprobs", "prompt_logprobs", "best_of", "logit_bias", "allowed_token_ids", "bad_words"),
+    *("logprob_token_ids", "logprobs", "prompt_logprobs", "best_of", "logit_bias", "allowed_token_ids", "bad_words"),
     *("structured", "thinking_token_budget"),
 )
 """Fields that cannot be given together with `beam`."""
@@ -97,7 +103,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaul
     presence_penalty, frequency_penalty: in [-2, 2], on generated tokens. repetition_penalty: in [0.01, 100], on all.
     logit_bias: a mapping of token id to bias, or such pairs, as which it is kept; biases are clamped to [-100, 100].
     allowed_token_ids: None allows all. bad_words: strings that are not generated.
-    logprobs: score each token, with as many of the likeliest beside it; prompt_logprobs: the prompt's tokens too.
+    logprobs: score each token, with as many of the likeliest beside it; -1 is the whole vocabulary. At most the
+        engine's `max_logprobs`. prompt_logprobs: the prompt's tokens too.
+    logprob_token_ids: score these tokens beside each, in their order, in place of the likeliest; `logprobs` is their
+        number.
     include_stop_str_in_output: a stop string, or stop token, stays at the end of the text.
     skip_special_tokens: special tokens are not shown in the text.
     structured: what the answer must be: JSON by a schema, text by a regular expression, one of some choices, and more.
@@ -128,6 +137,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaul
     bad_words: tuple[str, ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     structured: StructuredOutputs | None = None
@@ -159,6 +169,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaul
             bad_words: Sequence[str] | None = (),
             logprobs: int | None = None,
             prompt_logprobs: int | None = None,
+            logprob_token_ids: Sequence[int] | None = (),
             include_stop_str_in_output: bool = False,
             skip_special_tokens: bool = True,
             structured: StructuredOutputs | None = None,
@@ -176,6 +187,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaul
             raise InvalidRequestError(f"best_of must be at least n ({self.n}), got {self.best_of}", "best_of")
         if self.allowed_token_ids == ():
             raise InvalidRequestError("allowed_token_ids must name at least one token, got none", "allowed_token_ids")
+        if num_named := len(self.logprob_token_ids):
+            if self.logprobs not in (None, num_named):
+                raise InvalidRequestError(
+                    f"logprobs must be the number of logprob_token_ids ({num_named}), got {self.logprobs}", "logprobs"
+                )
+            msgspec.structs.force_setattr(self, "logprobs", num_named)
         if self.beam is not None:
             self._check_beam(self.beam)
 
@@ -223,8 +240,9 @@ SAMPLING_RULES: Final = Rules(
         "logit_bias": several(biases(at_most=MAX_BIASED_TOKENS, largest=MAX_LOGIT_BIAS)),
         "allowed_token_ids": optional(integers(at_most=MAX_ALLOWED_TOKENS)),
         "bad_words": several(texts(at_most=MAX_BAD_WORDS, chars=MAX_BAD_WORD_CHARS)),
-        "logprobs": optional(integer(0, MAX_LOGPROBS)),
-        "prompt_logprobs": optional(integer(0, MAX_LOGPROBS)),
+        "logprobs": optional(integer(ALL_TOKENS, MAX_INT)),
+        "prompt_logprobs": optional(integer(ALL_TOKENS, MAX_INT)),
+        "logprob_token_ids": several(integers(at_most=MAX_LOGPROB_TOKEN_IDS)),
         "include_stop_str_in_output": flag,
         "skip_special_tokens": flag,
         "structured": optional(instance(StructuredOutputs)),
@@ -232,3 +250,12 @@ SAMPLING_RULES: Final = Rules(
         "beam": optional(instance(BeamParams)),
     },
 )
+
+
+def num_likeliest(field: str, wanted: int, at_most: int, vocab_size: int) -> int:
+    """How many of the likeliest tokens a field comes to. Raises `InvalidRequestError` for more than `at_most`."""
+    num = vocab_size if wanted == ALL_TOKENS else wanted
+    if num > at_most:
+        told = f"{wanted}, all {vocab_size} tokens" if wanted == ALL_TOKENS else wanted
+        raise InvalidRequestError(f"{field} must be at most {at_most}, got {told}", field)
+    return min(num, vocab_size)

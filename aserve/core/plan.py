@@ -55,6 +55,7 @@ class RowSampling(msgspec.Struct, frozen=True, gc=False):
     The random number for a token is a pure function of (seed, position of the token): see kernels/reference.py.
     banned_ids may not be sampled for any position below banned_before (min_tokens).
     num_logprobs: score each sampled token, with as many of the likeliest beside it; None scores nothing.
+    named_ids: as many tokens, which are scored in place of the likeliest; () names none.
     num_prompt_logprobs: the same for the prompt's tokens, where slices have `target_ids`.
     """
 
@@ -62,6 +63,7 @@ class RowSampling(msgspec.Struct, frozen=True, gc=False):
     banned_ids: tuple[int, ...] = ()
     banned_before: int = 0
     num_logprobs: int | None = None
+    named_ids: tuple[int, ...] = ()
     num_prompt_logprobs: int | None = None
     controls: RowControls | None = None
 
@@ -92,6 +94,7 @@ class RowInit(msgspec.Struct, frozen=True, gc=False):
     mask: of every token that the row samples; has followed what the answer has when the row is set up, and is the
         runner's from then on. None where any token may come.
     second_at: where the second of two texts begins, for an encoder that tells them apart; None where it does not.
+    per_token: a model that pools makes a vector of each token, in place of one of all.
     """
 
     row: Row
@@ -101,6 +104,7 @@ class RowInit(msgspec.Struct, frozen=True, gc=False):
     adapter: AdapterId | None = None
     mask: TokenMask | None = None
     second_at: int | None = None
+    per_token: bool = False
 
 
 class SeqSlice(msgspec.Struct, frozen=True, gc=False):
@@ -167,7 +171,7 @@ class TokenScores(msgspec.Struct, frozen=True, gc=False):
     """One token's log-probability under the model's own distribution: before temperature, penalties and bans.
 
     rank: how many tokens are at least as likely, itself included; 1 is the likeliest.
-    top_ids, top_logprobs: the likeliest tokens, best first.
+    top_ids, top_logprobs: the likeliest tokens, best first; or those that the request names, in its order.
     """
 
     token_id: int
@@ -186,7 +190,8 @@ class StepResult(msgspec.Struct, frozen=True, gc=False):
         What stands for their tokens means nothing.
     num_accepted: of each slice that samples, how many of its drafts; () in a step without drafts, in which each of them
         has one token.
-    vectors: of each slice that samples, where the runner pools: what the model made of the whole sequence, float32.
+    vectors: of each slice that samples, where the runner pools: what the model made of the whole sequence, float32, or
+        of each of its tokens, one behind the other.
         Then no token is sampled, and what stands for it means nothing.
     """
 

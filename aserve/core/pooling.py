@@ -90,31 +90,35 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True):
     """What a request wants of a model that pools.
 
     dimensions: of an embedding: its first so many numbers, normalised anew; None is all. use_activation: whether an
-    embedding is normalised, and scores are probabilities; None is as the model says.
+    embedding is normalised, and scores are probabilities; None is as the model says. per_token: a vector for each token
+    of the input, in place of one for all.
 
     Raises `InvalidRequestError`, naming the field, for what is of another type or out of bounds.
     """
 
     dimensions: int | None = None
     use_activation: bool | None = None
+    per_token: bool = False
 
     def __post_init__(self) -> None:
         PARAM_RULES.settle(self)
 
 
 PARAM_RULES: Final = Rules(
-    InvalidRequestError, {"dimensions": optional(count(MAX_INT)), "use_activation": optional(flag)}
+    InvalidRequestError, {"dimensions": optional(count(MAX_INT)), "use_activation": optional(flag), "per_token": flag}
 )
 
 
 class Pooled(msgspec.Struct, frozen=True, kw_only=True):
     """What came out for one input. values: float32; `numpy.asarray(pooled.values)` copies nothing.
 
+    num_vectors: 1; where each token has one, as many as these, whose values are one behind the other.
     num_cached_tokens: of the input, found in the prefix cache. timings: how long it waited, and took.
     """
 
     prompt_token_ids: tuple[int, ...]
     values: "array[float]"
+    num_vectors: int = 1
     num_cached_tokens: int = 0
     timings: RequestTimings | None = None
 
@@ -141,6 +145,10 @@ class InputTerms(TypedDict, total=False):
 
 def check_params(pooling: Pooling, params: PoolingParams) -> None:
     """Raise `InvalidRequestError` for what the model cannot give."""
+    if params.per_token and pooling.task != "embed" and not pooling.is_causal:
+        raise InvalidRequestError(
+            "this classifier reads an input as a whole, and gives no scores of its tokens", "task"
+        )
     wanted = params.dimensions
     if wanted is None:
         return
@@ -160,7 +168,14 @@ def check_params(pooling: Pooling, params: PoolingParams) -> None:
 
 
 def activated(pooling: Pooling, params: PoolingParams, values: "array[float]") -> "array[float]":
-    """What a request gets of what the model made."""
+    """What a request gets of what the model made: one vector, or several, one behind the other."""
+    found = array("f")
+    for start in range(0, len(values), pooling.size):
+        found += _activated(pooling, params, values[start : start + pooling.size])
+    return found
+
+
+def _activated(pooling: Pooling, params: PoolingParams, values: "array[float]") -> "array[float]":
     if params.dimensions is not None:
         values = values[: params.dimensions]
     if params.use_activation is False:

@@ -90,7 +90,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: on the same clock, when it ends with what it has; None is never.
     tenant: on whose account it runs; "" where nobody is told apart. weight: the tenant's share, under the fair policy.
     structure: params.structured, compiled; None where an answer may be anything.
-    second_at: see `RowInit`.
+    second_at, per_token: see `RowInit`.
     """
 
     id: RequestId
@@ -111,6 +111,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     structure: Structure | None = None
     adapter: AdapterId | None = None
     second_at: int | None = None
+    per_token: bool = False
 
     @property
     def extra_keys(self) -> tuple[ExtraKey, ...]:

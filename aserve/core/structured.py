@@ -47,14 +47,16 @@ class ThoughtRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
-    """Exactly one of its fields says what an answer must be. Raises `InvalidRequestError`, naming the field.
+    """One of its fields says what an answer must be, or calls and another. `InvalidRequestError` names a wrong one.
 
     json: a JSON Schema, as a mapping or as text: the answer is JSON that is valid by it.
     regex: a regular expression that the whole answer matches. choice: texts of which the answer is one.
     grammar: a context-free grammar, in Lark's notation or in GBNF. json_object: the answer is a JSON object.
     structural_tag: text in which tags have content by a schema: {"structures": [{"begin", "schema", "end"}, ...],
         "triggers": [...]}, as a mapping or as text. From a trigger on, one of the tags follows that begin with it.
-    calls: calls of tools. thoughts: which may come before anything else than these.
+    calls: calls of tools; beside one of the others the answer is calls, or has that structure (and has it always where
+        calls begin with no marker by which they are told from it).
+    thoughts: which may come before anything else than calls, whose rules have them.
 
     An answer ends only where its structure may, unless something else ends it before: max_tokens, a stop string, a stop
     token, a deadline.
@@ -72,7 +74,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, repr_omit_def
     def __post_init__(self) -> None:
         STRUCTURE_RULES.settle(self)
         given = [name for name in STRUCTURE_KINDS if getattr(self, name) is not None]
-        if len(given) != 1:
+        if len(given) != 1 and (len(given) != 2 or self.calls is None):
             raise InvalidRequestError(
                 f"structured: exactly one of {', '.join(STRUCTURE_KINDS)} must be given, got "
                 f"{' and '.join(given) or 'none'}",
@@ -81,7 +83,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, repr_omit_def
 
     @property
     def kind(self) -> str:
-        """The field that is given."""
+        """The field that is given; beside calls, the other one."""
         return next(name for name in STRUCTURE_KINDS if getattr(self, name) is not None)
 
 

@@ -12,9 +12,10 @@ from aserve.core.errors import AserveError, UnavailableError
 from aserve.engine import Engine
 from aserve.http.access import AccessLog
 from aserve.http.anthropic.errors import ANTHROPIC
-from aserve.http.anthropic.messages import count_tokens, messages
+from aserve.http.anthropic.messages import count_tokens
 from aserve.http.batch.batches import Batches
 from aserve.http.batch.files import file_routes
+from aserve.http.batch.lines import line_handlers
 from aserve.http.batch.routes import batch_routes, create_batch
 from aserve.http.body import Glance, at_nothing
 from aserve.http.endpoint import Edge, Handler, JsonEndpoint
@@ -22,11 +23,9 @@ from aserve.http.errors import handle_error
 from aserve.http.keys import Keyring
 from aserve.http.middleware import MAX_BODY_BYTES, MAX_TOTAL_BODY_BYTES, PUBLIC_PATHS, guard
 from aserve.http.openai.adapters import load_adapter, unload_adapter
-from aserve.http.openai.chat import chat_completions
-from aserve.http.openai.completions import completions
 from aserve.http.openai.glance import generation_glance, input_glance, text_glance
 from aserve.http.openai.models import model_routes
-from aserve.http.openai.responses.create import create_response
+from aserve.http.openai.responses.create import count_input_tokens
 from aserve.http.openai.responses.keeping import Kept
 from aserve.http.openai.responses.later import later_routes
 from aserve.http.openai.tokenize import detokenize, tokenize, tokenizer_info_route
@@ -34,7 +33,7 @@ from aserve.http.openapi import openapi_route
 from aserve.http.ops import ops_routes
 from aserve.http.options import DEFAULTS, AppOptions
 from aserve.http.pooling.classify import classify
-from aserve.http.pooling.embeddings import embeddings, pooling
+from aserve.http.pooling.embeddings import pooling
 from aserve.http.pooling.scores import rerank, score
 from aserve.http.request_id import RequestIds
 from aserve.http.sse import StreamLimits
@@ -72,11 +71,10 @@ def create_app(  # noqa: PLR0913  all but the engine may be left out
     options: what else is decided of the API.
     """
     limits = stream_limits or StreamLimits()
-    made = {"/v1/chat/completions": chat_completions, "/v1/completions": completions}
-    handlers = {url: options.applied(handler(engine, limits)) for url, handler in made.items()}
-    lines = {**handlers, "/v1/embeddings": embeddings(engine)}
-    batches = Batches(engine, BatchStore(options.batch_store, options.batch_store_bytes), lines)
-    routes = _routes(engine, limits, options, handlers, Kept(response_store or MemoryStore()), batches)
+    kept = Kept(response_store or MemoryStore())
+    handlers = line_handlers(engine, limits, kept, options)
+    batches = Batches(engine, BatchStore(options.batch_store, options.batch_store_bytes), handlers)
+    routes = _routes(engine, limits, options, handlers, kept, batches)
     app = Starlette(
         routes=routes,
         middleware=[
@@ -112,16 +110,16 @@ def _routes(
         endpoint = JsonEndpoint(engine, handler, glance, generates=generates, lenient=options.lenient)
         return Route(path, endpoint, methods=["POST"])
 
+    glances = dict.fromkeys(("/v1/chat/completions", "/v1/completions"), generation_glance(engine))
+    glances["/v1/responses"] = input_glance(engine)
     routes = [
-        *(post(url, handler, generation_glance(engine), generates=True) for url, handler in handlers.items()),
-        post("/v1/responses", create_response(engine, limits, kept, options), input_glance(engine), generates=True),
+        *(post(url, handler, glances.get(url, at_nothing), generates=True) for url, handler in handlers.items()),
+        post("/v1/responses/input_tokens", count_input_tokens(engine, kept), at_nothing),
         *later_routes(kept, limits),
-        post("/v1/embeddings", embeddings(engine), at_nothing, generates=True),
         post("/pooling", pooling(engine), at_nothing, generates=True),
         post("/classify", classify(engine), at_nothing, generates=True),
         *(post(path, score(engine), at_nothing, generates=True) for path in ("/score", "/v1/score")),
         *(post(path, rerank(engine), at_nothing, generates=True) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
-        post("/v1/messages", messages(engine, limits), at_nothing, generates=True),
         post("/v1/messages/count_tokens", count_tokens(engine), at_nothing),
         post("/tokenize", tokenize(engine), text_glance(engine)),
         post("/detokenize", detokenize(engine), text_glance(engine)),

@@ -38,6 +38,7 @@ class Exchange:
 
     is_large: the fields are so many, or so long, that going through them is work for one of the `workers`.
     tenant: on whose account it is. record: to be told what the access log shall say. warnings: for the answer's body.
+    default_priority: of a request that names none.
     """
 
     fields: dict[str, Any]
@@ -48,6 +49,11 @@ class Exchange:
     workers: Workers
     record: Record
     warnings: list[str] = field(default_factory=list)
+    default_priority: int = 0
+
+    def priority_of(self, named: int | None) -> int:
+        """The one that its fields name, else the default."""
+        return self.default_priority if named is None else named
 
     async def work(self, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
         """Call what goes through the fields, off the event loop where they are large."""

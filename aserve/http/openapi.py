@@ -36,6 +36,7 @@ JSON_ROUTES: Final[Mapping[str, tuple[type[msgspec.Struct], str]]] = {
     "/v1/chat/completions": (ChatFields, "Answer a conversation; with stream, as server-sent events."),
     "/v1/completions": (CompletionFields, "Continue a text; with stream, as server-sent events."),
     "/v1/responses": (ResponseFields, "Answer items; with stream, as server-sent events; with background, later."),
+    "/v1/responses/input_tokens": (ResponseFields, "The number of tokens that such an input has."),
     "/v1/embeddings": (EmbeddingFields, "The embedding of each input."),
     "/pooling": (PoolFields, "What the model makes of each input, whatever it is for."),
     "/classify": (ClassifyFields, "The probability of each label, for each input."),

@@ -3,17 +3,15 @@
 CORS( guard( routes ) )     force_include_usage, return_tokens_as_token_ids: fields, as if each request had them
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from aserve.core.errors import InvalidRequestError
-from aserve.core.params import MAX_LOGPROBS
 from aserve.http.endpoint import Exchange, Handler
-from aserve.stores.batches import IN_MEMORY
+from aserve.stores.database import IN_MEMORY
 
 EXPOSED: Final = ("x-request-id", "request-id", "retry-after", "x-aserve-warnings")
 """Headers of answers that scripts of other origins may read, besides those that browsers let them in any case."""
@@ -27,7 +25,7 @@ class AppOptions:
     allowed_headers, allow_credentials: of what they may ask with.
     root_path: what a proxy in front takes off the paths.
     lenient: a field that nobody knows is left out, and told in `warnings`, and is no error.
-    enable_force_include_usage, return_tokens_as_token_ids: for all requests. max_logprobs: at most `MAX_LOGPROBS`.
+    enable_force_include_usage, return_tokens_as_token_ids: for all requests.
     enable_tokenizer_info_endpoint: there is a GET /tokenizer_info.
     batch_store: the SQLite file of /v1/files and /v1/batches; ":memory:" is none. batch_store_bytes: see `BatchStore`.
     """
@@ -40,7 +38,6 @@ class AppOptions:
     lenient: bool = False
     enable_force_include_usage: bool = False
     return_tokens_as_token_ids: bool = False
-    max_logprobs: int = MAX_LOGPROBS
     enable_tokenizer_info_endpoint: bool = False
     batch_store: str = IN_MEMORY
     batch_store_bytes: int | None = None
@@ -60,17 +57,11 @@ class AppOptions:
             )
         ]
 
-    def check_logprobs(self, fields: Mapping[str, Any]) -> None:
-        """Raise `InvalidRequestError` where more of the likeliest tokens are asked for."""
-        for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
-            _check_at_most(name, fields.get(name), self.max_logprobs)
-
     def applied(self, handler: Handler) -> Handler:
         """The handler of a request that generates, with what the options make of its fields."""
 
         async def handle(exchange: Exchange) -> None:
             fields = exchange.fields
-            self.check_logprobs(fields)
             if self.return_tokens_as_token_ids and fields.get("return_tokens_as_token_ids") is None:
                 fields["return_tokens_as_token_ids"] = True
             options = fields.get("stream_options") or {}
@@ -82,8 +73,3 @@ class AppOptions:
 
 
 DEFAULTS: Final = AppOptions()
-
-
-def _check_at_most(name: str, value: Any, limit: int) -> None:
-    if type(value) is int and value > limit:
-        raise InvalidRequestError(f"{name} must be at most {limit}, got {value}", name)

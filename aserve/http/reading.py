@@ -14,7 +14,7 @@ import msgspec
 from aserve.core.answer_events import AnswerParser
 from aserve.core.errors import InvalidRequestError
 from aserve.core.params import SamplingParams
-from aserve.core.structured import StructuredOutputs, ThoughtRules
+from aserve.core.structured import CallRules, StructuredOutputs, ThoughtRules
 from aserve.engine import Engine
 from aserve.http.tool_use import ToolUse
 
@@ -35,15 +35,15 @@ def short_call_id() -> str:
 class Reading:
     """How a request's answers are read. new_parser: None where they are content and nothing else.
 
-    markers: texts that have to reach the parser. structure: what is enforced of calls. thoughts: what may come before
-    another structure. new_id: names a call.
+    markers: texts that have to reach the parser. calls: what can be enforced of calls, where there may be any.
+    thoughts: what may come before another structure. new_id: names a call.
     is_single: calls after the first are left out. is_named: the call was asked for by its name, which is no reason for
     an answer to end.
     """
 
     new_parser: Callable[[], AnswerParser] | None = None
     markers: frozenset[str] = frozenset()
-    structure: StructuredOutputs | None = None
+    calls: CallRules | None = None
     has_thoughts: bool = False
     thoughts: ThoughtRules | None = None
     new_id: Callable[[], str] = call_id
@@ -69,15 +69,14 @@ def reading_of(
     format = texts.format(with_calls=use is not None, is_bare=is_bare)
     if format is None:
         return CONTENT
-    structure = None
-    if use is not None and use.is_enforced:
+    calls = None
+    if use is not None and (is_bare or info.call_format is not None):
         call_format = None if is_bare else info.call_format
-        in_thought = texts.begins_thought(prompt)
-        structure = use.structure(call_format, info.thought_format, in_thought=in_thought)
+        calls = use.rules(call_format, info.thought_format, in_thought=texts.begins_thought(prompt))
     return Reading(
         new_parser=texts.parsers(format, {} if use is None else use.schemas, prompt),
         markers=frozenset(filter(None, format.markers())),
-        structure=structure,
+        calls=calls,
         has_thoughts=format.thoughts is not None or format.channels is not None,
         thoughts=texts.thoughts_before(prompt),
         new_id=short_call_id if info.call_format == "mistral" else new_id,
@@ -86,15 +85,25 @@ def reading_of(
     )
 
 
-def enforced(params: SamplingParams, use: ToolUse | None, reading: Reading) -> SamplingParams:
-    """With what is enforced of calls. Raises `InvalidRequestError` where another structure is asked for as well.
+def enforced(
+    params: SamplingParams, use: ToolUse | None, reading: Reading, *, is_of_all: bool = False
+) -> SamplingParams:
+    """With what is enforced of calls, and of what follows thoughts.
 
-    Where a call may be made, and need not be, another structure is that of all answers: none is a call. It is one of
-    what follows thoughts.
+    A structure that is asked for is one of text: where a call has to be made there is none, and where one may be made
+    an answer is calls, or has the structure. is_of_all: it is one of all answers, none of which is a call then. Raises
+    `InvalidRequestError` where one has to be.
     """
-    structured = params.structured
+    structured, calls = params.structured, reading.calls
     if structured is None:
-        return params if reading.structure is None else msgspec.structs.replace(params, structured=reading.structure)
+        if use is None or calls is None or not use.is_enforced:
+            return params
+        return msgspec.structs.replace(params, structured=StructuredOutputs(calls=calls))
+    if use is not None and use.is_required and is_of_all:
+        raise InvalidRequestError("tool_choice asks for a call, and structured_outputs for no call", "tool_choice")
     if use is not None and use.is_required:
-        raise InvalidRequestError("tool_choice asks for a call, and another field for another structure", "tool_choice")
-    return msgspec.structs.replace(params, structured=msgspec.structs.replace(structured, thoughts=reading.thoughts))
+        structured = StructuredOutputs(calls=calls)
+    else:
+        calls = None if is_of_all else calls
+        structured = msgspec.structs.replace(structured, calls=calls, thoughts=reading.thoughts)
+    return msgspec.structs.replace(params, structured=structured)

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from aserve.core.errors import InvalidRequestError
-from aserve.core.structured import CallRules, StructuredOutputs, ToolRule
+from aserve.core.structured import CallRules, ToolRule
 from aserve.http.errors import echo
 
 MAX_TOOLS: Final = 128
@@ -66,24 +66,22 @@ class ToolUse:
         """Whether masks have to see to it that calls are as they must."""
         return self.is_required or any(tool.strict for tool in self.tools)
 
-    def structure(self, format: str | None, thoughts: str | None, *, in_thought: bool) -> StructuredOutputs:
-        """What is enforced. A schema counts where it is strict, or where a call has to be made."""
-        rules = tuple(
+    def rules(self, format: str | None, thoughts: str | None, *, in_thought: bool) -> CallRules:
+        """What is enforced of calls. A schema counts where it is strict, or where a call has to be made."""
+        tools = tuple(
             ToolRule(
                 name=tool.name,
                 schema=tool.parameters if self.is_required or tool.strict else None,
             )
             for tool in self.tools
         )
-        return StructuredOutputs(
-            calls=CallRules(
-                format=format,
-                thoughts=thoughts,
-                in_thought=in_thought,
-                tools=rules,
-                is_required=self.is_required,
-                is_single=self.is_single,
-            )
+        return CallRules(
+            format=format,
+            thoughts=thoughts,
+            in_thought=in_thought,
+            tools=tools,
+            is_required=self.is_required,
+            is_single=self.is_single,
         )
 
 

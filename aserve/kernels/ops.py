@@ -147,13 +147,15 @@ class Scores:
     """Of one token a row, and of the K likeliest tokens of each: K may be 0.
 
     logprobs_S, top_logprobs_SK: float32. ranks_S: int64, how many tokens are at least as likely, itself included.
-    top_ids_SK: int64, best first, and the lowest of equals first.
+    top_ids_SK: int64, best first, and the lowest of equals first. normalizers_S: float32, log(sum(exp(logits))), which
+    a logit less is its token's log-probability.
     """
 
     logprobs_S: Tensor
     ranks_S: Tensor
     top_ids_SK: Tensor
     top_logprobs_SK: Tensor
+    normalizers_S: Tensor
 
 
 class Ops(Protocol):

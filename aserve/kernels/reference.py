@@ -210,6 +210,7 @@ class ReferenceOps:
             ranks_S=(logits_SV >= target_S1).sum(-1),
             top_ids_SK=top_ids_SK,
             top_logprobs_SK=logprobs_SV.gather(1, top_ids_SK),
+            normalizers_S=logits_SV.logsumexp(-1),
         )
 
     def copy_blocks(self, planes_YBX: Tensor, sources_N: Tensor, targets_N: Tensor) -> None:

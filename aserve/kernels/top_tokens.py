@@ -17,6 +17,7 @@ def with_top_tokens(
         ranks_S=ranks_S,
         top_ids_SK=ids_SK,
         top_logprobs_SK=logits_SV.gather(1, ids_SK) - normalizer_S1,
+        normalizers_S=normalizer_S,
     )
 
 

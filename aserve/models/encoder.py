@@ -56,6 +56,19 @@ class Encoder:
 
     def __call__(self, sequences: list[tuple[list[int], int | None]]) -> Tensor:
         """[S, O], float32, of token ids and where the second text begins in them, if one does."""
+        output, lens_S = self._computed(sequences)
+        if self._classifies:
+            logits: Tensor = output.logits
+            return logits.float()
+        return self._head(pool_padded(output.last_hidden_state, lens_S, self._method))
+
+    def of_tokens(self, sequence: tuple[list[int], int | None]) -> Tensor:
+        """[its tokens, O], float32: the same of each token. The model is no classifier."""
+        output, _ = self._computed([sequence])
+        return self._head(output.last_hidden_state[0])
+
+    def _computed(self, sequences: list[tuple[list[int], int | None]]) -> tuple[Any, Tensor]:
+        """What transformers' model gives, and how many tokens each sequence has."""
         lens = [len(token_ids) for token_ids, _ in sequences]
         longest = max(lens)
         padded = [token_ids + [self._pad_id] * (longest - len(token_ids)) for token_ids, _ in sequences]
@@ -67,11 +80,7 @@ class Encoder:
         if self._takes_types and any(second is not None for _, second in sequences):
             seconds_S = torch.tensor([longest if at is None else at for _, at in sequences], device=self.device)
             given["token_type_ids"] = (places_L >= seconds_S[:, None]).long() * mask_SL
-        output = self._model(ids_SL, return_dict=True, **given)
-        if self._classifies:
-            logits: Tensor = output.logits
-            return logits.float()
-        return self._head(pool_padded(output.last_hidden_state, lens_S, self._method))
+        return self._model(ids_SL, return_dict=True, **given), lens_S
 
 
 def pool_padded(hidden_SLE: Tensor, lens_S: Tensor, method: PoolingMethod) -> Tensor:

@@ -12,22 +12,35 @@ Letters: kernels/ops.py and rows.py; F tokens fed from the device.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from torch import Tensor, add
 
 from aserve.core.columns import SamplingColumns
+from aserve.core.ids import Row
+from aserve.core.params import DEFAULT_MAX_LOGPROBS
 from aserve.core.plan import SeqSlice, StepPlan
 from aserve.kernels.ops import AttentionBatch, LogitControls, LoraBatch, SamplingBatch, TokenMasks
 from aserve.runner.adapters import AdapterSlots
 from aserve.runner.controls import ControlTable
 from aserve.runner.device import Array, StepDevice
-from aserve.runner.rows import RowChanges, RowSamplings, RowTable
+from aserve.runner.rows import RowChanges, RowSamplings, RowTable, padded
 from aserve.runner.scoring import PromptTargets, SampledTargets
 from aserve.runner.verification import Drafts, MadeDrafts, fill_in, num_samples_back, upload_drafts
 
 A = TypeVar("A")
+
+
+class TokenRun(NamedTuple):
+    """A slice of a row each of whose tokens has a vector: which of the T tokens it has, and which of the N samples."""
+
+    row: Row
+    start: int
+    end: int
+    is_first: bool
+    place: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +55,7 @@ class StepBatch:
     sampled_rows_N: Tensor
     sampling: SamplingBatch
     controls: LogitControls | None = None
-    sampled_targets: SampledTargets | None = None
+    sampled_targets: tuple[SampledTargets, ...] = ()
     prompt_targets: PromptTargets | None = None
     drafts: Drafts | None = None
     masks: Callable[[], TokenMasks] | None = None
@@ -50,6 +63,7 @@ class StepBatch:
     lora: LoraBatch | None = None
     rows_S: Tensor | None = None
     """Whose slices these are, in the batch's order."""
+    token_runs: tuple[TokenRun, ...] = ()
 
 
 class Uploads(NamedTuple, Generic[A]):
@@ -155,6 +169,7 @@ class BatchBuilder:
             sampled_targets=self._sampled_targets(plan.slices),
             prompt_targets=self._prompt_targets(plan.slices, order, host.query_starts_S1),
             drafts=drafts,
+            token_runs=self._token_runs(plan.slices, order, host.query_starts_S1),
             lora=None if self._slots is None else self._slots.batch(host.rows_S, np.diff(host.query_starts_S1)),
         )
 
@@ -199,15 +214,22 @@ class BatchBuilder:
         """Only the plan's row changes."""
         self._rows.apply(*self._device.upload(self._rows.stage(plan)))
 
-    def _sampled_targets(self, slices: Sequence[SeqSlice]) -> SampledTargets | None:
+    def _sampled_targets(self, slices: Sequence[SeqSlice]) -> tuple[SampledTargets, ...]:
         if not self._rows.scores_any:
-            return None
-        num_top_N = tuple(self._rows.num_logprobs(piece.row) for piece in slices for _ in range(piece.num_samples))
-        scored = [n for n, num_top in enumerate(num_top_N) if num_top is not None]
-        if not scored:
-            return None
-        [rows_G] = self._device.upload([np.array(scored, np.int64)])
-        return SampledTargets(num_top_N, rows_G)
+            return ()
+        wanted_N = [self._rows.scored(piece.row) for piece in slices for _ in range(piece.num_samples)]
+        parts: dict[tuple[bool, bool], list[tuple[int, int, tuple[int, ...]]]] = {}
+        for place, wanted in enumerate(wanted_N):
+            if wanted is not None:
+                num_top, named_ids = wanted
+                kind = bool(named_ids), num_top > DEFAULT_MAX_LOGPROBS  # few do not pay for many
+                parts.setdefault(kind, []).append((place, num_top, named_ids))
+        targets = []
+        for part in parts.values():
+            places, num_top_G, named = zip(*part, strict=True)
+            arrays = np.array(places, np.int64), padded(named, 0)
+            targets.append(SampledTargets(places, num_top_G, *self._device.upload(arrays)))
+        return tuple(targets)
 
     def _prompt_targets(
         self, slices: Sequence[SeqSlice], order: list[int], query_starts_S1: Array
@@ -225,6 +247,23 @@ class BatchBuilder:
             target_ids=tuple(slices[i].target_ids for i in scored),
             tokens_G=tokens_G,
             targets_G=targets_G,
+        )
+
+    def _token_runs(self, slices: Sequence[SeqSlice], order: list[int], query_starts_S1: Array) -> tuple[TokenRun, ...]:
+        if not self._rows.per_token:
+            return ()
+        starts = dict(zip(order, query_starts_S1.tolist(), strict=False))
+        places = accumulate((piece.num_samples for piece in slices), initial=0)
+        return tuple(
+            TokenRun(
+                row=piece.row,
+                start=starts[i],
+                end=starts[i] + piece.num_tokens,
+                is_first=piece.start == 0,
+                place=place if piece.num_samples else None,
+            )
+            for i, (piece, place) in enumerate(zip(slices, places, strict=False))
+            if piece.row in self._rows.per_token
         )
 
     def lay_out(

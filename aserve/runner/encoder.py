@@ -11,7 +11,7 @@ All state belongs to one thread, as in runner.py.
 
 import gc
 from array import array
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
@@ -46,6 +46,7 @@ class EncoderRunner:
         self._encoder: Encoder | None = encoder
         self._batch_tokens = BATCH_TOKENS.get(encoder.device.type, MOST_TOKENS)
         self._rows: dict[Row, Whole] = {}
+        self._per_token: set[Row] = set()
         self._halted = False
         """Set by a step that fails, for those behind it."""
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="aserve-encoder")
@@ -90,25 +91,39 @@ class EncoderRunner:
     def _result(self, plan: StepPlan) -> StepResult:
         for init in plan.inits:
             self._rows[init.row] = ([], init.second_at)
+            self._per_token.discard(init.row)
+            if init.per_token:
+                self._per_token.add(init.row)
         whole: list[Whole] = []
+        per_token: set[int] = set()
         for piece in plan.slices:
             tokens, second_at = self._rows.setdefault(piece.row, ([], None))
             tokens[piece.start :] = piece.token_ids
             if piece.num_samples:
+                if piece.row in self._per_token:
+                    per_token.add(len(whole))
                 whole.append((tokens, second_at))
         if not whole:
             return StepResult(plan.step_id, ())
-        vectors, token_ids = self._encode(whole)
+        vectors, token_ids = self._encode(whole, per_token)
         failed = without_token(plan, token_ids)
         return StepResult(plan.step_id, token_ids, failed=failed, vectors=vectors)
 
-    def _encode(self, whole: list[Whole]) -> tuple[tuple["array[float]", ...], tuple[int, ...]]:
-        """Of each sequence what it is pooled to, and what stands for its token."""
+    def _encode(
+        self, whole: list[Whole], per_token: Collection[int] = ()
+    ) -> tuple[tuple["array[float]", ...], tuple[int, ...]]:
+        """What each sequence, or each token of those in `per_token`, is pooled to, and what stands for its token."""
         assert self._encoder is not None, "the runner is closed"
         outputs: dict[int, list[float]] = {}
         marks: dict[int, int] = {}
+        pooled = [place for place in range(len(whole)) if place not in per_token]
         with torch.inference_mode():
-            for places in batches([len(tokens) for tokens, _ in whole], self._batch_tokens):
+            for place in per_token:
+                vectors_TO = self._encoder.of_tokens(whole[place])
+                outputs[place] = vectors_TO.reshape(-1).tolist()
+                marks[place] = int(marked(vectors_TO).amin())
+            for own in batches([len(whole[place][0]) for place in pooled], self._batch_tokens):
+                places = [pooled[index] for index in own]
                 vectors_SO = self._encoder([whole[place] for place in places])
                 outputs.update(zip(places, vectors_SO.tolist(), strict=True))
                 marks.update(zip(places, marked(vectors_SO).tolist(), strict=True))

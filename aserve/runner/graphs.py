@@ -177,7 +177,7 @@ class DecodeGraphs:
                 self._load_masks(masks, key.bucket)
             part()
         self._loaded = (key.bucket, [position + 1 for position in positions], self._version)
-        return StepOutput(self._ids_B[: len(rows)], None, None)
+        return StepOutput(self._ids_B[: len(rows)], (), None)
 
     @property
     def _version(self) -> int:

@@ -22,27 +22,30 @@ class Landing:
 
     def __init__(self, plan: StepPlan, batch: StepBatch | None, output: StepOutput, device: StepDevice) -> None:
         self._plan = plan
-        self._sampled_targets = None if batch is None else batch.sampled_targets
+        self._sampled_targets = () if batch is None else batch.sampled_targets
         self._prompt_targets = None if batch is None else batch.prompt_targets
         self._has_drafts = output.num_accepted_S is not None
         tensors = [output.ids_N]
-        for scores in (output.scores, output.prompt_scores):
-            tensors += () if scores is None else tensors_of(scores)
+        for scores in output.scores:
+            tensors += tensors_of(scores)
+        if output.prompt_scores is not None:
+            tensors += tensors_of(output.prompt_scores)
         if output.num_accepted_S is not None:
             tensors.append(output.num_accepted_S)
         self._has_vectors = output.vectors_NO is not None
         if output.vectors_NO is not None:
             tensors.append(output.vectors_NO)
+        self._places = tuple(output.token_vectors)
+        tensors += [vectors.reshape(-1) for vectors in output.token_vectors.values()]
         self._wait = device.download(tensors)
 
     def result(self) -> StepResult:
         """Wait for the outputs. Raises what the device raised."""
         arrays: Iterator[list[Any]] = iter(self._wait())
         token_ids = tuple(next(arrays))
-        scores: tuple[TokenScores | None, ...] = ()
+        parts = [HostScores(*islice(arrays, 4)) for _ in self._sampled_targets]
+        scores = sampled_scores(self._sampled_targets, token_ids, parts)
         prompts: tuple[tuple[TokenScores, ...], ...] = ()
-        if self._sampled_targets is not None:
-            scores = sampled_scores(self._sampled_targets, token_ids, HostScores(*islice(arrays, 4)))
         if self._prompt_targets is not None:
             prompts = prompt_scores(self._prompt_targets, HostScores(*islice(arrays, 4)))
         num_accepted: tuple[int, ...] = ()
@@ -52,5 +55,7 @@ class Landing:
             token_ids = tuple(token_ids[place] for place in places)
             scores = tuple(scores[place] for place in places) if scores else ()
         failed = without_token(self._plan, token_ids, num_accepted)
-        vectors = tuple(array("f", vector) for vector in next(arrays)) if self._has_vectors else ()
-        return StepResult(self._plan.step_id, token_ids, scores, prompts, failed, num_accepted, vectors)
+        vectors = [array("f", vector) for vector in next(arrays)] if self._has_vectors else []
+        for place in self._places:
+            vectors[place] = array("f", next(arrays))
+        return StepResult(self._plan.step_id, token_ids, scores, prompts, failed, num_accepted, tuple(vectors))

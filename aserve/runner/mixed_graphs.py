@@ -117,7 +117,7 @@ class MixedGraphs:
         if len(sampled) < len(plan.slices):
             [sampled_N] = self._device.upload([np.array(sampled, np.int64)])
             ids_N = ids_N.index_select(0, sampled_N)
-        return StepOutput(ids_N, None, None)
+        return StepOutput(ids_N, (), None)
 
     def capture_largest(self) -> None:
         """Capture the graph that takes the most memory."""

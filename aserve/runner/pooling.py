@@ -4,6 +4,8 @@
     mean     of all positions: sums of each chunk are kept by row until the last one has come
     cls      of the first position, kept by row likewise
 
+Of a row each of whose tokens has a vector (`RowInit.per_token`) all hidden states are kept until the last one has come.
+
 The head that vectors go through is the model's own: models/pooler_head.py. Shape letters: kernels/ops.py and rows.py.
 """
 
@@ -12,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from aserve.core.ids import Row
 from aserve.core.pooling import PoolingMethod
 from aserve.kernels.ops import NO_TOKEN
 from aserve.models.pooler_head import PoolerHead
@@ -36,6 +39,7 @@ class PooledStep:
         num_kept = 0 if self._method == "last" else table_RM.shape[0]
         self._kept_RE = torch.zeros(num_kept, step.model.spec.hidden_size, device=table_RM.device)
         """Of rows whose prompt is under way: the sum of their hidden states, or the first of them."""
+        self._states: dict[Row, list[Tensor]] = {}
 
     def execute(self, batch: StepBatch) -> StepOutput:
         """The forward pass, and what its hidden states are pooled to."""
@@ -49,7 +53,23 @@ class PooledStep:
                 num_positions_N = batch.positions_T.index_select(0, batch.sampled_tokens_N) + 1
                 pooled_NE = pooled_NE / num_positions_N[:, None]
         vectors_NO = self._head(pooled_NE)
-        return StepOutput(marked(vectors_NO), None, None, vectors_NO=vectors_NO)
+        ids_N = marked(vectors_NO)
+        token_vectors = self._of_tokens(hidden_TE, batch)
+        for place, vectors_TO in token_vectors.items():
+            ids_N[place] = marked(vectors_TO).amin()
+        return StepOutput(ids_N, (), None, vectors_NO=vectors_NO, token_vectors=token_vectors)
+
+    def _of_tokens(self, hidden_TE: Tensor, batch: StepBatch) -> dict[int, Tensor]:
+        """Of sequences that end here and have a vector for each token: these, [its tokens, O], by their place in N."""
+        found = {}
+        for row in self._states.keys() - self._step.rows.per_token:
+            del self._states[row]  # somebody else's by now
+        for run in batch.token_runs:
+            states = self._states[run.row] = [] if run.is_first else self._states[run.row]
+            states.append(hidden_TE[run.start : run.end])
+            if run.place is not None:
+                found[run.place] = self._head(torch.cat(self._states.pop(run.row)))
+        return found
 
     def _keep(self, hidden_TE: Tensor, batch: StepBatch) -> None:
         assert batch.rows_S is not None, "the builder says whose slices these are"
@@ -65,5 +85,5 @@ class PooledStep:
 
 
 def marked(vectors_NO: Tensor) -> Tensor:
-    """What stands for tokens: [N], NO_TOKEN for a vector that is not finite."""
+    """What stands for tokens: [N], 0, and NO_TOKEN for a vector that is not finite."""
     return torch.where(vectors_NO.isfinite().all(-1), 0, NO_TOKEN)

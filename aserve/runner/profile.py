@@ -12,7 +12,7 @@ import torch
 from aserve.core.columns import NEUTRAL
 from aserve.core.config import GiB
 from aserve.core.ids import BlockId, Row, SeqId
-from aserve.core.params import MAX_LOGPROBS
+from aserve.core.params import DEFAULT_MAX_LOGPROBS
 from aserve.core.plan import RowInit, RowSampling, SeqSlice, StepPlan
 from aserve.core.speculation import MAX_STEP_DRAFTS
 from aserve.kernels.ops import Ops
@@ -122,8 +122,8 @@ def largest_step(
     blocks = (BlockId(0),) * -(-num_tokens // block_size)
     sampling = RowSampling(
         NEUTRAL._replace(temperature=1.0, top_k=50, top_p=0.9),
-        num_logprobs=MAX_LOGPROBS,
-        num_prompt_logprobs=MAX_LOGPROBS,
+        num_logprobs=DEFAULT_MAX_LOGPROBS,
+        num_prompt_logprobs=DEFAULT_MAX_LOGPROBS,
         controls=CONTROLS,
     )
     return StepPlan(

@@ -8,6 +8,7 @@ Letters beyond those of kernels/ops.py:  R rows   N sampled rows of a step   C b
   I rows set up in a step   U entries that the block table gains in a step
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -65,8 +66,10 @@ class RowTable:
         )
         self.adapters: dict[Row, AdapterId] = {}
         """Of the rows that have one."""
+        self.per_token: set[Row] = set()
+        """Of a model that pools: those of whose tokens each has a vector."""
         self._banned: dict[Row, tuple[tuple[int, ...], int]] = {}
-        self._num_logprobs: dict[Row, int] = {}
+        self._scored: dict[Row, tuple[int, tuple[int, ...]]] = {}
         self._num_prompt_logprobs: dict[Row, int] = {}
 
     def stage(self, plan: StepPlan) -> RowChanges:
@@ -103,14 +106,14 @@ class RowTable:
     @property
     def scores_any(self) -> bool:
         """Whether sampled tokens of any row are scored."""
-        return bool(self._num_logprobs)
+        return bool(self._scored)
 
-    def num_logprobs(self, row: Row) -> int | None:
-        """How many of the likeliest tokens a row wants beside a sampled one; None for a row that is not scored."""
-        return self._num_logprobs.get(row)
+    def scored(self, row: Row) -> tuple[int, tuple[int, ...]] | None:
+        """How many tokens a row wants beside a sampled one, and which, unless the likeliest; None for none at all."""
+        return self._scored.get(row)
 
     def num_prompt_logprobs(self, row: Row) -> int:
-        """The same for the tokens of the row's prompt."""
+        """How many of the likeliest it wants beside those of its prompt."""
         return self._num_prompt_logprobs.get(row, 0)
 
     def _reset(self, init: RowInit) -> None:
@@ -119,18 +122,20 @@ class RowTable:
         self.adapters.pop(row, None)
         if init.adapter is not None:
             self.adapters[row] = init.adapter
+        self.per_token.discard(row)
+        if init.per_token:
+            self.per_token.add(row)
         for column_R, value in zip(self._columns_R, sampling.columns, strict=True):
             column_R[row] = value
         self._banned.pop(row, None)
         if sampling.banned_ids:
             self._banned[row] = (sampling.banned_ids, sampling.banned_before)
-        for counts, count in (
-            (self._num_logprobs, sampling.num_logprobs),
-            (self._num_prompt_logprobs, sampling.num_prompt_logprobs),
-        ):
-            counts.pop(row, None)
-            if count is not None:
-                counts[row] = count
+        self._scored.pop(row, None)
+        if sampling.num_logprobs is not None:
+            self._scored[row] = (sampling.num_logprobs, sampling.named_ids)
+        self._num_prompt_logprobs.pop(row, None)
+        if sampling.num_prompt_logprobs is not None:
+            self._num_prompt_logprobs[row] = sampling.num_prompt_logprobs
 
     def _append(self, row: Row, block_ids: tuple[BlockId, ...], entries: list[int], blocks: list[int]) -> None:
         start = self._num_blocks_R[row]
@@ -151,7 +156,12 @@ class RowTable:
                 (self._banned.get(row, nothing) for row in rows_N.tolist()), positions_N.tolist(), strict=True
             )
         ]
-        banned_NC = np.full((len(banned), max(map(len, banned), default=0)), PADDING_ID, np.int64)
-        for n, ids in enumerate(banned):
-            banned_NC[n, : len(ids)] = ids
-        return banned_NC
+        return padded(banned, PADDING_ID)
+
+
+def padded(rows: Sequence[Sequence[int]], filler: int) -> Ints:
+    """Rows of token ids as a matrix, as wide as the longest."""
+    matrix = np.full((len(rows), max(map(len, rows), default=0)), filler, np.int64)
+    for n, ids in enumerate(rows):
+        matrix[n, : len(ids)] = ids
+    return matrix

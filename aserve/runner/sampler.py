@@ -20,12 +20,13 @@ from aserve.runner.verification import count_accepted, newest, record_accepted, 
 
 
 class Sampled(NamedTuple):
-    """ids_N: a token id per sample. scores: of those samples that are scored, under the model's own distribution,
-    before it is masked or controlled. num_accepted_S: of each slice that samples, None in a step without drafts.
+    """ids_N: a token id per sample. scores: of those samples that are scored, as many as the batch has targets, under
+    the model's own distribution, before it is masked or controlled. num_accepted_S: of each slice that samples, None in
+    a step without drafts.
     """
 
     ids_N: Tensor
-    scores: Scores | None
+    scores: tuple[Scores, ...]
     num_accepted_S: Tensor | None
 
 
@@ -40,9 +41,9 @@ def sample_next(model: CausalLM, ops: Ops, hidden_TE: Tensor, last_token_R: Tens
     """
     raw_NV = logits_NV = model.logits(hidden_TE.index_select(0, batch.sampled_tokens_N))
     is_changed = batch.controls is not None or batch.masks is not None
-    if is_changed or batch.sampled_targets is not None:
+    if is_changed or batch.sampled_targets:
         raw_NV = logits_NV = logits_NV.float()
-    if is_changed and batch.sampled_targets is not None:
+    if is_changed and batch.sampled_targets:
         raw_NV = logits_NV.clone()
     finite_N = None
     if is_changed or batch.sampling.banned_SC is not None:
@@ -59,9 +60,8 @@ def sample_next(model: CausalLM, ops: Ops, hidden_TE: Tensor, last_token_R: Tens
     last_token_N = ids_N.clamp(min=0)
     num_accepted_S = None if batch.drafts is None else count_accepted(ids_N, batch.drafts)
     _record(last_token_N, num_accepted_S, last_token_R, batch)
-    if batch.sampled_targets is None:
-        return Sampled(ids_N, None, num_accepted_S)
-    return Sampled(ids_N, score_sampled(ops, raw_NV, last_token_N, batch.sampled_targets), num_accepted_S)
+    scores = tuple(score_sampled(ops, raw_NV, last_token_N, targets) for targets in batch.sampled_targets)
+    return Sampled(ids_N, scores, num_accepted_S)
 
 
 def _record(last_token_N: Tensor, num_accepted_S: Tensor | None, last_token_R: Tensor, batch: StepBatch) -> None:

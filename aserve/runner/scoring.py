@@ -2,11 +2,11 @@
 
 Scoring a prompt takes the logits of each of its positions: 10 GB for a chunk of 16,384 over a vocabulary of 150,000. So
 rows are taken as many at a time as fit SLICE_BYTES, whatever the prompt, the vocabulary and the number of logprobs.
-Letters: kernels/ops.py and rows.py; G rows to score   K likeliest tokens of each, the most that any row asks for.
+Letters: kernels/ops.py and rows.py; G rows to score   K tokens beside that of each, the most that any row asks for.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -24,10 +24,17 @@ BYTES_PER_LOGIT: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class SampledTargets:
-    """Which of a step's N sampled rows are scored. num_top_N: on the host, None for a row that is not."""
+    """Some of a step's N sampled rows, which are scored together: those that ask for few of the likeliest tokens, for
+    many, or for tokens that they name.
 
-    num_top_N: tuple[int | None, ...]
+    places, num_top: on the host, which of the N they are, and how many tokens each has asked for. named_GK: those
+    tokens, padded with 0; K is 0 where they are the likeliest.
+    """
+
+    places: tuple[int, ...]
+    num_top: tuple[int, ...]
     rows_G: Tensor
+    named_GK: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +52,17 @@ class PromptTargets:
 
 def score_sampled(ops: Ops, logits_NV: Tensor, ids_N: Tensor, wanted: SampledTargets) -> Scores:
     """Scores of the sampled tokens of G rows."""
-    num_top = max(k for k in wanted.num_top_N if k is not None)
+    names_tokens = wanted.named_GK.shape[1] > 0
+    num_top = 0 if names_tokens else max(wanted.num_top)
 
     def score(start: int, end: int) -> Scores:
-        rows = wanted.rows_G[start:end]
-        return ops.score(logits_NV.index_select(0, rows), ids_N.index_select(0, rows), num_top)
+        rows, named = wanted.rows_G[start:end], wanted.named_GK[start:end]
+        logits = logits_NV.index_select(0, rows)
+        scores = ops.score(logits, ids_N.index_select(0, rows), num_top)
+        if not names_tokens:
+            return scores
+        logprobs = logits.gather(1, named) - scores.normalizers_S[:, None]
+        return replace(scores, top_ids_SK=named, top_logprobs_SK=logprobs)
 
     return _in_slices(score, len(wanted.rows_G), logits_NV.shape[1])
 
@@ -75,11 +88,12 @@ def _in_slices(score: Callable[[int, int], Scores], num_rows: int, vocab_size: i
         ranks_S=torch.cat([part.ranks_S for part in parts]),
         top_ids_SK=torch.cat([part.top_ids_SK for part in parts]),
         top_logprobs_SK=torch.cat([part.top_logprobs_SK for part in parts]),
+        normalizers_S=torch.cat([part.normalizers_S for part in parts]),
     )
 
 
 class HostScores(NamedTuple):
-    """The fields of Scores, on the host."""
+    """The fields of Scores that are told, on the host."""
 
     logprobs: list[float]
     ranks: list[int]
@@ -93,12 +107,15 @@ def tensors_of(scores: Scores) -> tuple[Tensor, ...]:
 
 
 def sampled_scores(
-    wanted: SampledTargets, token_ids: Sequence[int], scores: HostScores
+    wanted: Sequence[SampledTargets], token_ids: Sequence[int], scores: Sequence[HostScores]
 ) -> tuple[TokenScores | None, ...]:
-    """For each sampled row, as in StepResult."""
-    scored = [(token_id, k) for token_id, k in zip(token_ids, wanted.num_top_N, strict=True) if k is not None]
-    found = _token_scores(scored, scores)
-    return tuple(None if k is None else next(found) for k in wanted.num_top_N)
+    """For each sampled row, as in StepResult; () where none is scored."""
+    found: list[TokenScores | None] = [None] * len(token_ids)
+    for part, its_scores in zip(wanted, scores, strict=True):
+        scored = [(token_ids[place], k) for place, k in zip(part.places, part.num_top, strict=True)]
+        for place, score in zip(part.places, _token_scores(scored, its_scores), strict=True):
+            found[place] = score
+    return tuple(found) if wanted else ()
 
 
 def prompt_scores(wanted: PromptTargets, scores: HostScores) -> tuple[tuple[TokenScores, ...], ...]:
@@ -109,6 +126,6 @@ def prompt_scores(wanted: PromptTargets, scores: HostScores) -> tuple[tuple[Toke
 
 
 def _token_scores(scored: Sequence[tuple[int, int]], scores: HostScores) -> Iterator[TokenScores]:
-    """scored: token ids, and how many of the likeliest each has asked for."""
+    """scored: token ids, and how many tokens beside it each has asked for."""
     for (token_id, k), logprob, rank, top_ids, top_logprobs in zip(scored, *scores, strict=True):
         yield TokenScores(token_id, logprob, rank, tuple(top_ids[:k]), tuple(top_logprobs[:k]))

@@ -76,7 +76,7 @@ def _is_steady(plan: StepPlan, batch: StepBatch) -> bool:
         batch.attention.num_decodes == len(plan.slices) == len(batch.sampled_rows_N)
         and fed == sorted(fed, reverse=True)
         and batch.controls is None
-        and batch.sampled_targets is None
+        and not batch.sampled_targets
         and batch.prompt_targets is None
         and batch.sampling.banned_SC is None
     )

@@ -1,7 +1,7 @@
 """EagerStep: a forward pass and the sampling after it, kernel by kernel."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -19,13 +19,15 @@ class StepOutput:
 
     num_accepted_S: of each slice that samples, how many of its drafts; None in a step without drafts.
     vectors_NO: what a model that pools made of each sequence, float32; None of one that generates.
+    token_vectors: of each token of some of these sequences, [its tokens, O], by their place in N.
     """
 
     ids_N: Tensor
-    scores: Scores | None
+    scores: tuple[Scores, ...]
     prompt_scores: Scores | None
     num_accepted_S: Tensor | None = None
     vectors_NO: Tensor | None = None
+    token_vectors: Mapping[int, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class EagerStep:
         if batch.prompt_targets is not None:
             prompt_scores = score_prompt(self.model, self.ops, hidden_TE, batch.prompt_targets)
         if not len(batch.sampled_rows_N):
-            return StepOutput(batch.sampled_rows_N, None, prompt_scores)
+            return StepOutput(batch.sampled_rows_N, (), prompt_scores)
         sampled = self.sample(hidden_TE, batch)
         return StepOutput(sampled.ids_N, sampled.scores, prompt_scores, sampled.num_accepted_S)
 

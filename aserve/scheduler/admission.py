@@ -116,13 +116,14 @@ class Admission:
         """Take blocks for all tokens of a waiting sequence. Returns what must be copied for it; None: it must wait.
 
         What it has in common with a running sequence it forks from that, unless more of it is in the prefix cache. A
-        prompt that is to be scored does neither: a score needs the position before its token computed.
+        prompt that is to be scored does neither: a score needs the position before its token computed, and so does one
+        of which each token has a vector.
         settling: sequences that the step being planned sets up or computes a chunk of. Their blocks hold what that step
         makes only when it has run, so whoever would fork from one of them waits for the next plan.
         others_run: whether sequences run that have nothing to do with it.
         """
         num_spare_blocks = self.num_spare_blocks if others_run else 0
-        reads_cache = sequence.num_scored >= sequence.num_prompt
+        reads_cache = sequence.num_scored >= sequence.num_prompt and not sequence.request.per_token
         forked = fork_source(sequence) if reads_cache else None
         if forked is not None:
             source, num_common = forked

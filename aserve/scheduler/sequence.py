@@ -222,7 +222,8 @@ class Sequence:
             )
             sampling = msgspec.structs.replace(sampling, controls=controls)
         blocks, request = tuple(self.table.block_ids[:num_bound]), self.request
-        return RowInit(row, self.id, sampling, blocks, request.adapter, self.constraint, request.second_at)
+        of_input = request.second_at, request.per_token
+        return RowInit(row, self.id, sampling, blocks, request.adapter, self.constraint, *of_input)
 
     def __repr__(self) -> str:
         return (
@@ -314,6 +315,7 @@ def row_sampling(request: Request, index: int = 0) -> RowSampling:
         banned_ids=banned_ids,
         banned_before=len(request.prompt_token_ids) + params.min_tokens if banned_ids else 0,
         num_logprobs=0 if is_ranked and params.logprobs is None else params.logprobs,
+        named_ids=params.logprob_token_ids,
         num_prompt_logprobs=params.prompt_logprobs if index == 0 else None,
         controls=None if controls == _NO_CONTROLS and not (is_masked and banned_ids) else controls,
     )

@@ -1,32 +1,23 @@
 """BatchStore: files that were uploaded, batches, and what each line of a batch came to: in memory, or in a SQLite file.
 
-    files    id  tenant  created_s  name  purpose  content
-    batches  id  tenant  created_s  state (JSON)
-    results  batch_id  line  is_error  content        a row for each line that was answered; the others are still to do
-
-What a method has returned for is there whenever the process is killed afterwards (WAL; all is done in one thread).
+files    id  tenant  created_s  name  purpose  content
+batches  id  tenant  created_s  state (JSON)
+results  batch_id  line  is_error  content        a row for each line that was answered; the others are still to do
 """
 
-import asyncio
 import sqlite3
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
-from aserve.core.errors import ConfigError, InvalidRequestError
+from aserve.core.errors import InvalidRequestError
+from aserve.stores.database import IN_MEMORY, Database, transaction
 
-IN_MEMORY: Final = ":memory:"
+SCHEMA_VERSION: Final = 1001
 SCHEMA: Final = """
-PRAGMA journal_mode = WAL;
-CREATE TABLE IF NOT EXISTS files (
-    id TEXT PRIMARY KEY, tenant TEXT, created_s INTEGER, name TEXT, purpose TEXT, content BLOB
-);
-CREATE TABLE IF NOT EXISTS batches (id TEXT PRIMARY KEY, tenant TEXT, created_s INTEGER, state BLOB);
-CREATE TABLE IF NOT EXISTS results (
-    batch_id TEXT, line INTEGER, is_error INTEGER, content BLOB, PRIMARY KEY (batch_id, line)
-);
+CREATE TABLE files (id TEXT PRIMARY KEY, tenant TEXT, created_s INTEGER, name TEXT, purpose TEXT, content BLOB);
+CREATE TABLE batches (id TEXT PRIMARY KEY, tenant TEXT, created_s INTEGER, state BLOB);
+CREATE TABLE results (batch_id TEXT, line INTEGER, is_error INTEGER, content BLOB, PRIMARY KEY (batch_id, line))
 """
 MEMORY_BYTES: Final = 256 * 1024 * 1024
 FILE_BYTES: Final = 4 * 1024 * 1024 * 1024
@@ -34,9 +25,8 @@ FILE_BYTES: Final = 4 * 1024 * 1024 * 1024
 SIZE: Final = """
 SELECT (SELECT COALESCE(SUM(LENGTH(content)), 0) FROM files) + (SELECT COALESCE(SUM(LENGTH(content)), 0) FROM results)
 """
+_Statement = tuple[str, tuple[object, ...]]
 _FILE: Final = "SELECT id, tenant, created_s, name, purpose, length(content) FROM files"
-
-T = TypeVar("T")
 
 
 class StoredFile(msgspec.Struct, frozen=True):
@@ -60,28 +50,14 @@ class StoredBatch(msgspec.Struct, frozen=True):
 
 
 class BatchStore:
-    """Of one file, or of none. Raises `ConfigError` for one that cannot be used.
+    """Of one file, or of none. Raises `ConfigError` as `Database`.
 
     max_bytes: of all files and results, beyond which no more is asked for; None for 256 MiB in memory, 4 GiB in a file.
     """
 
     def __init__(self, path: str = IN_MEMORY, max_bytes: int | None = None) -> None:
         self._max_bytes = max_bytes or (MEMORY_BYTES if path == IN_MEMORY else FILE_BYTES)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="aserve-batches")
-        self._opened: sqlite3.Connection | None = None
-        if path != IN_MEMORY:
-            try:
-                self._opened = self._thread.submit(_opened, path).result()
-            except sqlite3.Error as error:
-                self._thread.shutdown()
-                raise ConfigError(f"--batch-store: cannot use {path}: {error}") from None
-
-    @property
-    def _connection(self) -> sqlite3.Connection:
-        """In the store's thread alone. That of memory is made when it is first needed."""
-        if self._opened is None:
-            self._opened = _opened(IN_MEMORY)
-        return self._opened
+        self._database = Database(path, option="--batch-store", schema=SCHEMA, version=SCHEMA_VERSION)
 
     async def check_room(self, num_bytes: int, param: str) -> None:
         """Raise `InvalidRequestError`, naming `param`, where so many bytes more are too many."""
@@ -96,7 +72,7 @@ class BatchStore:
     async def add_file(self, file: StoredFile, content: bytes) -> None:
         """Keep a file, in place of one of the same id."""
         row = (file.id, file.tenant, file.created_s, file.name, file.purpose, content)
-        await self._write([("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?)", row)])
+        await self._write(("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?)", row))
 
     async def file(self, tenant: str, id: str) -> StoredFile | None:
         """The tenant's file of that id; None where there is none."""
@@ -115,12 +91,15 @@ class BatchStore:
 
     async def delete_file(self, id: str) -> None:
         """Forget it."""
-        await self._write([("DELETE FROM files WHERE id = ?", (id,))])
+        await self._write(("DELETE FROM files WHERE id = ?", (id,)))
 
-    async def put_batch(self, batch: StoredBatch) -> None:
-        """Keep a batch as it is now."""
+    async def put_batch(self, batch: StoredBatch, *, drops_results: bool = False) -> None:
+        """Keep a batch as it is now. drops_results: what its lines came to is in files, and goes in the same stroke."""
         row = (batch.id, batch.tenant, batch.created_s, msgspec.json.encode(batch.state))
-        await self._write([("INSERT OR REPLACE INTO batches VALUES (?, ?, ?, ?)", row)])
+        statements: list[_Statement] = [("INSERT OR REPLACE INTO batches VALUES (?, ?, ?, ?)", row)]
+        if drops_results:
+            statements.append(("DELETE FROM results WHERE batch_id = ?", (batch.id,)))
+        await self._write(*statements)
 
     async def batches(self, tenant: str | None = None) -> list[StoredBatch]:
         """Those of a tenant, or of all, the newest first."""
@@ -132,16 +111,12 @@ class BatchStore:
 
     async def add_result(self, batch_id: str, line: int, content: bytes, *, is_error: bool) -> None:
         """What a line of a batch came to."""
-        await self._write([("INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?)", (batch_id, line, is_error, content))])
+        await self._write(("INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?)", (batch_id, line, is_error, content)))
 
     async def done(self, batch_id: str) -> dict[int, bool]:
         """The lines of a batch that were answered, and whether by an error."""
         rows = await self._read("SELECT line, is_error FROM results WHERE batch_id = ?", batch_id)
         return {line: bool(is_error) for line, is_error in rows}
-
-    async def drop_results(self, batch_id: str) -> None:
-        """Forget what the lines of a batch came to, once it is in its files."""
-        await self._write([("DELETE FROM results WHERE batch_id = ?", (batch_id,))])
 
     async def results(self, batch_id: str, *, is_error: bool) -> bytes:
         """What the lines came to, in their order, a line each."""
@@ -150,27 +125,16 @@ class BatchStore:
         return b"".join(content + b"\n" for (content,) in rows)
 
     def close(self) -> None:
-        """Do what was asked for before, and take no more."""
-        if self._opened is not None:
-            self._thread.submit(self._opened.close)
-        self._thread.shutdown()
+        """Do what was asked for before, and take no more. Idempotent."""
+        self._database.close()
 
     async def _read(self, query: str, *given: object) -> list[tuple[Any, ...]]:
-        return await self._run(lambda: self._connection.execute(query, given).fetchall())
+        return await self._database.run(lambda connection: connection.execute(query, given).fetchall())
 
-    async def _write(self, statements: list[tuple[str, tuple[object, ...]]]) -> None:
-        def write() -> None:
-            with self._connection:
+    async def _write(self, *statements: _Statement) -> None:
+        def write(connection: sqlite3.Connection) -> None:
+            with transaction(connection):
                 for statement, given in statements:
-                    self._connection.execute(statement, given)
+                    connection.execute(statement, given)
 
-        await self._run(write)
-
-    async def _run(self, call: Callable[[], T]) -> T:
-        return await asyncio.wrap_future(self._thread.submit(call))
-
-
-def _opened(path: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(path)
-    connection.executescript(SCHEMA)
-    return connection
+        await self._database.run(write)

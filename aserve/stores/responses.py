@@ -3,35 +3,33 @@
     put --> kept (in a file: committed) --> returns         get, delete --> of that tenant, and not too old
 
 Both kinds are bounded: what is older than the limit of age is gone, and where the limit of bytes is passed the oldest
-go; the newest stays in any case. What `put` has returned for is there, at whatever moment the process is killed
-afterwards. (A file is written in SQLite's WAL mode, which a power failure may cost its last moments, and never its
-integrity.)
+go; the newest stays in any case.
 """
 
-import asyncio
 import sqlite3
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, ParamSpec, Protocol, TypeVar
+from typing import Final, Protocol
 
 import msgspec
 
-from aserve.core.errors import ConfigError, UnavailableError
+from aserve.stores.database import Database, transaction
 
 MEMORY_BYTES: Final = 64 * 1024 * 1024
 FILE_BYTES: Final = 1024 * 1024 * 1024
 AGE_S: Final = 30 * 24 * 3600.0
 """The age that OpenAI's have."""
 SCHEMA_VERSION: Final = 1
+SCHEMA: Final = """
+CREATE TABLE responses (rowid INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL,
+    since_s REAL NOT NULL, num_bytes INTEGER NOT NULL, response BLOB NOT NULL, input BLOB NOT NULL)
+"""
 RECORD_BYTES: Final = 256
 """What a record takes besides its contents."""
 
 Clock = Callable[[], float]
 """Seconds of a clock that goes on while no process runs."""
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,10 +110,7 @@ class MemoryStore:
 
 
 class SqliteStore:
-    """Keeps responses in a file, which one process at a time has open. All is done in one thread, in order.
-
-    Raises `ConfigError` for a file that cannot be opened, is in use, or is none of aserve's.
-    """
+    """Keeps responses in a file, which one process at a time has open. Raises `ConfigError` as `Database`."""
 
     def __init__(
         self,
@@ -128,63 +123,32 @@ class SqliteStore:
         self._max_bytes = max_bytes
         self._max_age_s = max_age_s
         self._clock = clock
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="aserve-responses")
-        self._num_bytes = 0
-        self._is_closed = False
-        try:
-            self._connection = self._thread.submit(self._open, Path(path)).result()
-        except (sqlite3.Error, OSError, ConfigError) as error:
-            self._thread.shutdown()
-            raise ConfigError(f"--response-store: cannot use {path}: {error}") from None
+        self._database = Database(path, option="--response-store", schema=SCHEMA, version=SCHEMA_VERSION)
+        self._num_bytes: int | None = None  # of all; the thread's alone, once it has counted them
 
     async def put(self, record: StoredResponse) -> None:
         """See `ResponseStore`; it is committed when this returns."""
-        await self._run(self._put, record)
+        await self._database.run(self._put, record)
 
     async def get(self, tenant: str, id: str) -> StoredResponse | None:
         """See `ResponseStore`."""
-        return await self._run(self._get, tenant, id)
+        return await self._database.run(self._get, tenant, id)
 
     async def delete(self, tenant: str, id: str) -> bool:
         """See `ResponseStore`."""
-        return await self._run(self._delete, tenant, id)
+        return await self._database.run(self._delete, tenant, id)
 
     def close(self) -> None:
         """See `ResponseStore`."""
-        if not self._is_closed:
-            self._is_closed = True
-            self._thread.submit(self._connection.close)
-            self._thread.shutdown()
+        self._database.close()
 
-    async def _run(self, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-        """Call it in the thread. What was asked for is done, whether the caller waits for it or is cancelled."""
-        if self._is_closed:
-            raise UnavailableError("the store of responses is closed")
-        work = self._thread.submit(function, *arguments, **options)
-        return await asyncio.shield(asyncio.wrap_future(work))
+    # In the database's thread
 
-    # In the thread
-
-    def _open(self, path: Path) -> sqlite3.Connection:
-        path.touch(mode=0o600)  # it will hold what users said
-        connection = sqlite3.connect(path, isolation_level=None, timeout=1.0)
-        try:
-            connection.execute("PRAGMA locking_mode=EXCLUSIVE")
-            connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute("PRAGMA synchronous=NORMAL")
-            with connection:
-                connection.execute("BEGIN IMMEDIATE")
-                _make_table(connection)
-            (self._num_bytes,) = connection.execute("SELECT COALESCE(SUM(num_bytes), 0) FROM responses").fetchone()
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def _put(self, record: StoredResponse) -> None:
+    def _put(self, connection: sqlite3.Connection, record: StoredResponse) -> None:
         now = self._clock()
-        with self._connection as connection:
-            connection.execute("BEGIN IMMEDIATE")
+        if self._num_bytes is None:
+            (self._num_bytes,) = connection.execute("SELECT COALESCE(SUM(num_bytes), 0) FROM responses").fetchone()
+        with transaction(connection):
             earlier = connection.execute(
                 "DELETE FROM responses WHERE id = ? RETURNING num_bytes", (record.id,)
             ).fetchall()
@@ -193,45 +157,32 @@ class SqliteStore:
                 "INSERT INTO responses (id, tenant, since_s, num_bytes, response, input) VALUES (?, ?, ?, ?, ?, ?)",
                 (record.id, record.tenant, now, record.num_bytes, record.response, record.input),
             )
-            num_bytes -= self._evict(record.id, now, num_bytes)
+            num_bytes -= self._evict(connection, record.id, now, num_bytes)
         self._num_bytes = num_bytes
 
-    def _evict(self, newest: str, now: float, num_bytes: int) -> int:
+    def _evict(self, connection: sqlite3.Connection, newest: str, now: float, num_bytes: int) -> int:
         """Drop what is too old, and the oldest while there is too much; how many bytes went."""
         freed = 0
         oldest = "SELECT rowid, since_s, num_bytes FROM responses WHERE id != ? ORDER BY rowid LIMIT 1"
-        while (row := self._connection.execute(oldest, (newest,)).fetchone()) is not None:
+        while (row := connection.execute(oldest, (newest,)).fetchone()) is not None:
             rowid, since_s, row_bytes = row
             if since_s >= now - self._max_age_s and num_bytes - freed <= self._max_bytes:
                 break
-            self._connection.execute("DELETE FROM responses WHERE rowid = ?", (rowid,))
+            connection.execute("DELETE FROM responses WHERE rowid = ?", (rowid,))
             freed += row_bytes
         return freed
 
-    def _get(self, tenant: str, id: str) -> StoredResponse | None:
-        found = self._connection.execute(
+    def _get(self, connection: sqlite3.Connection, tenant: str, id: str) -> StoredResponse | None:
+        found = connection.execute(
             "SELECT response, input FROM responses WHERE id = ? AND tenant = ? AND since_s >= ?",
             (id, tenant, self._clock() - self._max_age_s),
         ).fetchone()
         return None if found is None else StoredResponse(id=id, tenant=tenant, response=found[0], input=found[1])
 
-    def _delete(self, tenant: str, id: str) -> bool:
-        gone = self._connection.execute(
+    def _delete(self, connection: sqlite3.Connection, tenant: str, id: str) -> bool:
+        gone = connection.execute(
             "DELETE FROM responses WHERE id = ? AND tenant = ? RETURNING num_bytes, since_s", (id, tenant)
         ).fetchall()
-        self._num_bytes -= sum(num_bytes for num_bytes, _ in gone)
+        if self._num_bytes is not None:
+            self._num_bytes -= sum(num_bytes for num_bytes, _ in gone)
         return any(since_s >= self._clock() - self._max_age_s for _, since_s in gone)
-
-
-def _make_table(connection: sqlite3.Connection) -> None:
-    """Where there is none yet. Raises `ConfigError` for a file of another kind or version."""
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    (num_tables,) = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
-    if version == 0 and num_tables == 0:
-        connection.execute(
-            "CREATE TABLE responses (rowid INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL,"
-            " since_s REAL NOT NULL, num_bytes INTEGER NOT NULL, response BLOB NOT NULL, input BLOB NOT NULL)"
-        )
-        connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-    elif version != SCHEMA_VERSION:
-        raise ConfigError(f"it is a database of another kind or version ({version}, not {SCHEMA_VERSION})")

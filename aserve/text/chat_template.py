@@ -221,15 +221,17 @@ def _call(call: Any) -> Any:
 
 def _text_content(index: int, message: Mapping[str, Any]) -> str | None:
     content = message.get("content")
-    if isinstance(content, str):
-        return content
-    if content is None and message["role"] == "assistant":
-        return None if message.get("tool_calls") else ""  # templates test for null to tell a call from an answer
-    if isinstance(content, Sequence) and not isinstance(content, (bytes, bytearray)):
-        return "\n".join(_part_texts(index, content))
-    raise InvalidRequestError(
-        f"messages[{index}].content must be a string or a list of parts, got {shown(content)}", "messages"
-    )
+    is_assistant = message["role"] == "assistant"
+    if isinstance(content, str) or (content is None and is_assistant):
+        text = content or ""
+    elif isinstance(content, Sequence) and not isinstance(content, (bytes, bytearray)):
+        text = "\n".join(_part_texts(index, content))
+    else:
+        raise InvalidRequestError(
+            f"messages[{index}].content must be a string or a list of parts, got {shown(content)}", "messages"
+        )
+    # Templates test for null to tell a call from an answer; clients that add up a stream have "" there.
+    return None if is_assistant and message.get("tool_calls") and not text else text
 
 
 def _part_texts(index: int, parts: Sequence[Any]) -> Iterator[str]:

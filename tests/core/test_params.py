@@ -86,6 +86,7 @@ def test_what_does_not_go_with_beams():
     values = {
         "logprobs": 0,
         "prompt_logprobs": 0,
+        "logprob_token_ids": (5,),
         "best_of": 2,
         "logit_bias": ((5, 1.0),),
         "allowed_token_ids": (5,),

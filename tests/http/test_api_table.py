@@ -44,6 +44,7 @@ BOTH_WORK = {
     "min_tokens": 1,
     "seed": 7,
     "prompt_logprobs": 2,
+    "logprob_token_ids": ([97, 98], {"logprobs": True}),
     "logit_bias": {"97": 5},
     "allowed_token_ids": [97, 98],
     "bad_words": ["no"],
@@ -81,11 +82,11 @@ CHAT_WORKS = {
     "tool_choice": ("auto", {"tools": [TOOL]}),
     "parallel_tool_calls": (False, {"tools": [TOOL]}),
     "reasoning_effort": "low",
+    "verbosity": "low",
     "include_reasoning": False,
 }
 TEXT_WORKS = {"prompt": [104, 105], "logprobs": 2}
 REFUSED = {
-    "logprob_token_ids": [5],
     "spaces_between_special_tokens": False,
     "guided_json": {},
     "guided_regex": "a",

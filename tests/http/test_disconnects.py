@@ -7,7 +7,6 @@ import pytest
 from aserve.http import create_app
 from tests.engines import scripted_engine
 from tests.fakes import FakeScript, ScriptedRunner
-from tests.http.conftest import client_of
 from tests.http.peer import Peer, until
 
 CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "ignore_eos": True})
@@ -128,15 +127,3 @@ async def test_a_stalled_reader_gets_the_rest_in_fewer_pieces(engine):
     await task
     assert len(peer.sent) < 10
     assert peer.text.endswith("data: [DONE]\n\n")
-
-
-async def test_sixty_four_clients_who_leave_at_random_moments(engine):
-    app = create_app(engine)
-    peers = [Peer(app, *[CHAT, TEXT, LIST, GROUP][i % 4]) for i in range(64)]
-    tasks = [peer.start() for peer in peers]
-    for turn in range(64):
-        peers[(turn * 37) % 64].leave()
-        await asyncio.sleep(0)
-    await asyncio.gather(*tasks)
-    async with client_of(app) as client:
-        assert (await client.post(*TEXT[:1], json=TEXT[1])).status_code == 200

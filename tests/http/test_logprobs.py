@@ -54,6 +54,44 @@ async def test_chat(client, num_top):
     assert [entry for chunk in chunks for entry in chunk["choices"][0]["logprobs"]["content"]] == expected
 
 
+async def test_tokens_that_are_named_are_scored_in_place_of_the_likeliest(client):
+    """Whole and streamed, in both APIs; catches the likeliest in their place, and ids that are not looked at."""
+    named = [ord("q"), ord("e")]
+    _, likeliest = scored(CHAT_IDS, 3, 26)
+    by_id = [dict(zip(score.top_ids, score.top_logprobs, strict=True)) for score in likeliest]
+    body = {"messages": HI, "max_tokens": 3, "logprobs": True, "top_logprobs": 3, "logprob_token_ids": named}
+    [choice] = (await client.post(CHAT, json=body)).json()["choices"]
+    tops = [entry["top_logprobs"] for entry in choice["logprobs"]["content"]]
+    assert tops == [[chat_entry(token_id, logprobs[token_id]) for token_id in named] for logprobs in by_id]
+    _, *chunks = events_of((await client.post(CHAT, json={**body, "stream": True})).text)
+    streamed = [entry for chunk in chunks for entry in chunk["choices"][0]["logprobs"]["content"]]
+    assert streamed == choice["logprobs"]["content"]
+    body = {"prompt": "hi", "max_tokens": 2, "logprobs": 1, "logprob_token_ids": named}
+    [choice] = (await client.post(TEXT, json=body)).json()["choices"]
+    for token, top in zip(choice["logprobs"]["tokens"], choice["logprobs"]["top_logprobs"], strict=True):
+        assert set(top) == {"q", "e", token}
+    for without in ({"prompt": "hi", "logprob_token_ids": named}, {**body, "max_tokens": 0, "echo": True}):
+        error = (await client.post(TEXT, json=without)).json()["error"]
+        assert error["param"] == "logprob_token_ids", error
+
+
+async def test_all_tokens_are_scored_where_the_operator_lets_them():
+    runner = ScriptedRunner(model=FakeKV(8, LETTERS))
+    engine = scripted_engine(runner=runner, max_logprobs=260, max_model_len=2**17)
+    async with engine, client_of(create_app(engine)) as client:
+        body = {"messages": HI, "max_tokens": 2, "logprobs": True, "top_logprobs": -1}
+        [choice] = (await client.post(CHAT, json=body)).json()["choices"]
+        tops = [{top["token"] for top in entry["top_logprobs"]} for entry in choice["logprobs"]["content"]]
+        assert tops == [set(map(chr, LETTERS))] * 2
+        body = {"prompt": "hi", "max_tokens": 1, "prompt_logprobs": -1}
+        [choice] = (await client.post(TEXT, json=body)).json()["choices"]
+        assert len(choice["prompt_logprobs"][1]) == len(LETTERS)
+        too_much = await client.post(TEXT, json={"prompt": "hi", "max_tokens": 2**17, "logprobs": -1})
+        error = too_much.json()["error"]
+        assert (too_much.status_code, error["param"]) == (400, "logprobs")
+        assert "more than 16777216 scores" in error["message"]
+
+
 async def test_chat_without_logprobs_has_none(client):
     for fields in ({}, {"logprobs": False}, {"logprobs": None, "top_logprobs": 0}):
         [choice] = (await client.post(CHAT, json={"messages": HI, "max_tokens": 2, **fields})).json()["choices"]

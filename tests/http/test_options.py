@@ -49,9 +49,12 @@ async def test_below_a_root_path_with_the_proxys_prefix_and_without():
 
 
 async def test_usage_and_token_ids_may_be_forced():
-    options = AppOptions(enable_force_include_usage=True, return_tokens_as_token_ids=True, max_logprobs=2)
+    options = AppOptions(enable_force_include_usage=True, return_tokens_as_token_ids=True)
     runner = ScriptedRunner(model=FakeKV(8, range(97, 123)))
-    async with scripted_engine(runner=runner) as engine, client_of(create_app(engine, options=options)) as client:
+    async with (
+        scripted_engine(runner=runner, max_logprobs=2) as engine,
+        client_of(create_app(engine, options=options)) as client,
+    ):
         for url, body in ((CHAT, {"messages": HI, "top_logprobs": 1}), (TEXT, {"prompt": "hi"})):
             asked = {**body, "max_tokens": 2, "logprobs": True if url == CHAT else 1}
             chunks = events_of((await client.post(url, json={**asked, "stream": True})).text)
@@ -123,11 +126,12 @@ def test_the_flags():
         "--max-logprobs",
         "5",
     ]
-    _, _, options = parse(words, {"ASERVE_ALLOWED_METHODS": "GET,POST"})
+    _, of_engine, options = parse(words, {"ASERVE_ALLOWED_METHODS": "GET,POST"})
     assert options.allowed_origins == ("https://a", "https://b")
     assert options.allowed_methods == ("GET", "POST")
-    assert (options.root_path, options.lenient, options.max_logprobs) == ("/api", True, 5)
+    assert (options.root_path, options.lenient, of_engine.max_logprobs) == ("/api", True, 5)
+    assert parse(["--max-logprobs", "-1"], {})[1].max_logprobs == -1
     assert parse(["--allowed-origins", "https://a", "https://b"], {})[2].allowed_origins == ("https://a", "https://b")
-    for wrong in (["--root-path", "api"], ["--max-logprobs", "21"], ["--allowed-origins", '["a"']):
-        with pytest.raises(ConfigError, match=wrong[0]):
+    for wrong in (["--root-path", "api"], ["--max-logprobs", "-2"], ["--allowed-origins", '["a"']):
+        with pytest.raises(ConfigError, match=wrong[0].strip("-").replace("-", ".")):
             parse(wrong, {})

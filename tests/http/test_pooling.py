@@ -79,6 +79,33 @@ async def test_openais_package_reads_the_answer():
         assert floats.data[0].embedding == [3, 97]
 
 
+async def test_each_token_has_a_vector_where_the_task_says_so():
+    """Catches vectors of all tokens that are told as one, and an activation over all of them together."""
+    async with served() as client:
+        data = await data_of(client, "/pooling", input=["abc", "d"], task="token_embed")
+        assert [item["data"] for item in data] == [[[i, 97 + i, 99, -1] for i in range(3)], [[0, 100, 100, -1]]]
+        [item] = await data_of(
+            client, "/pooling", input="abc", task="token_embed", encoding_format="base64", dimensions=2
+        )
+        assert array("f", base64.b64decode(item["data"])).tolist() == [0, 97, 1, 98, 2, 99]
+        assert (
+            "--convert classify" in (await refusal_of(client, "/pooling", input="a", task="token_classify"))["message"]
+        )
+    async with served(CLASSIFIES) as client:
+        [item] = await data_of(client, "/pooling", input="abc", task="token_classify")
+        assert [sum(probabilities) for probabilities in item["data"]] == pytest.approx([1.0] * 3, abs=1e-6)
+    wide = Pooling(task="embed", method="last", size=2**22, activation="none")
+    async with served(wide) as client:
+        assert (
+            "over the limit of 4194304"
+            in (await refusal_of(client, "/pooling", input="ab", task="token_embed"))["message"]
+        )
+    encoder = Pooling(task="classify", method="cls", size=4, activation="softmax", is_causal=False)
+    async with served(encoder) as client:
+        error = await refusal_of(client, "/pooling", input="abc", task="token_classify")
+        assert (error["param"], "as a whole" in error["message"]) == ("task", True)
+
+
 async def test_base64_is_of_little_endian_float32():
     async with served() as client:
         [item] = await data_of(client, input="abc", encoding_format="base64")

@@ -129,11 +129,15 @@ async def test_a_call_that_is_asked_for_is_made(choice):
 
 
 async def prompt_of(engine, runner, **fields):
-    """What the model is given: all that is planned for one request, which finds nothing cached."""
+    """What the model is given: all that is planned for one request, which finds nothing cached; its length is told."""
     num_before = len(runner.plans)
+    body = {"max_output_tokens": 1, "cache_salt": f"s{num_before}", **fields}
     async with client_of(create_app(engine)) as client:
-        response = await client.post(URL, json={"max_output_tokens": 1, "cache_salt": f"s{num_before}", **fields})
+        response = await client.post(URL, json=body)
+        counted = await client.post(f"{URL}/input_tokens", json=body)
     assert response.status_code == 200, response.text
+    tokens = response.json()["usage"]["input_tokens"]
+    assert counted.json() == {"object": "response.input_tokens", "input_tokens": tokens}
     ids = [token_id for plan in runner.plans[num_before:] for piece in plan.slices for token_id in piece.token_ids]
     return b"".join(bytes([i]) if i < 256 else SPECIAL_TOKENS[i - 256].encode() for i in ids).decode()
 
@@ -221,6 +225,8 @@ async def test_truncation_drops_the_oldest_turns_and_keeps_the_instructions():
         async with client_of(create_app(engine)) as client:
             refused = await client.post(URL, json={"input": turns})
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input")
+            counted = await client.post(f"{URL}/input_tokens", json={"input": turns})
+            assert counted.json()["input_tokens"] > 500
             refused = await client.post(URL, json={"input": "x" * 501, "truncation": "auto"})
             assert refused.json()["error"]["code"] == "context_length_exceeded"
 
@@ -285,8 +291,8 @@ async def test_what_cannot_be_is_a_400_that_says_so(fields, param, told):
 
 async def test_what_an_operator_decides_holds_for_responses():
     """Unknown names at any depth are left out by a lenient server; logprobs have the operator's limit and spelling."""
-    options = AppOptions(lenient=True, max_logprobs=2, return_tokens_as_token_ids=True)
-    async with scripted_engine() as engine, client_of(create_app(engine, options=options)) as client:
+    options = AppOptions(lenient=True, return_tokens_as_token_ids=True)
+    async with scripted_engine(max_logprobs=2) as engine, client_of(create_app(engine, options=options)) as client:
         item = {"role": "user", "content": "hi", "colour": 1}
         tool = {**TOOLS[1], "shape": 2}
         body = {"input": [item], "hue": 3, "text": {"size": 4}, "include": [LOGPROBS]}

@@ -17,7 +17,7 @@ TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.reasoning_content }}{{ m.content }}"
     "{% for c in m.tool_calls %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}<|end|>{% endfor %}"
     "{% if tools %}{{ tools | tojson }}{% endif %}{{ reasoning_effort }}{% if enable_thinking is false %}!{% endif %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    "{{ verbosity }}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 PARAMETERS = {
     "type": "object",
@@ -216,14 +216,30 @@ async def test_a_conversation_is_tokenized_with_its_tools():
     assert tokenized["count"] == usage["prompt_tokens"] > alone["count"]
 
 
-async def test_effort_is_told_to_templates_that_read_it_and_yields_to_what_is_said_outright():
+async def test_what_libraries_add_to_an_answer_comes_back_and_is_not_seen_by_the_template():
+    """Catches the whole message of the SDK's `parse` or of litellm refused, and a prompt with arguments told twice."""
+    function = {"name": "weather", "arguments": '{"city": "Rom"}'}
+    calls = [{"id": "a", "type": "function", "function": function}]
+    added = {"provider_specific_fields": {"a": 1}}
+    parsed = [{**calls[0], **added, "function": {**function, **added, "parsed_arguments": {"city": "Rom"}}}]
+    text = {"role": "assistant", "content": "{}"}
+    template = "{% for m in messages %}{{ m | tojson }}{% endfor %}"
+    async with speaking("x", template=template) as engine:
+        told = await prompt_of(engine, messages=[text, {"role": "assistant", "content": None, "tool_calls": calls}])
+        again = [{**text, "parsed": {"a": 1}}, {"role": "assistant", "parsed": None, **added, "tool_calls": parsed}]
+        assert await prompt_of(engine, messages=again) == told
+
+
+async def test_effort_and_verbosity_are_told_to_templates_that_read_them_and_yield_to_what_is_said_outright():
     async with speaking("x") as engine:
         assert await prompt_of(engine, reasoning_effort="low") == "hilow"
         assert await prompt_of(engine, reasoning_effort="none") == "hi!"
         outright = {"enable_thinking": False}
         assert await prompt_of(engine, reasoning_effort="low", chat_template_kwargs=outright) == "hilow!"
+        assert await prompt_of(engine, reasoning_effort="low", verbosity="high") == "hilowhigh"
+        assert await prompt_of(engine, verbosity="low", chat_template_kwargs={"verbosity": "high"}) == "hihigh"
     async with scripted_engine() as engine:
-        assert await prompt_of(engine, reasoning_effort="high") == "hi"
+        assert await prompt_of(engine, reasoning_effort="high", verbosity="low") == "hi"
 
 
 def named(name):
@@ -240,14 +256,42 @@ FORCED = {
 }
 
 
+SUM = {"type": "object", "properties": {"sum": {"enum": [5]}}, "required": ["sum"], "additionalProperties": False}
+AS_SUM = {"type": "json_schema", "json_schema": {"name": "sum", "schema": SUM}}
+
+
+async def test_where_a_call_may_be_made_a_response_format_is_that_of_the_other_answers():
+    """By a model that knows no language, and heeds masks. Catches an agent that has a type and so never calls."""
+    tool = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS, "strict": True}}
+    fields = {"tools": [tool], "response_format": AS_SUM, "parallel_tool_calls": False, "max_tokens": 400}
+    reasons = set()
+    async with speaking(thought_format=None) as engine:
+        for text in ("hi", "0"):  # which of both it is made to say
+            fields["messages"] = [{"role": "user", "content": text}]
+            answer = await ask(engine, **fields)
+            if answer["finish_reason"] == "tool_calls":
+                [call] = answer["tool_calls"]
+                assert len(json.loads(call["function"]["arguments"])["city"]) <= 3
+                assert answer["content"] is None
+            else:
+                assert json.loads(answer["content"]) == {"sum": 5}
+            reasons.add(answer["finish_reason"])
+            outright = {**fields, "response_format": None, "structured_outputs": {"json": SUM}}
+            assert json.loads((await ask(engine, **outright))["content"]) == {"sum": 5}
+    assert reasons == {"tool_calls", "stop"}
+
+
 @pytest.mark.parametrize("call_format", ["hermes", "mistral", "qwen3_coder", None])
 @pytest.mark.parametrize("choice", FORCED)
 async def test_a_forced_call_is_made_by_its_schema(call_format, choice):
-    """By a model that knows no language, and heeds masks; in its own format, or as JSON where that is not enforced."""
+    """By a model that knows no language, and heeds masks; in its own format, or as JSON where that is not enforced.
+
+    A structure of text has no effect: there is no text.
+    """
     tool_choice, reason = FORCED[choice]
     async with speaking(call_format=call_format, thought_format=None) as engine:
         fields = {"tools": TOOLS[:1], "tool_choice": tool_choice, "parallel_tool_calls": False, "max_tokens": 400}
-        answer = await ask(engine, **fields)
+        answer = await ask(engine, response_format=AS_SUM, **fields)
     assert (answer["content"], answer["finish_reason"]) == (None, reason)
     [call] = answer["tool_calls"]
     assert call["function"]["name"] == "weather"
@@ -273,9 +317,10 @@ async def test_a_forced_call_is_made_by_its_schema(call_format, choice):
         ({"tool_choice": {"type": "function"}}, "tool_choice", "needs function"),
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "needs allowed_tools"),
         ({"tool_choice": {**named("now"), "x": 1}}, "tool_choice", "unknown field tool_choice.x"),
-        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice", "another structure"),
+        ({"tool_choice": "required", "structured_outputs": {"json_object": True}}, "tool_choice", "structured_outputs"),
         ({"tool_choice": "required", "use_beam_search": True}, "tools", "beam search"),
         ({"reasoning_effort": "much"}, "reasoning_effort", "much"),
+        ({"verbosity": "much"}, "verbosity", "much"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages", "tool_calls[0]"),
         ({"messages": [{"role": "assistant", "tool_calls": [{**named("f")}]}]}, "messages", "arguments"),
     ],

@@ -19,9 +19,19 @@ def test_scores(sampler: Fast, vocab_size: int, num_top: int) -> None:
     actual, expected = sampler.ops.score(logits, targets, num_top), TWIN.score(logits, targets, num_top)
     sampler.assert_close(actual.logprobs_S, expected.logprobs_S)
     sampler.assert_close(actual.top_logprobs_SK, expected.top_logprobs_SK)
+    sampler.assert_close(actual.normalizers_S, expected.normalizers_S)
     assert torch.equal(actual.ranks_S, expected.ranks_S)
     assert torch.equal(actual.top_ids_SK, expected.top_ids_SK)
     assert actual.top_ids_SK.shape == (5, min(num_top, vocab_size))
+
+
+def test_a_rows_scores_are_the_same_bits_however_many_it_asks_for(sampler: Fast) -> None:
+    """Catches another way to sum for very many, by which a request's scores would hang on who is beside it."""
+    logits, targets = sampler.randn(3, 700) * 6, torch.tensor([0, 5, 699], device=sampler.device)
+    few, many = sampler.ops.score(logits, targets, 4), sampler.ops.score(logits, targets, 700)
+    assert torch.equal(few.logprobs_S, many.logprobs_S)
+    assert torch.equal(few.normalizers_S, many.normalizers_S)
+    assert torch.equal(few.top_logprobs_SK, many.top_logprobs_SK[:, :4])
 
 
 def test_of_equal_logits_the_lowest_id_comes_first(sampler: Fast) -> None:

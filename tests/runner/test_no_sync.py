@@ -212,7 +212,7 @@ class MetaOps:
         assert logits_SV.stride(-1) == 1
         assert (targets_S.dtype, targets_S.shape) == (torch.int64, logits_SV.shape[:1])
         top_ids_SK = torch.empty((len(logits_SV), num_top), dtype=torch.int64, device=META)
-        return Scores(targets_S.float(), targets_S, top_ids_SK, top_ids_SK.float())
+        return Scores(targets_S.float(), targets_S, top_ids_SK, top_ids_SK.float(), targets_S.float())
 
 
 class NoWeights:

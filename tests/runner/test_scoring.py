@@ -59,6 +59,25 @@ def test_each_sampled_row_gets_what_it_asked_for(runner):
     assert_close(second.scores[1], expected([*PROMPT, result.token_ids[0]], second.token_ids[1], 3))
 
 
+def test_tokens_that_a_row_names_are_scored_beside_rows_that_ask_for_the_likeliest(runner):
+    """Catches named tokens in another row's place, and padding that is told as if it were asked for."""
+    named = [msgspec.structs.replace(GREEDY, num_logprobs=len(ids), named_ids=ids) for ids in ((9, 4, 9), (0,))]
+    plan = StepPlan(
+        0,
+        (chunk(0, 0, PROMPT, 1, 2), chunk(1, 0, [1], 3), chunk(2, 0, [2], 4)),
+        (init(0, sampling=named[0]), init(1, sampling=SCORED), init(2, sampling=named[1])),
+    )
+    result = runner.run(plan)
+    first, top3, last = result.scores
+    assert_close(top3, expected([1], result.token_ids[1], 3))
+    for score, context, ids in ((first, PROMPT, (9, 4, 9)), (last, [2], (0,))):
+        assert (score.token_id, score.top_ids) == (result.token_ids[0 if context is PROMPT else 2], ids)
+        alone = expected(context, score.token_id, VOCAB_SIZE)
+        by_id = dict(zip(alone.top_ids, alone.top_logprobs, strict=True))
+        assert score.top_logprobs == pytest.approx([by_id[token_id] for token_id in ids], abs=1e-5)
+        assert score.rank == alone.rank
+
+
 def test_a_step_without_scored_rows_has_no_scores(runner):
     runner.run(StepPlan(0, (chunk(0, 0, PROMPT, 1, 2),), (init(0, sampling=SCORED),)))
     result = runner.run(StepPlan(1, (chunk(0, 0, PROMPT, 1, 2),), (init(0),)))

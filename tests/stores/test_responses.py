@@ -3,20 +3,15 @@
 import asyncio
 import random
 import sqlite3
-import subprocess
-import sys
 import threading
-import time
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
 from aserve.core.errors import ConfigError, UnavailableError
 from aserve.stores.responses import RECORD_BYTES, MemoryStore, SqliteStore, StoredResponse
+from tests.stores.killing import said_before_kill
 from tests.stores.writer import record
-
-ROOT = Path(__file__).parent.parent.parent
 
 
 class Clock:
@@ -131,7 +126,7 @@ async def test_a_file_that_cannot_be_used_is_refused_in_one_line(tmp_path):
             with pytest.raises(ConfigError, match=f"--response-store: cannot use .*{told}") as caught:
                 SqliteStore(tmp_path / name)
             assert "\n" not in str(caught.value)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("aserve-responses")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("aserve-response-store")]
 
 
 async def test_who_leaves_while_it_is_put_does_not_keep_it_from_being_there(tmp_path):
@@ -148,14 +143,8 @@ async def test_who_leaves_while_it_is_put_does_not_keep_it_from_being_there(tmp_
 
 def killed(path, start, after_s):
     """What a process said to be there before it was killed: numbers, and whether they were over."""
-    command = [sys.executable, "-m", "tests.stores.writer", str(path), str(start)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        said = [process.stdout.readline()]
-        time.sleep(after_s)
-        process.kill()
-        said += process.stdout.readlines()
-    whole = [line.split() for line in said if line.endswith("\n")]  # it may be killed while it says so
-    return {int(number): is_over == "1" for number, is_over in whole}
+    lines = map(str.split, said_before_kill("tests.stores.writer", path, start, after_s=after_s))
+    return {int(number): is_over == "1" for number, is_over in lines}
 
 
 @pytest.mark.parametrize("num_kills", [4, pytest.param(200, marks=[pytest.mark.thorough, pytest.mark.timeout(1800)])])

@@ -54,6 +54,9 @@ def test_text_parts_are_joined_by_newlines():
 def test_an_assistant_may_have_said_nothing():
     assert template(ECHO).render([{"role": "assistant", "content": None}]) == "[assistant:]"
     calling = [{"role": "assistant", "content": None, "tool_calls": [{}]}]
+    for empty in ("", [{"type": "text", "text": ""}], []):  # as clients have it that add up a stream
+        emptied = [{**calling[0], "content": empty}]
+        assert template(ECHO).render(emptied) == template(ECHO).render(calling)
     assert template("{{ messages[0].content is none }}").render(calling) == "True"
 
 

@@ -84,6 +84,7 @@ async def _answer(engine: Engine, limits: StreamLimits, exchange: Exchange, fiel
         include_usage=True,
         starts_text=not continues,
         markers=reading.markers,
+        priority=exchange.priority_of(None),
         tenant=exchange.tenant,
         lora=adapter_of(engine, model),
         scores_only=fields.max_tokens == 0,

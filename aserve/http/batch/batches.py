@@ -45,10 +45,10 @@ class Batches:
         handlers: Mapping[str, Handler],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.urls = tuple(handlers)
         self.store = store
         self._engine = engine
         self._runner = LineRunner(engine, handlers)
+        self.urls = self._runner.urls
         self._clock = clock
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._running: dict[str, StoredBatch] = {}
@@ -202,8 +202,7 @@ class Batches:
                 await self.store.add_file(file, content)
                 batch.state[field] = id
         await self._count(batch)
-        await self._move(batch, why or "completed")
-        await self.store.drop_results(batch.id)
+        await self._move(batch, why or "completed", drops_results=True)
 
     async def _count(self, batch: StoredBatch) -> None:
         done = await self.store.done(batch.id)
@@ -218,9 +217,9 @@ class Batches:
         batch.state["errors"] = {"object": "list", "data": errors}
         await self._move(batch, "failed")
 
-    async def _move(self, batch: StoredBatch, status: str) -> None:
+    async def _move(self, batch: StoredBatch, status: str, *, drops_results: bool = False) -> None:
         batch.state.update({"status": status, f"{status}_at": int(self._clock())})
-        await self.store.put_batch(batch)
+        await self.store.put_batch(batch, drops_results=drops_results)
 
 
 def _parsed(raw: bytes, url: str) -> tuple[list[LineFields], list[State]]:

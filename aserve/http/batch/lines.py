@@ -16,12 +16,26 @@ from aserve.core.errors import AserveError, InvalidRequestError, OverloadedError
 from aserve.edges import is_fault
 from aserve.engine import Engine
 from aserve.http.access import Record
+from aserve.http.anthropic.errors import ANTHROPIC
+from aserve.http.anthropic.messages import messages
+from aserve.http.dialect import dialect_at
 from aserve.http.endpoint import Exchange, Handler
-from aserve.http.errors import echo, error_response
+from aserve.http.errors import ErrorResponse, echo, known_error
+from aserve.http.openai.chat import chat_completions
+from aserve.http.openai.completions import completions
+from aserve.http.openai.responses.create import create_response
+from aserve.http.openai.responses.keeping import Kept
+from aserve.http.options import DEFAULTS, AppOptions
+from aserve.http.pooling.embeddings import embeddings
 from aserve.http.shapes import check_names, converted
+from aserve.http.sse import StreamLimits
 
 LOWEST_PRIORITY: Final = 2**31 - 1
 WAIT_S: Final = 0.05
+NOT_IN_LINES: Final = {"stream": "not streamed", "background": "not made in the background"}
+"""Fields of bodies, with what a line's answer is."""
+LINE_DEFAULTS: Final[Mapping[str, dict[str, Any]]] = {"/v1/responses": {"store": False}}
+"""Fields of bodies that say nothing of them: a batch would drive all others out of the store."""
 
 
 class LineFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,36 +64,52 @@ def line_of(raw: bytes, urls: Collection[str]) -> LineFields:
     check_names({name: value for name, value in given.items() if name != "body"}, line)
     if line.url not in urls:
         raise InvalidRequestError(f"url must be one of {', '.join(urls)}, got {echo(line.url)}", "url")
-    if line.body.get("stream"):
-        raise InvalidRequestError("body.stream: a line's answer is not streamed", "body")
+    for name, told in NOT_IN_LINES.items():
+        if line.body.get(name):
+            raise InvalidRequestError(f"body.{name}: a line's answer is {told}", "body")
     return line
+
+
+def line_handlers(
+    engine: Engine, limits: StreamLimits, kept: Kept, options: AppOptions = DEFAULTS
+) -> dict[str, Handler]:
+    """Of the routes that lines may name, by their urls. kept: where responses go that are to be stored."""
+    return {
+        "/v1/chat/completions": options.applied(chat_completions(engine, limits)),
+        "/v1/completions": options.applied(completions(engine, limits)),
+        "/v1/embeddings": embeddings(engine),
+        "/v1/responses": create_response(engine, limits, kept, options),
+        "/v1/messages": messages(engine, limits),
+    }
 
 
 class LineRunner:
     """handlers: by their urls. Others come first: lines wait while a request does, and have the lowest priority."""
 
     def __init__(self, engine: Engine, handlers: Mapping[str, Handler]) -> None:
+        self.urls = tuple(handlers)
         self._engine = engine
         self._handlers = handlers
 
     async def run(self, line: LineFields, tenant: str) -> Answered:
         """Answer a line. Raises `UnavailableError` where the engine takes no more: the line is still to do."""
         request_id = secrets.token_hex(16)
-        fields = {"priority": LOWEST_PRIORITY, **line.body}
-        response = await self._answer(line, fields, request_id, tenant)
+        response = await self._answer(line, request_id, tenant)
         body = msgspec.Raw(response.body)
         answer = {"status_code": response.status_code, "request_id": request_id, "body": body}
         told = {"id": f"batch_req_{request_id}", "custom_id": line.custom_id, "response": answer, "error": None}
         return Answered(msgspec.json.encode(told), is_error=response.status_code != 200)
 
-    async def _answer(self, line: LineFields, fields: dict[str, Any], request_id: str, tenant: str) -> Response:
+    async def _answer(self, line: LineFields, request_id: str, tenant: str) -> Response:
+        fields = {**LINE_DEFAULTS.get(line.url, {}), **line.body}
         answers: list[Response] = []
 
         async def reply(response: Response) -> None:
             answers.append(response)
 
         while True:
-            exchange = Exchange(fields, False, request_id, tenant, reply, self._engine.workers, Record())
+            given = fields, False, request_id, tenant, reply, self._engine.workers, Record()
+            exchange = Exchange(*given, default_priority=LOWEST_PRIORITY)
             try:
                 with self._engine.tenants.entered(tenant):
                     await self._handlers[line.url](exchange)
@@ -91,7 +121,8 @@ class LineRunner:
             except BaseException as error:
                 if not is_fault(error):
                     raise
-                return error_response(error, request_id)
+                dialect = dialect_at(line.url, (ANTHROPIC,))
+                return ErrorResponse(known_error(error, request_id), dialect, request_id)
 
 
 def failed_line(custom_id: str | None, error: AserveError, code: str) -> bytes:

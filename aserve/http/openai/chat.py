@@ -9,8 +9,9 @@ from msgspec import Meta
 
 from aserve.core.errors import InvalidRequestError
 from aserve.core.outputs import Completion, FinishReason, TextDelta
-from aserve.core.params import MAX_LOGPROBS
+from aserve.core.params import ALL_TOKENS
 from aserve.core.plan import TokenScores
+from aserve.core.rules import MAX_INT
 from aserve.engine import Engine
 from aserve.http.endpoint import Exchange, Handler
 from aserve.http.generation import Generation, Usage, answer
@@ -20,7 +21,7 @@ from aserve.http.openai.prompts import check_room, check_variables, truncated
 from aserve.http.openai.schema import GenerationFields, Messages, parse, sampling_params
 from aserve.http.openai.speech import Speech, message_of
 from aserve.http.openai.tokens import Tokens
-from aserve.http.openai.tools import Choice, Effort, Tools, thinking_hints, tool_use
+from aserve.http.openai.tools import Choice, Effort, Tools, Verbosity, template_hints, tool_use
 from aserve.http.reading import CONTENT, Reading, enforced, reading_of
 from aserve.http.served import adapter_of, check_model
 from aserve.http.shapes import told_as_asked
@@ -36,7 +37,7 @@ class ChatFields(GenerationFields, frozen=True, kw_only=True):
 
     messages: Messages
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=ALL_TOKENS, le=MAX_INT)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -44,6 +45,7 @@ class ChatFields(GenerationFields, frozen=True, kw_only=True):
     tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = None
+    verbosity: Verbosity | None = None
     include_reasoning: bool | None = None
 
     @property
@@ -94,7 +96,7 @@ async def _answer(engine: Engine, limits: StreamLimits, exchange: Exchange, fiel
     whole_prompt = await _prompt(engine, fields, exchange.fields["messages"], use)
     prompt = truncated(engine, fields, params, whole_prompt)
     reading = reading_of(engine, use, prompt)
-    params = enforced(params, use, reading)
+    params = enforced(params, use, reading, is_of_all=fields.structured_outputs is not None)
     generation = Generation(
         prompts=[prompt],
         params=params,
@@ -104,7 +106,7 @@ async def _answer(engine: Engine, limits: StreamLimits, exchange: Exchange, fiel
         starts_text=not fields.continue_final_message,
         markers=reading.markers,
         cache_salt=fields.cache_salt or "",
-        priority=fields.priority or 0,
+        priority=exchange.priority_of(fields.priority),
         tenant=exchange.tenant,
         lora=adapter_of(engine, model),
         timeout_s=fields.timeout_s,
@@ -127,7 +129,7 @@ async def _prompt(
         add_generation_prompt=fields.adds_generation_prompt,
         continue_final_message=bool(fields.continue_final_message),
         variables=fields.chat_template_kwargs or {},
-        hints=thinking_hints(fields.reasoning_effort),
+        hints=template_hints(fields.reasoning_effort, fields.verbosity),
         tools=None if use is None else use.for_template,
         add_special_tokens=bool(fields.add_special_tokens),
         must_fit=fields.truncate_prompt_tokens is None,

@@ -46,6 +46,8 @@ class CompletionFields(GenerationFields, frozen=True, kw_only=True):
             return False
         if not self.echo:
             raise InvalidRequestError("max_tokens may be 0 only with echo", "max_tokens")
+        if self.logprob_token_ids:
+            raise InvalidRequestError("logprob_token_ids is of generated tokens: raise max_tokens", "logprob_token_ids")
         return True
 
 
@@ -89,7 +91,7 @@ async def _answer(engine: Engine, limits: StreamLimits, exchange: Exchange, fiel
         include_usage=fields.include_usage,
         continuous_usage=fields.continuous_usage,
         cache_salt=fields.cache_salt or "",
-        priority=fields.priority or 0,
+        priority=exchange.priority_of(fields.priority),
         tenant=exchange.tenant,
         lora=adapter_of(engine, model),
         timeout_s=fields.timeout_s,

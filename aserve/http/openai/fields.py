@@ -43,7 +43,7 @@ UNSUPPORTED: Final = frozenset(
     {
         *("add_generation_prompt", "audio", "chat_template"),
         *("documents", "ec_transfer_params", "function_call", "functions", "guided_choice", "guided_grammar"),
-        *("guided_json", "guided_regex", "kv_transfer_params", "logits_processors", "logprob_token_ids"),
+        *("guided_json", "guided_regex", "kv_transfer_params", "logits_processors"),
         *("media_io_kwargs", "mm_processor_kwargs", "moderation", "prediction", "prompt_embeds"),
         *("reasoning_effort", "repetition_detection", "refusal", "routed_experts"),
         *("stream_interval", "suffix", "tools"),

@@ -9,11 +9,22 @@ from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from typing import Any, Final
 
+import msgspec
+
+from aserve.core.params import num_likeliest
 from aserve.core.plan import TokenScores
 from aserve.engine import Engine
 
 MIN_LOGPROB: Final = -9999.0
 """Stands for minus infinity, which JSON has not."""
+
+
+def check_logprobs(engine: Engine, fields: msgspec.Struct) -> None:
+    """Raise `InvalidRequestError` where more of the likeliest tokens are asked for than the engine gives."""
+    for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
+        wanted = getattr(fields, name, None)
+        if type(wanted) is int:  # a chat's logprobs are true or false
+            num_likeliest(name, wanted, engine.info.max_logprobs, engine.info.vocab_size)
 
 
 class Speller:

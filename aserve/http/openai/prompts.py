@@ -14,7 +14,9 @@ from aserve.http.tally import TokenIds
 
 def check_room(engine: Engine, fields: GenerationFields, exchange: Exchange) -> None:
     """Refuse now what would be refused in the end: before a prompt is rendered and tokenized."""
-    engine.check_room(tenant=exchange.tenant, priority=fields.priority or 0, timeout_s=fields.timeout_s)
+    engine.check_room(
+        tenant=exchange.tenant, priority=exchange.priority_of(fields.priority), timeout_s=fields.timeout_s
+    )
 
 
 def check_variables(engine: Engine, raw: Mapping[str, Any], *, with_tools: bool) -> None:

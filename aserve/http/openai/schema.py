@@ -16,6 +16,7 @@ from aserve.core.params import MAX_CHOICES, BeamParams, SamplingParams
 from aserve.core.request import CACHE_SALT, REQUEST_ID
 from aserve.engine import Engine
 from aserve.http.openai.fields import check_names
+from aserve.http.openai.logprobs import check_logprobs
 from aserve.http.openai.structured import ResponseFormat, StructuredFields, check_structure_names, structure_of
 from aserve.http.openai.tools import ToolCalls, check_tool_names
 from aserve.http.shapes import MAX_MESSAGES, Fields, ModelName, PositiveInt, converted
@@ -68,6 +69,7 @@ class GenerationFields(SamplingFields, frozen=True, kw_only=True):
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
     return_tokens_as_token_ids: bool | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
@@ -122,6 +124,7 @@ class Message(msgspec.Struct, frozen=True):
 
 
 MESSAGE_FIELDS: Final = frozenset(Message.__struct_fields__)
+ADDED: Final = ("parsed", "parsed_arguments", "provider_specific_fields")
 Messages = Annotated[list[Message], Meta(max_length=MAX_MESSAGES)]
 
 
@@ -130,6 +133,7 @@ def parse(raw: dict[str, Any], kind: type[Fields]) -> Fields:
     check_names(raw, kind.__struct_fields__)
     fields = converted(raw, kind)
     for index, message in enumerate(raw.get("messages") or ()):
+        _leave_out_added(message)
         check_names(message, MESSAGE_FIELDS, f"messages[{index}].")
     if (options := raw.get("stream_options")) is not None:
         if raw.get("stream") is not True:
@@ -138,6 +142,18 @@ def parse(raw: dict[str, Any], kind: type[Fields]) -> Fields:
     check_structure_names(raw)
     check_tool_names(raw)
     return fields
+
+
+def _leave_out_added(message: dict[str, Any]) -> None:
+    """Take from a message what a client's library has added to an answer, and sends back: templates must not see it.
+
+    OpenAI's SDK: `parsed`, made of the content, and `parsed_arguments` of calls. litellm: `provider_specific_fields`.
+    """
+    for name in ADDED:
+        message.pop(name, None)
+        for call in message.get("tool_calls") or ():
+            call.pop(name, None)
+            call["function"].pop(name, None)
 
 
 def sampling_params(
@@ -154,6 +170,11 @@ def sampling_params(
     """
     if fields.stream and fields.prompt_logprobs is not None:
         raise InvalidRequestError("prompt_logprobs is not for streams", "prompt_logprobs")
+    if fields.logprob_token_ids:
+        if num_logprobs is None:
+            raise InvalidRequestError("logprob_token_ids needs logprobs", "logprob_token_ids")
+        num_logprobs = None  # as many as are named
+    check_logprobs(engine, fields)
     beam = _beam_params(fields)
     given = {name: getattr(fields, name) for name in _AS_GIVEN}
     return engine.default_params(

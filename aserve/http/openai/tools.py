@@ -1,4 +1,4 @@
-"""tools, tool_choice and reasoning_effort in OpenAI's words, and the calls that a message of the history has."""
+"""tools, tool_choice, reasoning_effort and verbosity in OpenAI's words, and the calls of a message in the history."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
@@ -14,6 +14,7 @@ MAX_CALLS: Final = 128
 """Of one message in the history."""
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Verbosity = Literal["low", "medium", "high"]
 
 
 class ToolFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,9 +118,10 @@ def _needs(choice: ToolChoice) -> str:
     return "needs function" if choice.type == "function" else "has no function"
 
 
-def thinking_hints(effort: Effort | None) -> dict[str, Any]:
-    """What reasoning_effort says to templates: they read its word, or whether there is to be any thinking at all."""
+def template_hints(effort: Effort | None, verbosity: Verbosity | None) -> dict[str, Any]:
+    """What they say to templates: verbosity its word, effort its word or whether there is to be any thinking at all."""
+    hints: dict[str, Any] = {} if verbosity is None else {"verbosity": verbosity}
     if effort is None:
-        return {}
+        return hints
     thinks = effort != "none"
-    return {"enable_thinking": thinks, "thinking": thinks} | ({"reasoning_effort": effort} if thinks else {})
+    return hints | {"enable_thinking": thinks, "thinking": thinks} | ({"reasoning_effort": effort} if thinks else {})

@@ -3,7 +3,7 @@
 from typing import Any, Final, Literal
 
 from aserve.core.errors import InvalidRequestError
-from aserve.core.pooling import PoolingParams
+from aserve.core.pooling import Pooled, PoolingParams, PoolingTask
 from aserve.engine import Engine
 from aserve.http.endpoint import Exchange, Handler
 from aserve.http.pooling.fields import (
@@ -27,11 +27,21 @@ class EmbeddingFields(PoolingFields, frozen=True, kw_only=True):
 
 
 class PoolFields(EmbeddingFields, frozen=True, kw_only=True):
-    """POST /pooling. task: that of the model."""
+    """POST /pooling. task: that of the model; with token_ before it, of each token."""
 
-    task: Literal["embed", "classify", "reward"] | None = None
+    task: Literal["embed", "classify", "reward", "token_embed", "token_classify"] | None = None
 
 
+TASKS: Final[dict[str, tuple[PoolingTask, ...]]] = {
+    "embed": ("embed",),
+    "classify": ("classify",),
+    "reward": ("reward",),
+    "token_embed": ("embed",),
+    "token_classify": ("classify", "reward"),
+}
+"""With what a model is served for that does them."""
+MAX_NUMBERS: Final = 2**22
+"""Of the vectors of all tokens of a request."""
 PREFIXES: Final = {"embedding": "embd", "pooling": "pool"}
 
 
@@ -54,26 +64,50 @@ def pooling(engine: Engine) -> Handler:
         fields = await exchange.work(parse, exchange.fields, PoolFields)
         model = settled(engine, fields, exchange)
         if fields.task is not None:
-            engine.check_task(fields.task)
-        await _answer(engine, exchange, fields, model, "pooling", "data")
+            engine.check_task(*TASKS[fields.task])
+        per_token = fields.task in ("token_embed", "token_classify")
+        await _answer(engine, exchange, fields, model, "pooling", "data", per_token=per_token)
 
     return handle
 
 
 async def _answer(
-    engine: Engine, exchange: Exchange, fields: EmbeddingFields, model: str, kind: str, member: str
+    engine: Engine,
+    exchange: Exchange,
+    fields: EmbeddingFields,
+    model: str,
+    kind: str,
+    member: str,
+    *,
+    per_token: bool = False,
 ) -> None:
     if fields.dimensions is not None and fields.dimensions < 1:
         raise InvalidRequestError(f"dimensions must be at least 1, got {fields.dimensions}", "dimensions")
-    params = PoolingParams(dimensions=fields.dimensions, use_activation=fields.use_activation)
+    params = PoolingParams(dimensions=fields.dimensions, use_activation=fields.use_activation, per_token=per_token)
     engine.check_pooling(params)
     inputs = await tokens_of(engine, exchange, fields, fields.input)
+    num_tokens = sum(len(tokens.token_ids) for tokens in inputs)
+    if per_token and num_tokens * engine.pooling.size > MAX_NUMBERS:
+        raise InvalidRequestError(
+            f"input: {num_tokens} vectors of {engine.pooling.size} numbers are over the limit of {MAX_NUMBERS} numbers",
+            "input",
+        )
     outputs = await pooled(engine, exchange, fields, inputs, params)
 
     def data() -> list[dict[str, Any]]:
         return [
-            {"object": kind, "index": index, member: encoded(output.values, fields.encoding_format)}
+            {"object": kind, "index": index, member: _encoded(output, fields.encoding_format, per_token=per_token)}
             for index, output in enumerate(outputs)
         ]
 
     await reply(exchange, model, PREFIXES[kind], outputs, data)
+
+
+def _encoded(
+    output: Pooled, encoding_format: EncodingFormat, *, per_token: bool
+) -> list[float] | list[list[float]] | str:
+    """As numbers a list of vectors where each token has one; as base64 one behind the other."""
+    if not per_token or encoding_format == "base64":
+        return encoded(output.values, encoding_format)
+    size = len(output.values) // output.num_vectors
+    return [output.values[start : start + size].tolist() for start in range(0, len(output.values), size)]

@@ -119,7 +119,7 @@ def terms_of(fields: PoolingFields, exchange: Exchange) -> SharedTerms:
     """On what terms each input is computed."""
     return {
         "cache_salt": fields.cache_salt or "",
-        "priority": fields.priority or 0,
+        "priority": exchange.priority_of(fields.priority),
         "timeout_s": fields.timeout_s,
         "tenant": exchange.tenant,
     }

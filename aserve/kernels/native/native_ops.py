@@ -17,6 +17,7 @@ from aserve.kernels.native.attention import NativeAttention
 from aserve.kernels.native.library import Library
 from aserve.kernels.native.lora import NativeLora
 from aserve.kernels.ops import AttentionBatch, LoraBatch, LoraWeights, SamplingBatch, Scores, TokenMasks
+from aserve.kernels.top_tokens import with_top_tokens
 
 _NAMES: Final = {torch.float32: "f32", torch.bfloat16: "bf16"}
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -69,7 +70,7 @@ class NativeOps(CpuOps):
         }
         self._attention = NativeAttention(library)
         self._lora = NativeLora(library)
-        self._score = library.function("score_f32", [_POINTER, _INT, _INT, _POINTER, _INT, *[_POINTER] * 4])
+        self._score = library.function("score_f32", [_POINTER, _INT, _INT, _POINTER, _INT, *[_POINTER] * 5])
         self._mask = library.function("mask_f32", [_POINTER, _INT, _INT, _POINTER, _POINTER, _INT, _INT])
         self._scratch = torch.empty(0)
 
@@ -273,17 +274,21 @@ class NativeOps(CpuOps):
         )
 
     def score(self, logits_SV: Tensor, targets_S: Tensor, num_top: int) -> Scores:
-        """A row at a time, in four passes over it; nothing is sorted."""
+        """A row at a time, in four passes over it; nothing is sorted, unless very many are asked for."""
         num_rows, vocab_size = logits_SV.shape
         num_top = min(num_top, vocab_size)
-        if logits_SV.dtype != torch.float32 or num_top > _MAX_TOP:
+        if logits_SV.dtype != torch.float32:
             return super().score(logits_SV, targets_S, num_top)
+        if num_top > _MAX_TOP:  # a row's scores are the same bits, however many it asks for
+            found = self.score(logits_SV, targets_S, 0)
+            return with_top_tokens(logits_SV, targets_S, found.normalizers_S, found.ranks_S, num_top)
         logits_SV, targets_S = logits_SV.contiguous(), targets_S.contiguous()
         scores = Scores(
             logprobs_S=torch.empty(num_rows),
             ranks_S=torch.empty(num_rows, dtype=torch.int64),
             top_ids_SK=torch.empty(num_rows, num_top, dtype=torch.int64),
             top_logprobs_SK=torch.empty(num_rows, num_top),
+            normalizers_S=torch.empty(num_rows),
         )
         self._score(
             logits_SV.data_ptr(),
@@ -295,6 +300,7 @@ class NativeOps(CpuOps):
             scores.ranks_S.data_ptr(),
             scores.top_ids_SK.data_ptr(),
             scores.top_logprobs_SK.data_ptr(),
+            scores.normalizers_S.data_ptr(),
         )
         return scores
 

@@ -8,18 +8,20 @@ import pytest
 from aserve.core.errors import InvalidRequestError
 from aserve.http import AppOptions, create_app
 from aserve.http.batch import batches
+from aserve.http.batch.lines import LOWEST_PRIORITY
 from aserve.http.batch.multipart import parts_of
 from aserve.stores.batches import BatchStore, StoredBatch, StoredFile
 from tests.engines import says, scripted_engine
 from tests.fakes import FakeScript, ScriptedRunner
 from tests.http.conftest import client_of
 
-CHAT = "/v1/chat/completions"
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 HI = [{"role": "user", "content": "hi"}]
 
 
-def line(name, **body):
-    return {"custom_id": name, "method": "POST", "url": CHAT, "body": {"messages": HI, **body}}
+def line(name, url=CHAT, **body):
+    body = {"input": "hi", **body} if url == RESPONSES else {"messages": HI, **body}
+    return {"custom_id": name, "method": "POST", "url": url, "body": body}
 
 
 def jsonl(*lines):
@@ -37,9 +39,9 @@ async def start(client, file_id, endpoint=CHAT):
     return await client.post("/v1/batches", json=body)
 
 
-async def run(client, app, *lines):
+async def run(client, app, *lines, endpoint=CHAT):
     """A batch of these lines, after its end."""
-    batch = (await start(client, (await upload(client, jsonl(*lines)))["id"])).json()
+    batch = (await start(client, (await upload(client, jsonl(*lines)))["id"], endpoint)).json()
     assert (batch["status"], batch["object"], batch["metadata"]) == ("validating", "batch", {"a": "b"})
     await app.state.batches.wait()
     return (await client.get(f"/v1/batches/{batch['id']}")).json()
@@ -68,12 +70,50 @@ async def test_a_batch_is_answered_line_by_line():
             assert engine.statistics().num_used_blocks == 0
 
 
+async def test_lines_are_responses_or_messages_too():
+    """Catches errors of a line in another API's words, lines that come before other requests, and a store they fill."""
+    runner = ScriptedRunner(model=FakeScript(says("Hello, world!")))
+    async with scripted_engine(runner=runner) as engine:
+        app = create_app(engine)
+        async with client_of(app) as client:
+            lines = line("a", RESPONSES), line("b", RESPONSES, top_p=9), line("c", RESPONSES, store=True)
+            batch = await run(client, app, *lines, endpoint=RESPONSES)
+            unstored, stored = [each["response"]["body"] for each in await output(client, batch["output_file_id"])]
+            assert unstored["output"][0]["content"][0]["text"] == "Hello, world!"
+            found = [(await client.get(f"{RESPONSES}/{each['id']}")).status_code for each in (unstored, stored)]
+            assert found == [404, 200]
+            [refused] = await output(client, batch["error_file_id"])
+            assert refused["response"]["body"]["error"]["param"] == "top_p"
+            batch = await run(client, app, line("a", MESSAGES, max_tokens=3), line("b", MESSAGES), endpoint=MESSAGES)
+            [said] = await output(client, batch["output_file_id"])
+            assert said["response"]["body"]["content"] == [{"type": "text", "text": "Hel"}]
+            [refused] = await output(client, batch["error_file_id"])
+            assert refused["response"]["status_code"] == 400
+            assert refused["response"]["body"]["error"]["type"] == "invalid_request_error"
+            assert refused["response"]["body"]["request_id"] == refused["response"]["request_id"]
+            assert engine.statistics().num_used_blocks == 0
+
+
+@pytest.mark.parametrize("url", [CHAT, RESPONSES, MESSAGES])
+async def test_requests_come_before_lines_of_any_kind(url):
+    """Catches a line that has the priority of a request that somebody waits for."""
+    priorities = []
+    async with scripted_engine() as engine:
+        opened = engine.open
+        engine.open = lambda *given, **terms: (priorities.append(terms["priority"]), opened(*given, **terms))[1]
+        app = create_app(engine)
+        async with client_of(app) as client:
+            await run(client, app, line("a", url, **({"max_tokens": 9} if url == MESSAGES else {})), endpoint=url)
+    assert priorities == [LOWEST_PRIORITY]
+
+
 @pytest.mark.parametrize(
     ("lines", "told", "number"),
     [
         ((line("a"), line("a")), "'a' is there twice", 2),
         (({**line("a"), "url": "/v1/completions"},), "url must be one of /v1/chat/completions", 1),
         ((line("a", stream=True),), "not streamed", 1),
+        ((line("a", background=True),), "not made in the background", 1),
         (({**line("a"), "x": 1},), "unknown field x", 1),
         ((line("a"), {"custom_id": "b"}), "this field is required", 2),
         ((), "1 to 50000 lines", None),

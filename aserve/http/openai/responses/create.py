@@ -1,11 +1,14 @@
 """POST /v1/responses: from a request's items to a response, at once, as a stream, or in the background.
 
+POST /v1/responses/input_tokens counts the prompt's tokens and makes no response.
+
 earlier items + input --> messages --> prompt --> engine --> output --> kept, if it is to be --> told
 """
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -19,7 +22,7 @@ from aserve.http.generation import Generation, Settle, answer
 from aserve.http.json_response import JsonResponse
 from aserve.http.openai.logprobs import Speller, chat_logprobs
 from aserve.http.openai.responses.background import Job
-from aserve.http.openai.responses.items import Messages, input_items, messages_of
+from aserve.http.openai.responses.items import Item, Messages, input_items, messages_of
 from aserve.http.openai.responses.keeping import Kept
 from aserve.http.openai.responses.output import Output
 from aserve.http.openai.responses.shapes import (
@@ -32,7 +35,7 @@ from aserve.http.openai.responses.shapes import (
 )
 from aserve.http.openai.responses.wire import Response, ResponseWire
 from aserve.http.openai.tokens import Tokens
-from aserve.http.openai.tools import thinking_hints
+from aserve.http.openai.tools import template_hints
 from aserve.http.options import AppOptions
 from aserve.http.reading import Reading, enforced, reading_of
 from aserve.http.served import adapter_of, check_model
@@ -52,16 +55,36 @@ def create_response(engine: Engine, limits: StreamLimits, kept: Kept, options: A
 
     async def handle(exchange: Exchange) -> None:
         fields = await exchange.work(parse_response, exchange.fields)
-        options.check_logprobs(exchange.fields)
-        try:
-            with told_as_asked(fields.structures):
-                await _create(engine, limits, kept, exchange, fields, options)
-        except InvalidRequestError as error:
-            if error.param in OTHER_NAMES:
-                error.param = "input"
-            raise
+        with _told_as_here(fields):
+            await _create(engine, limits, kept, exchange, fields, options)
 
     return handle
+
+
+def count_input_tokens(engine: Engine, kept: Kept) -> Handler:
+    """The handler that counts the tokens of what would be the prompt, however long."""
+
+    async def handle(exchange: Exchange) -> None:
+        fields = await exchange.work(parse_response, exchange.fields)
+        with _told_as_here(fields):
+            check_model(engine, fields.model)
+            use = await exchange.work(tool_use_of, fields)
+            _, prompt = await _read(engine, kept, exchange, fields, use, must_fit=False)
+        await exchange.reply(JsonResponse({"object": "response.input_tokens", "input_tokens": len(prompt)}))
+
+    return handle
+
+
+@contextmanager
+def _told_as_here(fields: ResponseFields) -> Iterator[None]:
+    """Errors name the fields of this API."""
+    try:
+        with told_as_asked(fields.structures):
+            yield
+    except InvalidRequestError as error:
+        if error.param in OTHER_NAMES:
+            error.param = "input"
+        raise
 
 
 async def _create(
@@ -74,25 +97,20 @@ async def _create(
 ) -> None:
     model = check_model(engine, fields.model)
     tenant = exchange.tenant
-    engine.check_room(tenant=tenant, priority=fields.priority or 0, timeout_s=fields.timeout_s)
+    engine.check_room(tenant=tenant, priority=exchange.priority_of(fields.priority), timeout_s=fields.timeout_s)
     use = await exchange.work(tool_use_of, fields)
     params = params_of(engine, fields)
-    items = await exchange.work(input_items, exchange.fields["input"])
-    if fields.previous_response_id is not None:
-        items = [*await kept.history(tenant, fields.previous_response_id, exchange.workers), *items]
-    has_developer = engine.texts.has_role("developer")
-    messages = await exchange.work(messages_of, items, fields.instructions, has_developer=has_developer)
-    prompt = await _prompt(engine, fields, messages, use)
+    items, prompt = await _read(engine, kept, exchange, fields, use, must_fit=True)
     reading = reading_of(engine, use, prompt)
     generation = Generation(
         prompts=[prompt],
-        params=enforced(params, use, reading),
+        params=enforced(params, use, reading, is_of_all=fields.structured_outputs is not None),
         stream=bool(fields.stream or fields.background),
         include_usage=True,
         starts_text=True,
         markers=reading.markers,
         cache_salt=fields.cache_salt or "",
-        priority=fields.priority or 0,
+        priority=exchange.priority_of(fields.priority),
         tenant=tenant,
         lora=adapter_of(engine, model),
         timeout_s=fields.timeout_s,
@@ -119,6 +137,18 @@ async def _create(
         await settle()
 
 
+async def _read(
+    engine: Engine, kept: Kept, exchange: Exchange, fields: ResponseFields, use: ToolUse | None, *, must_fit: bool
+) -> tuple[list[Item], TokenIds]:
+    """All the items that the response answers, and the prompt that they make."""
+    items = await exchange.work(input_items, exchange.fields["input"])
+    if fields.previous_response_id is not None:
+        items = [*await kept.history(exchange.tenant, fields.previous_response_id, exchange.workers), *items]
+    has_developer = engine.texts.has_role("developer")
+    messages = await exchange.work(messages_of, items, fields.instructions, has_developer=has_developer)
+    return items, await _prompt(engine, fields, messages, use, must_fit=must_fit)
+
+
 async def _in_background(engine: Engine, kept: Kept, generation: Generation, job: Job, settle: Settle) -> None:
     """Have it made. Returns when it is kept, as one that waits, and the engine has taken it."""
     await settle()
@@ -139,19 +169,20 @@ def _nothing(_error: AserveError) -> bytes:
     return b""
 
 
-async def _prompt(engine: Engine, fields: ResponseFields, messages: Messages, use: ToolUse | None) -> TokenIds:
+async def _prompt(
+    engine: Engine, fields: ResponseFields, messages: Messages, use: ToolUse | None, *, must_fit: bool
+) -> TokenIds:
     """The conversation in the model's template; with truncation, as much of its end as leaves room for an answer."""
     verbosity = None if fields.text is None else fields.text.verbosity
-    hints = thinking_hints(fields.effort) | ({} if verbosity is None else {"verbosity": verbosity})
     max_len = engine.info.max_model_len
 
     async def encoded(kept: Messages) -> TokenIds:
         return await engine.texts.encode_chat(
             kept,
             variables=fields.chat_template_kwargs or {},
-            hints=hints,
+            hints=template_hints(fields.effort, verbosity),
             tools=None if use is None else use.for_template,
-            must_fit=True,
+            must_fit=must_fit,
         )
 
     if fields.truncation != "auto":

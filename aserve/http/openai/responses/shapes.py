@@ -7,14 +7,16 @@ import msgspec
 from msgspec import Meta
 
 from aserve.core.errors import InvalidRequestError
-from aserve.core.params import MAX_LOGPROBS, SamplingParams
+from aserve.core.params import ALL_TOKENS, SamplingParams
+from aserve.core.rules import MAX_INT
 from aserve.core.structured import StructuredOutputs
 from aserve.engine import Engine
 from aserve.http.errors import echo
 from aserve.http.openai.fields import check_names
+from aserve.http.openai.logprobs import check_logprobs
 from aserve.http.openai.schema import SamplingFields
 from aserve.http.openai.structured import StructuredFields
-from aserve.http.openai.tools import Effort
+from aserve.http.openai.tools import Effort, Verbosity
 from aserve.http.shapes import ModelName, PositiveInt, converted
 from aserve.http.tool_use import MAX_TOOLS, Tool, ToolName, ToolUse, check_tools, named_tools
 
@@ -100,7 +102,7 @@ class TextFields(msgspec.Struct, frozen=True, kw_only=True):
     """text. verbosity: for chat templates that read it."""
 
     format: TextFormat | None = None
-    verbosity: Literal["low", "medium", "high"] | None = None
+    verbosity: Verbosity | None = None
 
 
 class ReasoningFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,7 +143,7 @@ class ResponseFields(SamplingFields, frozen=True, kw_only=True):
     text: TextFields | None = None
     reasoning: ReasoningFields | None = None
     max_output_tokens: PositiveInt | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=ALL_TOKENS, le=MAX_INT)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
@@ -269,6 +271,7 @@ def _renamed(function: Tool, name: str) -> Tool:
 
 def params_of(engine: Engine, fields: ResponseFields) -> SamplingParams:
     """How to sample: what the request says, else the model's defaults. Raises `InvalidRequestError` out of bounds."""
+    check_logprobs(engine, fields)
     return engine.default_params(
         **{name: getattr(fields, name) for name in _AS_GIVEN},
         max_tokens=fields.max_output_tokens,

@@ -276,12 +276,13 @@ void mask_f32(
 // Of a target a row, and of the num_top likeliest; see Scores in ops.py.
 void score_f32(
     const float* logits, int64_t rows, int64_t vocab, const int64_t* targets, int64_t num_top, float* logprobs,
-    int64_t* ranks, int64_t* top_ids, float* top_logprobs) {
+    int64_t* ranks, int64_t* top_ids, float* top_logprobs, float* normalizers) {
 #pragma omp parallel for schedule(dynamic) if (rows > 1 && rows * vocab > GRAIN)
     for (int64_t row = 0; row < rows; row++) {
         const float* own = logits + row * vocab;
         const float normalizer = log_sum_exp(own, vocab, largest(own, vocab)), value = own[targets[row]];
         logprobs[row] = value - normalizer;
+        normalizers[row] = normalizer;
         ranks[row] = rank_of(own, vocab, value);
         if (num_top == 0) continue;
         float* values = top_logprobs + row * num_top;
