@@ -85,6 +85,7 @@ def load_decoder(
         trust_remote_code=options.trust_remote_code,
         max_model_len=options.max_model_len,
         batch_invariant=options.batch_invariant,
+        quantization=options.quantization,
         lora=lora,
         progress=lambda stage, done, total: report(Progress(stage, done, total)),
     )

@@ -38,6 +38,7 @@ def check_options(options: Options, plan: PoolingPlan) -> None:
         ("enable_lora", options.enable_lora),
         ("swap_space", options.swap_space > 0.0),
         ("batch_invariant", options.batch_invariant and not plan.pooling.is_causal),
+        ("quantization", options.quantization is not None and not plan.pooling.is_causal),
         ("trust_remote_code", options.trust_remote_code and not plan.pooling.is_causal),
     ):
         if is_wanted:

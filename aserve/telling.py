@@ -74,12 +74,13 @@ def draft_lines(
 
 
 def describe_weights(options: Options, checkpoint: "Checkpoint") -> str:
-    """Their size on disk, or that they are random."""
+    """Their size on disk, or that they are random; and how they are kept, if not as they are."""
+    quantized = "" if options.quantization is None else f", linear layers kept as {options.quantization},"
     if options.load_format == "dummy":
         tokenizer = "" if checkpoint.has_tokenizer or options.tokenizer else ", the demonstration model's tokenizer"
-        return f"random weights (seed {options.seed}){tokenizer}"
+        return f"random weights (seed {options.seed}){tokenizer}{quantized}"
     num_bytes = sum(file.stat().st_size for file in checkpoint.weight_files)
-    return f"{_size(num_bytes)} of weights"
+    return f"{_size(num_bytes)} of weights{quantized}"
 
 
 def _size(num_bytes: int) -> str:

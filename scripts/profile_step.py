@@ -57,20 +57,25 @@ async def run(args: argparse.Namespace) -> None:
     num_steps = NUM_WARMUP_STEPS + 2 * args.steps
     max_model_len = max(args.context + num_steps, 1 + max(args.prefill))
     options = build.make_options(
-        model=args.model, device="cpu", max_num_seqs=max(args.decode), max_model_len=max_model_len
+        model=args.model,
+        quantization=args.quantization,
+        device="cpu",
+        max_num_seqs=max(args.decode),
+        max_model_len=max_model_len,
     )
     parts = build.load(options, lambda _: None)
     sizes = (parts.config.block_size, parts.info.vocab_size)
+    model = {"model": args.model, "quantization": args.quantization}
     try:
         for batch in args.decode:
             rows = Rows(batch, args.context, *sizes, num_steps)
             await times_s(parts.runner, rows.prefill(args.context))
             found = await figures(parts.runner, [rows.decode(step) for step in range(num_steps)])
-            emit("profile", {"model": args.model, "kind": "decode", "rows": batch, "context": args.context}, found)
+            emit("profile", model | {"kind": "decode", "rows": batch, "context": args.context}, found)
         for num_tokens in args.prefill:
             [plan] = Rows(1, num_tokens, *sizes, 1).prefill(num_tokens)
             found = await figures(parts.runner, [plan] * num_steps)
-            emit("profile", {"model": args.model, "kind": "prefill", "tokens": num_tokens}, found)
+            emit("profile", model | {"kind": "prefill", "tokens": num_tokens}, found)
     finally:
         parts.runner.close()
 
@@ -78,6 +83,7 @@ async def run(args: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo")
+    parser.add_argument("--quantization", help="as of aserve")
     parser.add_argument("--decode", type=int, nargs="+", default=[1, 32], help="rows of decoding steps")
     parser.add_argument("--prefill", type=int, nargs="+", default=[128, 512], help="tokens of a prompt")
     parser.add_argument("--context", type=int, default=160)

@@ -17,6 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from aserve.core.config import QUANTIZATIONS
 from aserve.kernels.cpu import CpuOps
 from aserve.kernels.dispatch import select_ops
 from aserve.models.checkpoint import resolve_checkpoint
@@ -26,7 +27,7 @@ from aserve.models.lora import LoraLayers
 from aserve.models.peft import inspect_adapter
 from tests.adapters import write_adapter
 from tests.checkpoints import checkpoints, write_checkpoint
-from tests.kernels.cases import Fast, paged
+from tests.kernels.cases import Fast, native_ops, paged
 from tests.models.paged import PagedSequences
 
 __all__ = ["checkpoints"]
@@ -160,9 +161,9 @@ def random_prompts(model: CausalLM, lens: Sequence[int]) -> list[list[int]]:
     return [[rng.randrange(model.spec.vocab_size) for _ in range(length)] for length in lens]
 
 
-def load(folder: Path, dtype: str, ops: CpuOps) -> CausalLM:
+def load(folder: Path, dtype: str, ops: CpuOps, quantization: str | None = None) -> CausalLM:
     checkpoint = resolve_checkpoint(str(folder), None, None, trust_remote_code=False)
-    return load_model(checkpoint, device="cpu", ops=ops, dtype=dtype, max_model_len=2048)
+    return load_model(checkpoint, device="cpu", ops=ops, dtype=dtype, max_model_len=2048, quantization=quantization)
 
 
 @pytest.fixture(
@@ -210,6 +211,17 @@ def test_so_it_has_with_adapters_side_by_side(tmp_path, ops, dtype):
     assert check_crowd(model, torch_dtype, prompts, [64, 1, 7, 1, 1], [1, 2], slots, 3) == sum(lens)
     plain, adapted = (Solo(model, torch_dtype, prompts[:1], own, 3).hidden[0] for own in ([-1], [0]))
     assert not torch.equal(plain, adapted)
+
+
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_so_it_has_with_weights_of_int8(tmp_path, quantization):
+    """Rows that are quantized by a scale of several, or by another's."""
+    dtype = "float32" if quantization == "int8-g128" else "bfloat16"
+    ops = native_ops()
+    model = load(write_checkpoint(tmp_path / "qwen2", "qwen2", **SHAPES["qwen2"]), dtype, ops, quantization)
+    lens = [137, 20, 60, 1, 90, 33, 40]
+    prompts = random_prompts(model, lens)
+    assert check_crowd(model, getattr(torch, dtype), prompts, [64, 1, 7, 1, 1], [1, 2]) == sum(lens)
 
 
 GRID_CHUNKS = ([1], [512], [16], [1, 7, 128, 33], [300, 1, 1, 1, 64])

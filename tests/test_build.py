@@ -232,3 +232,11 @@ def test_random_weights_need_nothing_but_a_config(folder, tmp_path):
     assert startup_lines(parts)[0].endswith("the demonstration model's tokenizer as float32 on cpu")
     with pytest.raises(CheckpointError, match="safetensors"):
         parts_of(bare)
+
+
+def test_weights_of_int8_are_told(folder):
+    """A wish that goes nowhere: the drafts' model and the loader are given options by hand."""
+    notes = parts_of(folder, quantization="int8-g32").config.notes
+    assert "linear layers kept as int8-g32, as float32 on cpu" in notes[0]
+    with pytest.raises(ConfigError, match=r"quantization must be .*int8, int8-g128, int8-g32.*, got 'fp8'"):
+        make_options(quantization="fp8")

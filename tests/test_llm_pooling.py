@@ -1,9 +1,14 @@
 """LLM.embed, classify and score: lists in, lists out, in their order; what a model is not for is refused."""
 
+import msgspec
 import numpy as np
 import pytest
 
 from aserve import LLM, ConfigError, InvalidRequestError
+from aserve.build import make_options
+from aserve.core.pooling import Pooling
+from aserve.models.pooling import PoolingPlan
+from aserve.poolers import check_options
 from tests.pooling_checkpoints import write_pooling
 
 
@@ -48,6 +53,16 @@ def test_a_prefix_that_was_computed_is_found_again(folder):
 def test_options_that_are_about_generating_are_refused(folder):
     with pytest.raises(ConfigError, match="speculative_config: not with a model that pools"):
         LLM(folder, speculative_config={"method": "ngram", "num_speculative_tokens": 2})
+
+
+def test_an_encoder_takes_no_quantization_and_a_decoder_does():
+    options = make_options(quantization="int8")
+    plan = PoolingPlan(pooling=Pooling(task="embed", method="cls", size=0, activation="normalize"), family=None)
+    check_options(options, plan)
+    with pytest.raises(ConfigError, match="quantization: not with a model that pools"):
+        check_options(
+            options, msgspec.structs.replace(plan, pooling=msgspec.structs.replace(plan.pooling, is_causal=False))
+        )
 
 
 def test_a_model_that_generates_says_how_it_is_made_to_embed():

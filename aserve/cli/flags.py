@@ -25,6 +25,7 @@ from aserve.core.config import (
     GENERATION_CONFIGS,
     LOAD_FORMATS,
     PREEMPTION_MODES,
+    QUANTIZATIONS,
     SCHEDULING_POLICIES,
     Options,
 )
@@ -123,6 +124,12 @@ ENGINE_FLAGS: Final = (
         "dummy makes random weights from config.json alone",
     ),
     Flag("dtype", read_choice(DTYPES), "|".join(DTYPES), "auto is the checkpoint's own"),
+    Flag(
+        "quantization",
+        read_choice(tuple(QUANTIZATIONS)),
+        "|".join(QUANTIZATIONS),
+        "keep the weights of linear layers as int8 (CPU), by a scale for each output, or for each 128 or 32 inputs",
+    ),
     Flag("device", read_choice(DEVICES), "|".join(DEVICES), "auto is cuda where there is one"),
     Flag(
         "generation_config",

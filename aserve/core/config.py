@@ -40,6 +40,8 @@ from aserve.core.speculation import SpeculativeConfig, StepSeconds, speculative_
 GiB: Final = 1024**3
 DEVICES: Final = ("auto", "cpu", "cuda")
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
+QUANTIZATIONS: Final[Mapping[str, int]] = {"int8": 0, "int8-g128": 128, "int8-g32": 32}
+"""By name, how many inputs of a linear layer share a scale; 0 for all of an output's."""
 LOAD_FORMATS: Final = ("auto", "safetensors", "dummy")
 GENERATION_CONFIGS: Final = ("auto", "none")
 PreemptionMode = Literal["auto", "recompute", "swap"]
@@ -74,6 +76,7 @@ class Options(PoolingOptions, frozen=True, kw_only=True, repr_omit_defaults=True
     trust_remote_code: bool = False
     load_format: str = "auto"
     dtype: str = "auto"
+    quantization: str | None = None
     device: str = "auto"
     generation_config: str = "auto"
     seed: int = 0
@@ -122,6 +125,7 @@ OPTION_RULES: Final = Rules(
         "trust_remote_code": flag,
         "load_format": one_of(*LOAD_FORMATS),
         "dtype": one_of(*DTYPES),
+        "quantization": optional(one_of(*QUANTIZATIONS)),
         "device": one_of(*DEVICES),
         "generation_config": one_of(*GENERATION_CONFIGS),
         "seed": integer(-(2**63), 2**63 - 1),
@@ -165,6 +169,7 @@ class OptionFields(PoolingFields, total=False):
     trust_remote_code: bool
     load_format: str
     dtype: str
+    quantization: str | None
     device: str
     generation_config: str
     seed: int

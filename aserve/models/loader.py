@@ -4,19 +4,23 @@ Native families never import transformers, which would triple the time to start.
 """
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 
 import torch
 from torch import Tensor
 
-from aserve.core.errors import CheckpointError
+from aserve.core.config import QUANTIZATIONS
+from aserve.core.errors import CheckpointError, ConfigError
+from aserve.kernels.cpu import CpuOps
+from aserve.kernels.native.int8_linear import INT8_DTYPES
 from aserve.kernels.native.native_linear import can_be_native
 from aserve.kernels.native.native_ops import NativeOps
 from aserve.kernels.ops import LinearOps, Ops
 from aserve.models.checkpoint import Checkpoint
 from aserve.models.inspection import SCORE, full_name, read_headers
 from aserve.models.interface import CausalLM
-from aserve.models.layers import AdaptableMethod, DenseMethod, LinearMethod, NativeMethod, PackingMethod
+from aserve.models.layers import AdaptableMethod, DenseMethod, Int8Method, LinearMethod, NativeMethod, PackingMethod
 from aserve.models.lora import LoraLayers
 from aserve.models.rope import rope_table
 from aserve.models.spec import FAMILIES, ModelSpec, read_architecture, read_spec
@@ -41,6 +45,7 @@ def load_model(  # noqa: PLR0913  (each a wish of the user, most with a default)
     trust_remote_code: bool = False,
     max_model_len: int | None = None,
     batch_invariant: bool = False,
+    quantization: str | None = None,
     lora: LoraLayers | None = None,
     progress: ReadProgress = no_progress,
 ) -> CausalLM:
@@ -48,8 +53,9 @@ def load_model(  # noqa: PLR0913  (each a wish of the user, most with a default)
 
     load_format: auto or safetensors read the weights, dummy draws them from seed. dtype: a torch type by name, or auto,
     the checkpoint's. max_model_len: positions that will be used, all of the model's by default. batch_invariant: refuse
-    a model whose rows may depend on one another. lora: where its adapters will lie. Raises `CheckpointError`, one line,
-    where config and weights do not make a model that aserve can serve.
+    a model whose rows may depend on one another. quantization: of `QUANTIZATIONS`, how linear layers are kept. lora: where
+    its adapters will lie. Raises `CheckpointError`, one line, where config and weights do not make a model that aserve can
+    serve, `ConfigError` for a quantization that there is not for it here.
     """
     device = torch.device(device)
     torch_dtype = read_dtype(checkpoint, dtype)
@@ -60,6 +66,8 @@ def load_model(  # noqa: PLR0913  (each a wish of the user, most with a default)
             raise CheckpointError(f"{architecture} runs through transformers, whose products are not batch_invariant")
         if lora is not None:
             raise CheckpointError(f"{architecture} runs through transformers, and takes no adapters (enable_lora)")
+        if quantization is not None:
+            raise ConfigError(f"quantization {quantization}: {architecture} runs through transformers, which it is not for")
         # Imported here: transformers takes seconds, and only its own models need it.
         from aserve.models.transformers_backend import load_backend_model
 
@@ -73,14 +81,16 @@ def load_model(  # noqa: PLR0913  (each a wish of the user, most with a default)
 
     spec = read_spec(checkpoint.config, has_head=not checkpoint.pools)
     num_positions = min(max_model_len or spec.context_len, spec.context_len)
+    linear = linear_method(ops, torch_dtype, quantization)
+    build = partial(_build, spec, ops, linear, num_positions, device, lora)
     if dummy:
-        return _build(spec, ops, RandomWeights(torch_dtype, device, seed), num_positions, torch_dtype, device, lora)
+        return build(RandomWeights(torch_dtype, device, seed))
     names = read_headers(checkpoint) if checkpoint.pools else {}
     renamed = {name: full_name(name, names) for name in names}
     with SafetensorsWeights(checkpoint.weight_files, torch_dtype, device, progress, renamed) as weights:
         if checkpoint.pools:
             weights.skip(full_name(SCORE, names))
-        model = _build(spec, ops, weights, num_positions, torch_dtype, device, lora)
+        model = build(weights)
         weights.finish()
     return model
 
@@ -101,15 +111,14 @@ def read_dtype(checkpoint: Checkpoint, wish: str) -> torch.dtype:
 def _build(
     spec: ModelSpec,
     ops: Ops,
-    weights: Weights,
+    linear: LinearMethod,
     num_positions: int,
-    dtype: torch.dtype,
     device: torch.device,
     lora: LoraLayers | None,
+    weights: Weights,
 ) -> CausalLM:
     assert spec.rope is not None, "every native family is rotary"
     cos_sin_LD = rope_table(spec.rope, spec.head_dim, num_positions, device)
-    linear = linear_method(ops, dtype)
     method = linear if lora is None else AdaptableMethod(linear, lora)
     model = native_model(spec.architecture)(spec, ops, weights, method, cos_sin_LD)
     if lora is not None:
@@ -124,10 +133,28 @@ def native_model(architecture: str) -> NativeModel:
     return found
 
 
-def linear_method(ops: Ops, dtype: torch.dtype) -> LinearMethod:
-    """Products of the operations' own where they have some, else packed where that pays."""
+def linear_method(ops: Ops, dtype: torch.dtype, quantization: str | None = None) -> LinearMethod:
+    """Products of the operations' own where they have some, else packed where that pays.
+
+    Raises `ConfigError` for a quantization of which there is no product.
+    """
+    if quantization is not None:
+        return Int8Method(_quantizing_ops(ops, dtype, quantization).library, QUANTIZATIONS[quantization])
     if isinstance(ops, LinearOps):
         return DenseMethod(ops.linear)
     if isinstance(ops, NativeOps) and can_be_native(dtype):
         return NativeMethod(ops.library)
     return PackingMethod()
+
+
+def _quantizing_ops(ops: Ops, dtype: torch.dtype, quantization: str) -> NativeOps:
+    """The operations, which have to be our own on a CPU. Raises `ConfigError` for others, naming what would help."""
+    if isinstance(ops, NativeOps):
+        if dtype in INT8_DTYPES:
+            return ops
+        reason = f"dtype is {dtype}, and has to be float32 or bfloat16; choose with --dtype".replace("torch.", "")
+    elif isinstance(ops, CpuOps):
+        reason = f"it needs aserve's own CPU kernels: {ops.why_plain}"
+    else:
+        reason = "there is none but on a CPU; choose --device cpu"
+    raise ConfigError(f"quantization {quantization}: {reason}")

@@ -207,15 +207,6 @@ async def test_the_template_is_told_of_tools_calls_and_thoughts():
         assert [tool["function"]["name"] for tool in told] == ["now"]
 
 
-async def test_a_conversation_is_tokenized_with_its_tools():
-    """As many tokens as the same conversation is billed for."""
-    async with speaking("x") as engine, client_of(create_app(engine)) as client:
-        tokenized = (await client.post("/tokenize", json={"messages": HI, "tools": TOOLS})).json()
-        usage = (await client.post(URL, json={"messages": HI, "tools": TOOLS})).json()["usage"]
-        alone = (await client.post("/tokenize", json={"messages": HI})).json()
-    assert tokenized["count"] == usage["prompt_tokens"] > alone["count"]
-
-
 async def test_what_libraries_add_to_an_answer_comes_back_and_is_not_seen_by_the_template():
     """Catches the whole message of the SDK's `parse` or of litellm refused, and a prompt with arguments told twice."""
     function = {"name": "weather", "arguments": '{"city": "Rom"}'}
@@ -228,6 +219,15 @@ async def test_what_libraries_add_to_an_answer_comes_back_and_is_not_seen_by_the
         told = await prompt_of(engine, messages=[text, {"role": "assistant", "content": None, "tool_calls": calls}])
         again = [{**text, "parsed": {"a": 1}}, {"role": "assistant", "parsed": None, **added, "tool_calls": parsed}]
         assert await prompt_of(engine, messages=again) == told
+
+
+async def test_a_conversation_is_tokenized_with_its_tools():
+    """As many tokens as the same conversation is billed for."""
+    async with speaking("x") as engine, client_of(create_app(engine)) as client:
+        tokenized = (await client.post("/tokenize", json={"messages": HI, "tools": TOOLS})).json()
+        usage = (await client.post(URL, json={"messages": HI, "tools": TOOLS})).json()["usage"]
+        alone = (await client.post("/tokenize", json={"messages": HI})).json()
+    assert tokenized["count"] == usage["prompt_tokens"] > alone["count"]
 
 
 async def test_effort_and_verbosity_are_told_to_templates_that_read_them_and_yield_to_what_is_said_outright():

@@ -24,11 +24,12 @@ from aserve.kernels.native import library as native
 from aserve.kernels.native.library import Library
 from aserve.kernels.native.native_ops import NativeOps
 
-FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-O1")
+FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-O1", "-fexpensive-optimizations")
+"""The last rounds a product and a sum once (FMA), as optimized kernels do, which have to equal twins to the bit."""
 PRELOADED = "ASERVE_SANITIZED"
 TESTS = (
     *("test_native.py", "test_norm.py", "test_activation.py", "test_rope.py", "test_sampling.py", "test_scores.py"),
-    *("test_native_linear.py", "test_native_attention.py", "test_lora.py"),
+    *("test_native_linear.py", "test_native_int8.py", "test_native_attention.py", "test_lora.py"),
 )
 NOT_THESE = "threads_that_torch_has or compiler or folder or processor or sources"
 """Tests of how kernels are compiled, which is done otherwise here."""

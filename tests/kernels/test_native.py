@@ -14,15 +14,17 @@ from tests.kernels.cases import native_ops
 
 pytestmark = pytest.mark.torch
 
-XEON = frozenset(["avx2", "fma", "f16c", "bmi2", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"])
+AVX2 = frozenset(["avx2", "fma", "f16c", "bmi2"])
+XEON = AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16"}
 
 
 @pytest.mark.parametrize(
     ("machine", "flags", "variant"),
     [
         ("x86_64", XEON, "avx512-bf16"),
-        ("x86_64", XEON - {"avx512_bf16"}, "avx512"),
-        ("x86_64", frozenset(["avx2", "fma", "f16c", "bmi2"]), "avx2"),
+        ("x86_64", XEON - {"avx512_bf16"}, "avx512-vnni"),
+        ("x86_64", XEON - {"avx512_vnni"}, "avx512"),
+        ("x86_64", AVX2, "avx2"),
         ("aarch64", frozenset(["asimd", "fphp"]), "neon"),
     ],
 )

@@ -26,7 +26,11 @@ _TIMEOUT_S: Final = 300.0
 
 VARIANTS: Final[Mapping[str, Mapping[str, tuple[str, tuple[str, ...]]]]] = {
     "x86_64": {
-        "avx512-bf16": ("avx512f avx512bw avx512vl avx512dq avx512_bf16", ("-march=x86-64-v4", "-mavx512bf16")),
+        "avx512-bf16": (
+            "avx512f avx512bw avx512vl avx512dq avx512_vnni avx512_bf16",
+            ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),
+        ),
+        "avx512-vnni": ("avx512f avx512bw avx512vl avx512dq avx512_vnni", ("-march=x86-64-v4", "-mavx512vnni")),
         "avx512": ("avx512f avx512bw avx512vl avx512dq", ("-march=x86-64-v4",)),
         "avx2": ("avx2 fma f16c bmi2", ("-march=x86-64-v3",)),
     },

@@ -19,10 +19,13 @@ _NAMES: Final = {torch.float32: "f32", torch.bfloat16: "bf16"}
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 
 
-class _Layer(ctypes.Structure):
-    """`Layer` of products.cpp."""
+class Layer(ctypes.Structure):
+    """`Layer` of products.h."""
 
-    _fields_ = (("weights", _POINTER), ("bias", _POINTER), ("inputs", _INT), ("outputs", _INT))
+    _fields_ = (
+        *((name, _POINTER) for name in ("weights", "bias")),
+        *((n, _INT) for n in ("inputs", "outputs", "group")),
+    )
 
 
 def can_be_native(dtype: torch.dtype) -> bool:
@@ -44,7 +47,7 @@ class NativeLinear:
         self._packed = _pack(library, memory, weight_OI.contiguous())
         self._bias_O = None if bias_O is None else bias_O.contiguous()
         bias = None if self._bias_O is None else self._bias_O.data_ptr()
-        self._layer = _Layer(self._packed.data_ptr(), bias, num_inputs, num_outputs)
+        self._layer = Layer(self._packed.data_ptr(), bias, num_inputs, num_outputs)
         self._address = ctypes.addressof(self._layer)
         self._product = library.function(_product_name(name), [_POINTER, _POINTER, _INT, _POINTER, _INT])
         self._unpack_rows = library.function(f"unpack_rows_{name}", [_POINTER, _POINTER, _POINTER, _INT])

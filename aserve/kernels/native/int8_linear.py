@@ -1,0 +1,83 @@
+"""Linear layers on a CPU whose weights are int8, by our own product: src/int8.cpp.
+
+A weight takes half of the memory of bfloat16, and few rows take the time of reading it. Rows are quantized as they
+come, each by itself, so that a row has the same bits whatever else is in the step.
+"""
+
+import ctypes
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from aserve.kernels.native.library import Library
+from aserve.kernels.native.native_linear import Layer
+from aserve.kernels.native.weight_memory import WeightMemory
+
+INT8_DTYPES: Final = {torch.float32: "f32", torch.bfloat16: "bf16"}
+"""What rows may be, by the names of the kernels."""
+_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
+
+
+class RowScratch:
+    """Room for a step's rows as int8, which all layers of a model share. It grows to the largest step."""
+
+    def __init__(self) -> None:
+        self._room = torch.empty(0, dtype=torch.uint8)
+
+    def address(self, num_bytes: int) -> int:
+        """Of so many bytes, which hold nothing."""
+        if len(self._room) < num_bytes:
+            self._room = torch.empty(num_bytes, dtype=torch.uint8)
+        return self._room.data_ptr()
+
+
+class Int8Linear:
+    """x W^T + b, [T, I] to [T, O], in the type of W as it came, of which nothing is kept but its int8 numbers.
+
+    group: inputs that share a scale, 32 or 128; 0 for all of an output's.
+    """
+
+    __slots__ = ("_address", "_bias_O", "_dtype", "_layer", "_packed", "_product", "_row_bytes", "_scratch")
+
+    def __init__(
+        self,
+        library: Library,
+        memory: WeightMemory,
+        scratch: RowScratch,
+        weight_OI: Tensor,
+        bias_O: Tensor | None = None,
+        group: int = 0,
+    ) -> None:
+        name, self._dtype = INT8_DTYPES[weight_OI.dtype], weight_OI.dtype
+        weight_OI = weight_OI.contiguous()
+        self._scratch = scratch
+        self._bias_O = None if bias_O is None else bias_O.contiguous()
+        bias = None if self._bias_O is None else self._bias_O.data_ptr()
+        num_outputs, num_inputs = weight_OI.shape
+        self._layer = Layer(None, bias, num_inputs, num_outputs, group)
+        self._address = ctypes.addressof(self._layer)
+        num_words, row_bytes = _INT(), _INT()
+        library.function("int8_sizes", [_POINTER] * 3)(
+            self._address, ctypes.addressof(num_words), ctypes.addressof(row_bytes)
+        )
+        self._row_bytes = row_bytes.value
+        self._packed = memory.empty((num_words.value,), torch.int32)
+        self._layer.weights = self._packed.data_ptr()
+        library.function(f"pack_int8_{name}", [_POINTER] * 3)(
+            self._address, weight_OI.data_ptr(), self._packed.data_ptr()
+        )
+        arguments = [_POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER]
+        self._product = library.function(f"product_int8_{name}", arguments)
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        """[T, I] to [T, O]."""
+        num_rows, num_inputs = x_TI.shape
+        assert num_inputs == self._layer.inputs
+        assert x_TI.dtype == self._dtype
+        if x_TI.stride(1) != 1:
+            x_TI = x_TI.contiguous()
+        out_TO = x_TI.new_empty(num_rows, self._layer.outputs)
+        scratch = self._scratch.address(num_rows * self._row_bytes)
+        self._product(self._address, x_TI.data_ptr(), x_TI.stride(0), out_TO.data_ptr(), num_rows, scratch)
+        return out_TO

@@ -1,0 +1,160 @@
+// What products of all types share: x W^T + b, tile by tile. W is packed in panels of PANEL outputs, and in a panel step by
+// step, a step being the inputs of one word of each output, so that all that some numbers of x are multiplied by lies
+// side by side.
+// A row has the same bits with any number of others and on any threads: an output adds up a run of its inputs one after
+// the other, and then those sums, whatever is computed beside it.
+#pragma once
+#include "simd.h"
+
+namespace aserve {
+
+struct Layer {
+    const uint32_t* weights;  // packed
+    const void* bias;         // or null
+    int64_t inputs, outputs;
+    int64_t group;  // of int8: inputs that share a scale, or 0 for all
+};
+
+// Registers as wide as the processor's. The sums of a tile, ROWS x VECTORS of them, stay in registers.
+#if defined(__AVX512F__)
+constexpr int64_t REGISTER_BYTES = 64, VECTORS = 4;
+#elif defined(__AVX2__)
+constexpr int64_t REGISTER_BYTES = 32, VECTORS = 2;
+#else
+constexpr int64_t REGISTER_BYTES = 16, VECTORS = 4;
+#endif
+constexpr int64_t WIDTH = REGISTER_BYTES / 4, PANEL = VECTORS * WIDTH, ROWS = 6;
+constexpr int64_t ROW_BLOCK = 96;  // rows that are computed before the next panels
+constexpr int64_t GROUP = 4;       // panels that a block of rows is made ready for
+constexpr int64_t CHUNK = 2;       // steps from one fetching of weights ahead to the next
+constexpr int64_t LINE = 64, CHUNK_LINES = CHUNK * PANEL * 4 / LINE;
+constexpr int64_t MANY_ROWS = 16;            // for fewer, panels are dealt one by one
+constexpr int64_t PARALLEL_FLOPS = 1 << 16;  // what is worth a second thread
+
+typedef float vector __attribute__((vector_size(REGISTER_BYTES), may_alias));
+typedef uint32_t words __attribute__((vector_size(REGISTER_BYTES), may_alias));
+
+template <typename V>
+inline V load_as(const uint32_t* p) {
+    V v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+// The first of part i of `whole`, in so many parts of about the same size.
+inline int64_t part(int64_t whole, int64_t parts, int64_t i) { return whole * i / parts; }
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+inline int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// How numbers of some type are multiplied is told by a type, `Steps`:
+//   RUN, INPUTS_PER_STEP        inputs; a run's weights for a panel stay in the first cache, from tile to tile
+//   SCALE_WORDS                 behind the weights of each run of a panel
+//   Rows, spread, X, X_PER_RUN  x, and how n inputs of a row are made ready: as so many X a run, of which a step takes
+//   X_PER_STEP, step            so many, and adds what they are multiplied to
+//   Sum, start, fold, Scales    a vector of sums, what it begins with, and how it is added to the total behind a run
+template <typename Steps>
+inline int64_t run_words(int64_t inputs) {
+    return ceil_div(inputs, Steps::INPUTS_PER_STEP) * PANEL + Steps::SCALE_WORDS;
+}
+
+template <typename Steps>
+inline int64_t panel_words(int64_t inputs) {
+    const int64_t rest = inputs % Steps::RUN;
+    return inputs / Steps::RUN * run_words<Steps>(Steps::RUN) + (rest ? run_words<Steps>(rest) : 0);
+}
+
+// Adds the products of a tile's COUNT rows with a run of weights to their totals. Meanwhile some lines of the weights
+// that come next are fetched, so that memory is never idle.
+template <typename Steps, int COUNT>
+void add_run(
+    const uint32_t* weights, const typename Steps::X* x, typename Steps::Scales scales, int64_t steps, float* totals,
+    const char* ahead, int64_t lines) {
+    typename Steps::Sum sums[COUNT][VECTORS];
+#pragma GCC unroll 8
+    for (int r = 0; r < COUNT; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; v++) sums[r][v] = Steps::start(scales, r);
+    for (int64_t begin = 0; begin < steps; begin += CHUNK) {
+        for (int64_t i = 0; i < lines; i++, ahead += LINE) __builtin_prefetch(ahead, 0, 2);
+        for (int64_t s = begin; s < begin + CHUNK && s < steps; s++)
+            Steps::template step<COUNT>(sums, weights + s * PANEL, x + s * Steps::X_PER_STEP);
+    }
+    vector* total = (vector*)totals;
+#pragma GCC unroll 8
+    for (int r = 0; r < COUNT; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; v++, total++)
+            *total = Steps::fold(*total, sums[r][v], scales, r, weights + steps * PANEL + v * WIDTH);
+}
+
+template <typename T>
+void store_totals(const Layer* layer, const float* totals, T* out, int64_t rows, int64_t panel) {
+    const int64_t first = panel * PANEL, count = at_most(PANEL, layer->outputs - first);
+    const T* bias = (const T*)layer->bias;
+    for (int64_t r = 0; r < rows; r++)
+        in_pieces(count, [&](int64_t i, int64_t n) {
+            vf total = load_piece(totals + r * PANEL + i, n);
+            if (bias) total += load_piece(bias + first + i, n);
+            store_piece(out + r * layer->outputs + first + i, total, n);
+        });
+}
+
+// A block of rows, from row_begin on, by the panels from `first` up to `end`. next: the weights that this thread takes
+// then.
+template <typename Steps, typename T>
+void multiply(
+    const Layer* layer, const typename Steps::Rows& x, T* out, int64_t row_begin, int64_t rows, int64_t first,
+    int64_t end, const uint32_t* next) {
+    typedef typename Steps::X X;
+    static constexpr void (*add[])(
+        const uint32_t*, const X*, typename Steps::Scales, int64_t, float*, const char*, int64_t) = {
+        nullptr,           add_run<Steps, 1>, add_run<Steps, 2>, add_run<Steps, 3>,
+        add_run<Steps, 4>, add_run<Steps, 5>, add_run<Steps, 6>};
+    alignas(64) X spreaded[ROW_BLOCK * Steps::X_PER_RUN];
+    alignas(64) float totals[GROUP][ROW_BLOCK * PANEL];
+    const int64_t words = panel_words<Steps>(layer->inputs), tiles = ceil_div(rows, ROWS);
+    const int64_t lines = ceil_div(CHUNK_LINES, tiles);
+    for (int64_t p = 0; p < end - first; p++) memset(totals[p], 0, rows * PANEL * sizeof(float));
+    const uint32_t* weights = layer->weights + first * words;
+    for (int64_t begin = 0; begin < layer->inputs; begin += Steps::RUN, weights += run_words<Steps>(Steps::RUN)) {
+        const int64_t n = at_most(Steps::RUN, layer->inputs - begin);
+        const int64_t steps = ceil_div(n, Steps::INPUTS_PER_STEP), tile_lines = lines * ceil_div(steps, CHUNK);
+        const uint32_t* after = begin + Steps::RUN < layer->inputs ? weights + run_words<Steps>(Steps::RUN) : next;
+        for (int64_t r = 0; r < rows; r++)
+            Steps::spread(x, row_begin + r, begin, n, spreaded + r * Steps::X_PER_RUN);
+        for (int64_t p = 0; p < end - first; p++) {
+            const char* ahead = (const char*)(p + 1 < end - first ? weights + (p + 1) * words : after);
+            for (int64_t t = 0; t < tiles; t++) {
+                const int64_t row = part(rows, tiles, t), count = part(rows, tiles, t + 1) - row;
+                add[count](
+                    weights + p * words, spreaded + row * Steps::X_PER_RUN,
+                    Steps::scales(x, row_begin + row, begin / Steps::RUN), steps, totals[p] + row * PANEL,
+                    ahead + t * tile_lines * LINE, lines);
+            }
+        }
+    }
+    for (int64_t p = 0; p < end - first; p++)
+        store_totals(layer, totals[p], out + row_begin * layer->outputs, rows, first + p);
+}
+
+// A thread's share of blocks of rows times groups of panels, each of which is for the thread that is free first. It knows
+// its next in advance. taken: how many are, by all threads.
+template <typename Steps, typename T>
+void work(const Layer* layer, const typename Steps::Rows& x, T* out, int64_t rows, int64_t* taken) {
+    const int64_t panels = ceil_div(layer->outputs, PANEL), words = panel_words<Steps>(layer->inputs);
+    const int64_t groups = ceil_div(panels, rows < MANY_ROWS ? 1 : GROUP), blocks = ceil_div(rows, ROW_BLOCK);
+    const int64_t tasks = groups * blocks;
+    auto take = [&] { return __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED); };
+    for (int64_t task = take(), next; task < tasks; task = next) {
+        next = take();
+        const int64_t group = task / blocks, next_group = (next < tasks ? next : task) / blocks;
+        const int64_t begin = part(rows, blocks, task % blocks), end = part(rows, blocks, task % blocks + 1);
+        multiply<Steps>(
+            layer, x, out, begin, end - begin, part(panels, groups, group), part(panels, groups, group + 1),
+            layer->weights + part(panels, groups, next_group) * words);
+    }
+}
+
+}  // namespace aserve
