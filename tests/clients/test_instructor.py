@@ -23,7 +23,10 @@ def test_an_answer_of_a_type(found, mode):
     assert is_in_parts
 
 
-@pytest.mark.parametrize("name", ["responses_tools", "iterable", "tools_that_wait"])
+OTHERS = ["responses_tools", "responses_tools_beside_built_in_ones", "functions", "json_o1", "iterable"]
+
+
+@pytest.mark.parametrize("name", [*OTHERS, "tools_that_wait"])
 def test_other_ways_to_ask_for_one(found, name):
     assert is_person(found[name])
 

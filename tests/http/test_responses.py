@@ -123,6 +123,7 @@ async def test_a_call_that_is_asked_for_is_made(choice):
         choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "weather"}]}
     async with speaking(thought_format=None) as engine:
         fields = {"tools": TOOLS[:1], "tool_choice": choice, "parallel_tool_calls": False, "max_output_tokens": 400}
+        fields["text"] = {"format": {"type": "json_object"}}  # of text, of which there is none
         (call,) = (await ask(engine, **fields))["output"]
     assert call["name"] == "weather"
     assert len(json.loads(call["arguments"])["city"]) <= 3

@@ -71,6 +71,23 @@ def responses_tools():
 
 
 @call
+def responses_tools_beside_built_in_ones():
+    """Of which none is given."""
+    mode = Mode.RESPONSES_TOOLS_WITH_INBUILT_TOOLS
+    return client(mode).create(messages=GRACE, response_model=Person, **GREEDY).model_dump()
+
+
+@call
+def functions():
+    return client(Mode.FUNCTIONS).create(messages=GRACE, response_model=Person, **GREEDY).model_dump()
+
+
+@call
+def json_o1():
+    return client(Mode.JSON_O1).create(messages=GRACE, response_model=Person, **GREEDY).model_dump()
+
+
+@call
 def parallel_tools():
     question = [{"role": "user", "content": "What is the weather in Oslo?"}]
     asked = {"messages": question, "response_model": Iterable[Weather], **GREEDY}

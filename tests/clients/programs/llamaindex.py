@@ -8,7 +8,7 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
 from llama_index.embeddings.openai_like import OpenAILikeEmbedding
-from llama_index.llms.openai_like import OpenAILike
+from llama_index.llms.openai_like import OpenAILike, OpenAILikeResponses
 from pydantic import BaseModel, Field
 
 URL, URL_POOLING = (f"{url}/v1" for url in sys.argv[1:])
@@ -73,6 +73,44 @@ def text():
 @call
 def text_streamed():
     return "".join(part.delta for part in model(is_chat_model=False, max_tokens=16).stream_complete("Once upon a time"))
+
+
+def responses():
+    return OpenAILikeResponses(
+        model="demo",
+        api_base=URL,
+        api_key="unused",
+        context_window=2048,
+        is_function_calling_model=True,
+        max_output_tokens=64,
+        temperature=0,
+        max_retries=0,
+    )
+
+
+@call
+def responses_chat():
+    return responses().chat(ASKED).message.content
+
+
+@call
+def responses_streamed():
+    return "".join(part.delta or "" for part in responses().stream_chat(ASKED))
+
+
+@call
+def responses_call():
+    return called(responses().chat_with_tools([TOOL], user_msg=WEATHER, tool_required=True))
+
+
+@call
+def responses_round():
+    return str(responses().predict_and_call([TOOL], user_msg=WEATHER))
+
+
+@call
+def responses_typed():
+    return responses().as_structured_llm(Total).complete("What is 2 + 3?").raw.model_dump()
 
 
 @call

@@ -135,7 +135,8 @@ async def test_a_cut_call_has_what_there_is_of_its_input():
 async def test_a_forced_call_is_made_by_its_schema(call_format, choice):
     """By a model that knows no language, and heeds masks."""
     async with speaking(call_format=call_format, thought_format=None) as engine:
-        message = await ask(engine, tools=TOOLS, tool_choice=choice, max_tokens=400)
+        typed = {"format": {"type": "json_schema", "schema": {"enum": [1]}}}  # of text, of which there is none
+        message = await ask(engine, tools=TOOLS, tool_choice=choice, max_tokens=400, output_config=typed)
     [call] = message["content"]
     assert (call["name"], message["stop_reason"]) == ("weather", "tool_use")
     assert len(call["input"]["city"]) <= 3
