@@ -46,6 +46,7 @@ CONTEXT: Final = 32768
 RANK: Final = 8
 TEST_TIMEOUT_S: Final = 120
 NAME: Final = re.compile(r"""["']([A-Za-z0-9][\w.-]+/[A-Za-z0-9][\w.-]+)["']""")
+FUNCTION: Final = re.compile(r"^ *(?:async )?def (test_\w+)", re.MULTILINE)
 REASONS: Final = ("not_applicable", "their_model", "deliberate")
 
 
@@ -76,7 +77,9 @@ def main() -> int:
             snapshot(folder / "cache", name).symlink_to(model)
         for name in listed["adapters"]:
             empty_adapter(snapshot(folder / "cache", name))
-        lines = run(arguments, listed, folder)
+        tests = [f"tests/{name}" for name in arguments.tests or listed["tests"]]
+        whole_files = [place for place, _ in places(listed["not_applicable"]) if place.startswith(tuple(tests))]
+        lines = [*run(arguments, tests, listed, folder), *left_out(folder / "vllm", whole_files)]
     rows = verdicts((line for line in lines if "test" in line), listed)
     print_table(rows, Counter(line["flag"] for line in lines if "flag" in line))
     return int(not rows or any(row.verdict == "failed" for row in rows))
@@ -142,25 +145,37 @@ def snapshot(cache: Path, name: str) -> Path:
     return repository / "snapshots" / COMMIT
 
 
-def run(arguments: argparse.Namespace, listed: Mapping[str, Any], folder: Path) -> list[dict[str, str]]:
+def left_out(folder: Path, files: Iterable[str]) -> list[dict[str, str]]:
+    """A line, as the plugin writes them, for each function of files that pytest is not shown."""
+    return [
+        {"test": f"{file}::{name}", "outcome": "left out", "why": ""}
+        for file in files
+        if "::" not in file
+        for name in FUNCTION.findall((folder / file).read_text())
+    ]
+
+
+def run(
+    arguments: argparse.Namespace, tests: list[str], listed: Mapping[str, Any], folder: Path
+) -> list[dict[str, str]]:
     """The lines that the plugin writes."""
     python: Path = arguments.python.absolute()
     outcomes = folder / "outcomes"
     outcomes.touch()
     server = ["env", f"PYTHONPATH={ROOT}", sys.executable, "-m", "aserve", "--device", "cpu", "--lenient"]
-    left_out = [place for place, _ in places(listed["not_applicable"])]
+    skipped = [place for place, _ in places(listed["not_applicable"])]
     environ = {
         **os.environ,
         **OFFLINE,
         "HF_HOME": str(folder / "cache"),
         "PATH": f"{python.parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(HERE),
-        "ASERVE_TESTS": json.dumps({"command": server, "left_out": left_out, "outcomes": str(outcomes)}),
+        "ASERVE_TESTS": json.dumps({"command": server, "left_out": skipped, "outcomes": str(outcomes)}),
     }
     command: list[str | Path] = [python, "-m", "pytest", "-q", "--tb=short", "-p", "vllm_tests_plugin"]
     command += ["-p", "no:cacheprovider", "--continue-on-collection-errors", f"--timeout={TEST_TIMEOUT_S}"]
-    command += [f"--ignore={place}" for place in left_out if "::" not in place]
-    command += [f"tests/{name}" for name in arguments.tests or listed["tests"]]
+    command += [f"--ignore={place}" for place in skipped if "::" not in place]
+    command += tests
     with arguments.log.open("w") as log:
         subprocess.run(command, cwd=folder / "vllm", env=environ, stdout=log, stderr=log, check=False)
     return [json.loads(line) for line in outcomes.read_text().splitlines()]

@@ -157,7 +157,9 @@ def asks_a_server(item: pytest.Function) -> bool:
     return any(STARTS.search(inspect.getsource(inspect.unwrap(function))) for function in (item.function, *fixtures))
 
 
-def pytest_sessionstart() -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests() -> None:
+    """Before any file of the tests has imported the class."""
     utils: Any = importlib.import_module("tests.utils")
     utils.RemoteOpenAIServer = serving(utils.RemoteOpenAIServer)
 

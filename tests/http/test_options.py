@@ -80,8 +80,11 @@ async def test_a_lenient_server_leaves_out_what_nobody_knows_and_says_so():
         assert streamed.headers["x-aserve-warnings"] == expected[1]
         thinking = {"messages": HI, "chat_template_kwargs": {"enable_thinking": False}}
         told = ["the chat template takes no variable 'enable_thinking' (it takes: none)"]
-        for url in (CHAT, "/tokenize"):
-            answer = await client.post(url, json=thinking)
+        for url in (CHAT, "/tokenize", "/v1/responses", "/v1/responses/input_tokens"):
+            asked = {**thinking, "input": "hi"} if "responses" in url else thinking
+            if "input" in asked:
+                del asked["messages"]
+            answer = await client.post(url, json=asked)
             assert (answer.status_code, answer.headers["x-aserve-warnings"]) == (200, told[0])
         answer = await client.post(MESSAGES, json={"messages": [message], "max_tokens": 9})
         assert answer.json()["warnings"] == expected[1:]

@@ -5,7 +5,7 @@ import tarfile
 
 import pytest
 from huggingface_hub import snapshot_download
-from peers.vllm_tests import empty_adapter, lay_out, long_demo, models_named, snapshot, verdicts
+from peers.vllm_tests import empty_adapter, lay_out, left_out, long_demo, models_named, snapshot, verdicts
 from peers.vllm_tests_plugin import translated
 
 from aserve.models.checkpoint import resolve_checkpoint
@@ -54,6 +54,12 @@ def test_flags_that_aserve_has_are_kept_and_the_others_told(tmp_path, monkeypatc
     kept = ["--max-model-len", "8192", "--lora-modules", "a=/a", "b=/b", "--api-key", "k"]
     assert translated(words) == kept
     assert [json.loads(line) for line in outcomes.read_text().splitlines()] == [{"flag": "--dtype"}, {"flag": "--uds"}]
+
+
+def test_functions_of_files_that_are_not_run_are_counted(tmp_path):
+    (tmp_path / "test_x.py").write_text("def test_a():\n    pass\nclass TestB:\n    async def test_b(self): ...\n")
+    lines = left_out(tmp_path, ["test_x.py", "test_y.py::test_c"])
+    assert [line["test"] for line in lines] == ["test_x.py::test_a", "test_x.py::test_b"]
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from aserve.http.endpoint import Exchange, Handler
 from aserve.http.generation import Generation, Settle, answer
 from aserve.http.json_response import JsonResponse
 from aserve.http.openai.logprobs import Speller, chat_logprobs
+from aserve.http.openai.prompts import check_variables
 from aserve.http.openai.responses.background import Job
 from aserve.http.openai.responses.items import Item, Messages, input_items, messages_of
 from aserve.http.openai.responses.keeping import Kept
@@ -69,6 +70,7 @@ def count_input_tokens(engine: Engine, kept: Kept) -> Handler:
         with _told_as_here(fields):
             check_model(engine, fields.model)
             use = await exchange.work(tool_use_of, fields)
+            check_variables(engine, exchange.fields, with_tools=use is not None)
             _, prompt = await _read(engine, kept, exchange, fields, use, must_fit=False)
         await exchange.reply(JsonResponse({"object": "response.input_tokens", "input_tokens": len(prompt)}))
 
@@ -99,6 +101,7 @@ async def _create(
     tenant = exchange.tenant
     engine.check_room(tenant=tenant, priority=exchange.priority_of(fields.priority), timeout_s=fields.timeout_s)
     use = await exchange.work(tool_use_of, fields)
+    check_variables(engine, exchange.fields, with_tools=use is not None)
     params = params_of(engine, fields)
     items, prompt = await _read(engine, kept, exchange, fields, use, must_fit=True)
     reading = reading_of(engine, use, prompt)
