@@ -138,8 +138,8 @@ def test_two_engines_serve_at_once_in_any_event_loop(new_loop):
     [
         ("", None, InvalidRequestError, "the prompt is empty"),
         ([], None, InvalidRequestError, "the prompt is empty"),
-        ([5, -1], None, InvalidRequestError, r"prompt: token id -1 is not in \[0, "),
-        ([10**9], None, InvalidRequestError, r"prompt: token id 1000000000 is not in \[0, "),
+        ([5, -1], None, InvalidRequestError, r"prompt: token id -1 is out of vocabulary, not in \[0, "),
+        ([10**9], None, InvalidRequestError, r"prompt: token id 1000000000 is out of vocabulary, not in \[0, "),
         ([5], SamplingParams(stop_token_ids=(10**9,)), InvalidRequestError, "stop_token_ids: token id 1000000000"),
         ([5] * 2048, None, ContextLengthError, "2048 tokens .* context is 2048 tokens"),
         ([5] * 3000, None, ContextLengthError, "3000 tokens .* context is 2048 tokens"),

@@ -44,7 +44,7 @@ async def test_they_are_prepared_in_turn_with_each_other_and_with_the_rest_of_th
 @pytest.mark.parametrize("num_before", [3, SHORT_PROMPT_TOKENS - 1, SHORT_PROMPT_TOKENS, TOKENS_AT_ONCE + 1])
 async def test_an_id_that_is_none_is_refused_wherever_it_is(num_before):
     async with scripted_engine(max_model_len=8192, num_blocks=2400) as engine:
-        with pytest.raises(InvalidRequestError, match="prompt: token id 9999 is not in"):
+        with pytest.raises(InvalidRequestError, match="prompt: token id 9999 is out of vocabulary, not in"):
             await engine.complete([1] * num_before + [9999] + [1] * 100)
 
 
