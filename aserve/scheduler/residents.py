@@ -240,7 +240,7 @@ class Residents:
             if sequence.state is State.RUNNING:
                 sequence.num_prefill = len(sequence.token_ids)
                 sequence.num_bound = len(sequence.table.block_ids)
-                if self._has_row_state:
+                if self._has_row_state or sequence.request.per_token:
                     changed.append(sequence)
         all_ops = [plan.block_ops for plan in plans if plan.block_ops is not None]
         blocks = {block_id for ops in all_ops for _, block_id in (*ops.copies, *ops.swap_ins)}

@@ -80,7 +80,7 @@ class Scheduler:
     `StreamPace`. plans_behind_prompts: whether a step with prompts may be in flight while the next is planned.
     proposer: guesses tokens for steps to verify; None for none. max_loras: adapters that run at once; 0 for none.
     has_row_state: the runner keeps of a prompt under way what no block holds (a sum of hidden states, say), by its row:
-    after a step that failed it is computed from its beginning.
+    after a step that failed it is computed from its beginning, as one is in any case of which each token has a vector.
     """
 
     def __init__(  # noqa: PLR0913  the numbers of one engine, each used here or by one part
