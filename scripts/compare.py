@@ -225,9 +225,9 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def with_adapters(setting: Setting, folder: Path, args: argparse.Namespace) -> Setting:
     """As the setting is, with so many adapters, drawn in a process of their own: torch stays out of this one."""
-    command = [sys.executable, str(Path(__file__).parent / "load" / "adapters.py"), str(setting.model), str(folder)]
+    command = [sys.executable, "-m", "load.adapters", str(setting.model), str(folder)]
     sizes = ["--count", str(args.adapters), "--rank", str(args.lora_rank)]
-    subprocess.run([*command, *sizes], check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    subprocess.run([*command, *sizes], check=True, env=os.environ | {"PYTHONPATH": f"{ROOT / 'scripts'}:{ROOT}"})
     return replace(setting, adapters={path.name: path for path in folder.iterdir()}, max_lora_rank=args.lora_rank)
 
 

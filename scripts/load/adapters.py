@@ -1,6 +1,6 @@
 """Adapters (LoRA) with factors drawn at random, for all linear layers of a model, as folders that PEFT would read.
 
-    python scripts/load/adapters.py MODEL FOLDER --count 8 --rank 16
+    cd scripts && python -m load.adapters MODEL FOLDER --count 8 --rank 16
 
 Each is FOLDER/a0, FOLDER/a1, ... One that is there is left as it is.
 """
