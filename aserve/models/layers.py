@@ -1,9 +1,9 @@
 """The layers that decoders share: linear layers behind a method, and the gated feed-forward block.
 
-How a linear layer keeps its weight is a `LinearMethod`: dense, packed for oneDNN, packed for our own product, or as int8. A
-`Projection` is one inside a block, to whose output adapters may add.
-Models say which checkpoint tensors a layer is made of, and fuse where that saves a matrix product. Shape letters:
-kernels/ops.py, and I, O for the inputs and outputs of a linear layer.
+How a linear layer keeps its weight is a `LinearMethod`: dense, packed for oneDNN, packed for our own product, or as
+int8. A `Projection` is one inside a block, to whose output adapters may add. Models say which checkpoint tensors a
+layer is made of, and fuse where that saves a matrix product. Shape letters: kernels/ops.py, and I, O for the inputs and
+outputs of a linear layer.
 """
 
 from collections.abc import Callable, Mapping

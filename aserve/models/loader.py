@@ -53,9 +53,9 @@ def load_model(  # noqa: PLR0913  (each a wish of the user, most with a default)
 
     load_format: auto or safetensors read the weights, dummy draws them from seed. dtype: a torch type by name, or auto,
     the checkpoint's. max_model_len: positions that will be used, all of the model's by default. batch_invariant: refuse
-    a model whose rows may depend on one another. quantization: of `QUANTIZATIONS`, how linear layers are kept. lora: where
-    its adapters will lie. Raises `CheckpointError`, one line, where config and weights do not make a model that aserve can
-    serve, `ConfigError` for a quantization that there is not for it here.
+    a model whose rows may depend on one another. quantization: of `QUANTIZATIONS`, how linear layers are kept. lora:
+    where its adapters will lie. Raises `CheckpointError`, one line, where config and weights do not make a model that
+    aserve can serve, `ConfigError` for a quantization that there is not for it here.
     """
     device = torch.device(device)
     torch_dtype = read_dtype(checkpoint, dtype)
@@ -67,7 +67,9 @@ def load_model(  # noqa: PLR0913  (each a wish of the user, most with a default)
         if lora is not None:
             raise CheckpointError(f"{architecture} runs through transformers, and takes no adapters (enable_lora)")
         if quantization is not None:
-            raise ConfigError(f"quantization {quantization}: {architecture} runs through transformers, which it is not for")
+            raise ConfigError(
+                f"quantization {quantization}: {architecture} runs through transformers, which it is not for"
+            )
         # Imported here: transformers takes seconds, and only its own models need it.
         from aserve.models.transformers_backend import load_backend_model
 
