@@ -67,9 +67,7 @@ def load_model(  # noqa: PLR0913  (each a wish of the user, most with a default)
         if lora is not None:
             raise CheckpointError(f"{architecture} runs through transformers, and takes no adapters (enable_lora)")
         if quantization is not None:
-            raise ConfigError(
-                f"quantization {quantization}: {architecture} runs through transformers, which it is not for"
-            )
+            raise ConfigError(f"quantization {quantization} is not for {architecture}: it runs through transformers")
         # Imported here: transformers takes seconds, and only its own models need it.
         from aserve.models.transformers_backend import load_backend_model
 
