@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from load.adapters import write_adapter
 from torch import Tensor
 
 from aserve.core.config import QUANTIZATIONS
@@ -18,6 +19,8 @@ from aserve.models import loader
 from aserve.models.checkpoint import resolve_checkpoint
 from aserve.models.interface import CausalLM
 from aserve.models.layers import DenseMethod
+from aserve.models.lora import LoraLayers
+from aserve.models.peft import inspect_adapter
 from aserve.text.tokenizer import Tokenizer
 from tests.kernels.cases import native_ops
 from tests.models.paged import PagedSequences
@@ -50,6 +53,30 @@ def test_a_model_has_the_logits_of_one_by_the_twins_product(recipe, quantization
     monkeypatch.undo()
     plain = logits(load(folder, None, "float32"), torch.float32)
     assert 0 < share(found - plain, plain) < 0.1
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int8-g32"])
+def test_adapters_add_to_layers_of_int8(quantization, checkpoints, monkeypatch, tmp_path):
+    """As they add to the twin's. Catches an adapter that has no effect there, or is quantized as well."""
+    folder = checkpoints("llama")
+    write_adapter(tmp_path / "adapter", str(folder), 4, seed=1)
+
+    def adapted(ops: Ops) -> tuple[Tensor, Tensor]:
+        lora = LoraLayers(1, 4, ops, torch.float32, torch.device("cpu"))
+        checkpoint = resolve_checkpoint(str(folder), None, None, trust_remote_code=False)
+        how = {"device": "cpu", "dtype": "float32", "quantization": quantization}
+        model = loader.load_model(checkpoint, ops=ops, lora=lora, **how)
+        lora.allocate()
+        lora.put(0, lora.read(inspect_adapter(tmp_path / "adapter", lora.modules, 4)))
+        runs = [PagedSequences(model, max_len=len(TOKENS), slots=[slot], num_slots=1) for slot in (0, -1)]
+        return runs[0].run([(0, TOKENS)])[0], runs[1].run([(0, TOKENS)])[0]
+
+    ops = native_ops()
+    found, without = adapted(ops)
+    assert not torch.equal(found, without)
+    twin = DenseMethod(partial(int8_linear, group=QUANTIZATIONS[quantization]))
+    monkeypatch.setattr(loader, "linear_method", lambda *_: twin)
+    assert torch.equal(found, adapted(ops)[0])
 
 
 REFUSED = {
