@@ -61,6 +61,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     enable_force_include_usage: bool = False
     return_tokens_as_token_ids: bool = False
     enable_tokenizer_info_endpoint: bool = False
+    ui: bool = True
     batch_store: str = IN_MEMORY
     batch_store_bytes: int | None = None
     log_level: str = "info"
@@ -232,6 +233,7 @@ SERVER_FLAGS: Final = (
     Flag("enable_force_include_usage", read_bool, "", "token counts in every chunk of every stream"),
     Flag("return_tokens_as_token_ids", read_bool, "", "tokens of logprobs as token_id:123, for all requests"),
     Flag("enable_tokenizer_info_endpoint", read_bool, "", "serve GET /tokenizer_info, which tells the chat template"),
+    Flag("ui", read_bool, "", "serve pages for browsers: a chat at /"),
     Flag("batch_store", str, "FILE", "where uploaded files and batches are kept, in SQLite"),
     Flag(
         "batch_store_bytes",

@@ -7,7 +7,7 @@ closed set (methods, the application's own paths, error codes) or a number, but 
 client's or random, and the tenant, whom the operator named: no client can forge a line, or have a secret written down.
 
 What is whole and well is INFO, what failed WARNING, with the error's code and the id under which the log has the rest;
-health probes and scrapes, which come all the time, are DEBUG.
+health probes and scrapes, which come all the time, are DEBUG, and so are the files that a page consists of.
 """
 
 import logging
@@ -107,7 +107,7 @@ class AccessLog:
         total_s = self._clock() - start_s
         path = self._known_path(scope)
         status = record.status or (CLIENT_LEFT if record.error is None else 500)
-        if path in self._quiet_paths and status in (200, 503):
+        if path in self._quiet_paths and status in (200, 304, 503):
             level = logging.DEBUG
         else:
             level = logging.WARNING if status >= 500 or (status < 400 and record.error is not None) else logging.INFO

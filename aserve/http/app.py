@@ -32,6 +32,7 @@ from aserve.http.openai.tokenize import detokenize, tokenize, tokenizer_info_rou
 from aserve.http.openapi import openapi_route
 from aserve.http.ops import ops_routes
 from aserve.http.options import DEFAULTS, AppOptions
+from aserve.http.pages.static_pages import FILES_PATH, StaticPages
 from aserve.http.pooling.classify import classify
 from aserve.http.pooling.embeddings import pooling
 from aserve.http.pooling.scores import rerank, score
@@ -62,8 +63,8 @@ def create_app(  # noqa: PLR0913  all but the engine may be left out
 ) -> Starlette:
     """The application. `engine` may be entered later, and by whom is not its business: until then it answers 503.
 
-    api_keys: with any, a request needs one of them as a bearer token, except for the health routes. keyring: instead of
-    them, where it matters whose key it is.
+    api_keys: with any, a request needs one of them as a bearer token, except for the health routes and the pages.
+    keyring: instead of them, where it matters whose key it is.
     max_body_bytes: of a request; None for `body_limit`, up to which a body that is refused costs little to refuse.
     body_timeout_s: how long the client may be silent within its body.
     max_total_body_bytes: of all that are being received; a large one beyond it is answered with 503.
@@ -75,12 +76,17 @@ def create_app(  # noqa: PLR0913  all but the engine may be left out
     handlers = line_handlers(engine, limits, kept, options)
     batches = Batches(engine, BatchStore(options.batch_store, options.batch_store_bytes), handlers)
     routes = _routes(engine, limits, options, handlers, kept, batches)
+    public_paths = PUBLIC_PATHS
+    if options.ui:
+        pages = StaticPages()
+        routes += pages.routes()
+        public_paths |= pages.paths
     app = Starlette(
         routes=routes,
         middleware=[
             Middleware(Edge, dialects=DIALECTS, root_path=options.root_path),
             Middleware(RequestIds),
-            Middleware(AccessLog, paths=[route.path for route in routes], quiet_paths=PUBLIC_PATHS),
+            Middleware(AccessLog, paths=[route.path for route in routes], quiet_paths={*PUBLIC_PATHS, FILES_PATH}),
             *options.cors(),
             Middleware(
                 guard,
@@ -89,6 +95,7 @@ def create_app(  # noqa: PLR0913  all but the engine may be left out
                 max_body_bytes=max_body_bytes or body_limit(engine),
                 max_total_body_bytes=max_total_body_bytes,
                 body_timeout_s=body_timeout_s,
+                public_paths=public_paths,
             ),
         ],
         exception_handlers=dict.fromkeys((AserveError, HTTPException, Exception), handle_error),

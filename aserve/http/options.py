@@ -27,6 +27,7 @@ class AppOptions:
     lenient: a field that nobody knows is left out, and told in `warnings`, and is no error.
     enable_force_include_usage, return_tokens_as_token_ids: for all requests.
     enable_tokenizer_info_endpoint: there is a GET /tokenizer_info.
+    ui: there are pages for browsers: a chat at /.
     batch_store: the SQLite file of /v1/files and /v1/batches; ":memory:" is none. batch_store_bytes: see `BatchStore`.
     """
 
@@ -39,6 +40,7 @@ class AppOptions:
     enable_force_include_usage: bool = False
     return_tokens_as_token_ids: bool = False
     enable_tokenizer_info_endpoint: bool = False
+    ui: bool = True
     batch_store: str = IN_MEMORY
     batch_store_bytes: int | None = None
 

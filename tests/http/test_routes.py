@@ -38,6 +38,7 @@ async def test_models(client):
         "root": "/models/scripted",
         "parent": None,
         "max_model_len": 128,
+        "task": "generate",
         "permission": [],
     }
     assert (await client.get("/v1/models/also/scripted")).json() == cards["data"][1]
@@ -116,7 +117,7 @@ async def test_every_answer_has_an_id(client):
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/nope", "/v1", "/v1/models/", "/v1/chat/completions/", "//v1/models", "/V1/models"]
+    "path", ["/ui", "/nope", "/v1", "/v1/models/", "/v1/chat/completions/", "//v1/models", "/V1/models"]
 )
 async def test_unknown_paths(client, path):
     response = await client.get(path)

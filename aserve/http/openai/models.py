@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}: the names of the model, and its adapters."""
+"""GET /v1/models and /v1/models/{id}: the names of the model, and its adapters, and what they are for."""
 
 from typing import Any
 
@@ -40,5 +40,6 @@ def _card(engine: Engine, name: str) -> dict[str, Any]:
         "root": engine.adapters.folders()[name] if is_adapter else info.root,
         "parent": info.names[0] if is_adapter else None,
         "max_model_len": info.max_model_len,
+        "task": "generate" if info.pooling is None else info.pooling.task,
         "permission": [],
     }
