@@ -26,7 +26,7 @@ from aserve.core.errors import (
 from aserve.core.faults import WISHES, all_stacks, log_fault, report
 from aserve.core.ids import ChoiceId, RequestId
 from aserve.core.outputs import FinishReason, SeqDelta, StepTokens
-from aserve.core.ports import Clock, Runner
+from aserve.core.ports import Clock, Flight, Runner
 from aserve.core.request import Request
 from aserve.edges import aside, is_fault
 from aserve.mailbox import Mailbox
@@ -102,6 +102,8 @@ class EngineLoop:
         self._has_ended = False
         self._step_timeout_s = step_timeout_s
         self._overdue: StepTimeoutError | None = None
+        self._watched: Flight | None = None
+        self._watched_since_s = 0.0
         self._task: asyncio.Task[object] | None = None
 
     @property
@@ -254,7 +256,9 @@ class EngineLoop:
         now = self._clock()
         self._metrics.loop_lags_s.append(max(0.0, now - due_s))
         self._expire()
-        if self._step_timeout_s and now - self._steps.landing_since_s > self._step_timeout_s:
+        if (flight := self._steps.awaited) is not self._watched:
+            self._watched, self._watched_since_s = flight, now
+        elif flight is not None and self._step_timeout_s and now - self._watched_since_s > self._step_timeout_s:
             self._give_up()
 
     def _give_up(self) -> None:

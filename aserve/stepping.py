@@ -72,7 +72,7 @@ class _NeverLaunched:
 
 
 class Stepper:
-    """Steps a scheduler and a runner. landing_since_s: when the wait for the next step to land began; else infinity."""
+    """Steps a scheduler and a runner. awaited: the flight whose landing is waited for, if one is."""
 
     def __init__(
         self, scheduler: Scheduler, runner: Runner, metrics: EngineMetrics, clock: Clock, audience: Audience
@@ -86,7 +86,8 @@ class Stepper:
         self._last_landed_s = 0.0
         self._torn_by: BaseException | None = None
         self._num_restarts = 0
-        self.landing_since_s = inf
+        self._restarted_behind_s = 0.0
+        self.awaited: Flight | None = None
 
     @property
     def is_torn(self) -> bool:
@@ -146,19 +147,17 @@ class Stepper:
     async def _land(self) -> None:
         """Wait for the oldest step and publish what it brought. If it failed, those on top of it are gone as well."""
         plan, flight, launched_s = self._flying.popleft()
+        self.awaited = flight
         try:
-            self.landing_since_s = self._clock()
-            try:
-                result = await flight.land()
-            finally:
-                self.landing_since_s = inf
+            result = await flight.land()
             now = self._clock()
         except BaseException as error:  # the edge of a step
+            self.awaited = None
             if not is_fault(error):
                 raise
             await self._take_back(plan, error)
             return
-        assert result.step_id == plan.step_id, f"step {result.step_id} landed before step {plan.step_id}"
+        self.awaited = None
         try:
             if result.failed:
                 for request_id, reason in self._scheduler.expel(result.failed).items():
@@ -169,16 +168,16 @@ class Stepper:
         except BaseException as error:
             await self._start_over(error, now)
             return
-        self._num_restarts, self._last_landed_s = 0, now
+        self._last_landed_s = now
         self._audience.publish(step, now)
 
     async def _landed(self, flight: Flight) -> StepResult:
-        """Wait for a flight, and let others see since when."""
-        self.landing_since_s = self._clock()
+        """Wait for a flight, and let others see that."""
+        self.awaited = flight
         try:
             return await flight.land()
         finally:
-            self.landing_since_s = inf
+            self.awaited = None
 
     async def _drop_flying(self) -> None:
         """Wait for the steps that stand on one that is gone, so that the next launch finds the device in order."""
@@ -222,6 +221,8 @@ class Stepper:
         whom it has been told. Raises `error` when nothing helps.
         """
         self._torn_by = None
+        if self._last_landed_s > self._restarted_behind_s:
+            self._num_restarts, self._restarted_behind_s = 0, self._last_landed_s
         self._num_restarts += 1
         if self._num_restarts > MAX_RESTARTS:
             raise error

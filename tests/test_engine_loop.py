@@ -24,7 +24,7 @@ from aserve.core.ids import RequestId
 from aserve.core.outputs import FinishReason
 from aserve.core.params import SamplingParams
 from aserve.core.request import Request
-from aserve.engine_loop import EngineLoop
+from aserve.engine_loop import WATCH_S, EngineLoop
 from aserve.metrics.engine_metrics import EngineMetrics
 from aserve.scheduler.scheduler import Scheduler
 from aserve.text.stream import TextStream
@@ -247,7 +247,7 @@ async def test_a_step_that_never_lands_ends_the_loop_and_says_where_the_threads_
     bench.runner.hold()
     task, watch = asyncio.create_task(bench.loop.run()), asyncio.create_task(bench.loop.watch())
     asking = asyncio.create_task(bench.ask("a", [1], 20))
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(2 * WATCH_S)  # whoever keeps watch has seen the step
     bench.clock.advance(6.0)
     with pytest.raises(UnavailableError):
         await asking

@@ -70,22 +70,23 @@ class Landing:
         """What readers learn from a step. See `Scheduler.commit`."""
         if result.prompt_scores:
             take_prompt_scores(self._sequences, plan, result)
-        self._taken_in = step = StepTokens([], [], [])
+        choices: list[ChoiceId] = []
+        quiet_ids: list[int] = []
+        deltas: list[SeqDelta] = []
+        self._taken_in = step = StepTokens(choices, quiet_ids, deltas)
         slices: Several[SeqSlice] = plan.slices
         token_ids: Several[int] = result.token_ids
         scores: Several[TokenScores | None] = result.scores
-        if result.vectors:
-            self._take_in_vectors(self._seal_chunks(slices), result.vectors)
-            self._taken_in = NOTHING
-            return step
         if len(token_ids) != len(slices) or result.num_accepted:
             slices = self._seal_chunks(slices)
+            if result.vectors:
+                self._take_in_vectors(slices, result.vectors)
+                slices = ()
             if result.num_accepted:
                 slices, token_ids, scores = self._take_in_runs(slices, result)
             assert len(slices) == len(token_ids), "each slice that samples has a token"
         scores_of = dict(zip((piece.seq_id for piece in slices), scores, strict=True)) if scores else _NO_SCORES
         sequences = self._sequences
-        choices, quiet_ids, deltas = step.choices, step.token_ids, step.deltas
         for piece, token_id in zip(slices, token_ids):  # noqa: B905  as long as each other
             sequence = sequences.get(piece.seq_id)
             if sequence is None:  # it has ended

@@ -53,6 +53,8 @@ class Planner:
         """Of the plan made last."""
         self.leaves_waiting = False
         """Whether somebody waits whom that plan did not admit."""
+        self.last_long_id = -1
+        """The newest step with more than one token of a sequence: of its prompt, or drafts."""
         self.at: Sequence | None = None
         """For whom the plan in progress is taking blocks; after one that raised, at whom that was."""
 
@@ -104,10 +106,10 @@ class Planner:
         if residents.waiting or residents.swapped:
             budget = budget if num_preemptions == residents.num_preemptions else 0
             self._newcomers(now, budget, draft, in_flight[0].step_id if in_flight else None, only)
-        if not slices and (in_flight or only is not None or not self._unblock(now, draft)):
-            self.at = None
-            return None
+        can_run = slices or (not (in_flight or only is not None) and self._unblock(now, draft))
         self.at = None
+        if not can_run:
+            return None
         self.num_tokens += len(slices)
         moves = residents.copies or residents.scrubs or residents.has_host_memory
         block_ops = residents.take_block_ops() if moves else None
@@ -151,6 +153,7 @@ class Planner:
         sequence.num_computed = sequence.drafted_until = end
         draft.num_drafts_left -= num_tokens - 1
         self.num_tokens += num_tokens - 1  # and one for the slice itself
+        self.last_long_id = draft.step_id
         return num_tokens
 
     def _unblock(self, now: float, draft: "_Draft") -> bool:
@@ -208,6 +211,7 @@ class Planner:
         self._settling.add(sequence.id)
         start = sequence.num_computed
         self.num_tokens += end - start - 1  # and one for the slice itself
+        self.last_long_id = draft.step_id
         num_targets = min(end, sequence.num_prompt - 1) if sequence.num_scored < sequence.num_prompt else 0
         draft.slices.append(
             SeqSlice(

@@ -129,6 +129,7 @@ class Scheduler:
             watermark=watermark,
             max_num_queued=max_num_queued_reqs,
         )
+        self._throughput = self._admission.throughput
         self._aftermath, self.step_cost = Aftermath(max_num_batched_tokens), StepCost()
         fair = partial(FairQueue, num_rows=max_num_seqs, max_chunk=max_chunk, cost=self.step_cost)
         new_waiting: NewWaiting = fair if is_fair else lambda _: WaitingQueue()
@@ -237,12 +238,12 @@ class Scheduler:
         now: seconds of the clock that `Request.arrival_s` was read from.
         """
         assert len(self._in_flight) < self.max_in_flight, "plan follows a commit"
+        planner = self._planner
         plan = self._plan_trial(now) if self._aftermath.is_on else None
         if plan is None:
-            plan = self._planner.plan(now, self._next_step_id, self._in_flight)
-        planner, throughput = self._planner, self._admission.throughput
-        if planner.leaves_waiting or throughput.is_measuring:
-            throughput.planned(now, planner.num_tokens, is_full=planner.leaves_waiting)
+            plan = planner.plan(now, self._next_step_id, self._in_flight)
+        if planner.leaves_waiting or self._throughput.is_measuring:
+            self._throughput.planned(now, planner.num_tokens, is_full=planner.leaves_waiting)
         if plan is None:
             assert self._in_flight or not self._roster.sequences, "I13: requests wait and nothing runs"
             return None
@@ -274,16 +275,15 @@ class Scheduler:
         if self._aftermath.is_on:
             self._aftermath.landed()
             self.max_in_flight = 1 if self._aftermath.is_inquest else self._most_in_flight
-        if took_s:
-            self._unlearned_s += took_s
-            is_due = self._unlearned_s >= LEARN_EVERY_S and plan.step_id % DECODES_PER_LOOK == 0
-            slices = plan.slices
-            if is_due or (slices and (slices[-1].num_tokens > 1 or slices[0].num_tokens > 1)):  # newcomers come last
-                self._learn(plan, took_s)
+        if took_s and (plan.step_id % DECODES_PER_LOOK == 0 or plan.step_id <= self._planner.last_long_id):
+            self._learn(plan, took_s)
         return self._landing.take_in(plan, result)
 
     def _learn(self, plan: StepPlan, took_s: float) -> None:
-        """What a step took tells what the next will take."""
+        """What a step took tells what the next will take; but one that only decodes, if others like it have told."""
+        self._unlearned_s += took_s * DECODES_PER_LOOK
+        if self._unlearned_s < LEARN_EVERY_S and plan.step_id > self._planner.last_long_id:
+            return
         num_steps, self._learned_id, self._unlearned_s = plan.step_id - self._learned_id, plan.step_id, 0.0
         own_s = took_s - self._drafter.seconds(plan) if plan.drafting else took_s
         self.step_cost.landed(plan.slices, own_s, num_steps)
