@@ -148,6 +148,7 @@ async def test_a_hundred_inputs_come_back_in_order_while_eight_run_at_once():
         ({"input": "a", "dimension": 2}, "dimension", "did you mean dimensions"),
         ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "at least 1"),
         ({}, "input", "required"),
+        ({"messages": [{"role": "user", "content": "a"}]}, "messages", "is given in input"),
     ],
 )
 async def test_what_is_wrong_is_told_by_field_and_index(body, param, words):

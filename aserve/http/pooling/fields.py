@@ -64,14 +64,19 @@ Fields = TypeVar("Fields", bound=PoolingFields)
 
 def parse(raw: Mapping[str, Any], kind: type[Fields]) -> Fields:
     """The fields of a request. Raises `InvalidRequestError` naming the one that is wrong, or unknown."""
-    fields = converted(raw, kind)
     known = (*kind.__struct_fields__, *WITHOUT_EFFECT)
     for name in raw:
         if name not in known:
-            nearest = difflib.get_close_matches(name, known, n=1) if len(name) <= 64 else []
-            hint = f"; did you mean {nearest[0]}?" if nearest else ""
-            raise InvalidRequestError(f"unknown field {echo(name)[1:-1]}{hint}", echo(name)[1:-1])
-    return fields
+            raise InvalidRequestError(f"unknown field {echo(name)[1:-1]}{_hint(name, known)}", echo(name)[1:-1])
+    return converted(raw, kind)
+
+
+def _hint(name: str, known: Sequence[str]) -> str:
+    """What may have been meant by a field that is unknown."""
+    if name == "messages" and "input" in known:
+        return "; a conversation is given in input, as the text that it is to be read as"
+    nearest = difflib.get_close_matches(name, known, n=1) if len(name) <= 64 else []
+    return f"; did you mean {nearest[0]}?" if nearest else ""
 
 
 def several(value: Any, name: str) -> list[Any]:
