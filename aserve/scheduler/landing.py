@@ -77,12 +77,12 @@ class Landing:
         slices: Several[SeqSlice] = plan.slices
         token_ids: Several[int] = result.token_ids
         scores: Several[TokenScores | None] = result.scores
-        if len(token_ids) != len(slices) or result.num_accepted:
+        if len(token_ids) != len(slices) or result.num_accepted or result.vectors:
             slices = self._seal_chunks(slices)
             if result.vectors:
                 self._take_in_vectors(slices, result.vectors)
-                slices = ()
-            if result.num_accepted:
+                slices = token_ids = ()
+            elif result.num_accepted:
                 slices, token_ids, scores = self._take_in_runs(slices, result)
             assert len(slices) == len(token_ids), "each slice that samples has a token"
         scores_of = dict(zip((piece.seq_id for piece in slices), scores, strict=True)) if scores else _NO_SCORES
