@@ -54,17 +54,21 @@ class Landing:
         self._end = end
         self._end_request = end_request
         self._taken_in = NOTHING
-        self._at: tuple[Sequence, int] | None = None
+        self._at: tuple[Sequence, int, bool] | None = None
 
-    def interrupted(self) -> tuple[StepTokens, Sequence | None]:
-        """If `take_in` raised: what it had taken in, which is to be told, and at whose token, which is forgotten."""
+    def interrupted(self) -> tuple[StepTokens, Sequence | None, bool]:
+        """If `take_in` raised: what it had taken in, which is to be told, and at whose token, which is forgotten.
+
+        And whether the token may be with the choice's group already, which cannot forget it. It is not yet where it was
+        the blocks before it that could not be sealed.
+        """
         taken_in, at = self._taken_in, self._at
         self._taken_in, self._at = NOTHING, None
         if at is None:
-            return taken_in, None
-        sequence, num_landed = at
+            return taken_in, None, False
+        sequence, num_landed, may_be_told = at
         del sequence.token_ids[num_landed:]
-        return taken_in, sequence
+        return taken_in, sequence, may_be_told
 
     def take_in(self, plan: StepPlan, result: StepResult) -> StepTokens:
         """What readers learn from a step. See `Scheduler.commit`."""
@@ -94,11 +98,11 @@ class Landing:
             tokens = sequence.token_ids
             num_landed = len(tokens)
             if num_landed >= sequence.table.seal_at:  # never true of a preempted sequence: it has no blocks
-                self._at = sequence, num_landed
+                self._at = sequence, num_landed, False
                 self._cache.seal(sequence.table, tokens, num_landed)
                 self._at = None
             if token_id in sequence.stop_ids or num_landed > sequence.quiet_until:
-                self._at = sequence, num_landed
+                self._at = sequence, num_landed, True
                 deltas.extend(self._landed(sequence, token_id, scores_of.get(sequence.id)))
                 self._at = None
                 continue
@@ -124,7 +128,7 @@ class Landing:
             if sequence is None:
                 continue
             num_landed = len(sequence.token_ids)
-            self._at = sequence, num_landed
+            self._at = sequence, num_landed, True
             if num_landed >= sequence.table.seal_at:
                 self._cache.seal(sequence.table, sequence.token_ids, num_landed)
             self._end(sequence)
@@ -161,7 +165,7 @@ class Landing:
             return
         self._drafter.verified(piece, len(token_ids) - 1)
         tokens = sequence.token_ids
-        self._at = sequence, len(tokens)
+        self._at = sequence, len(tokens), True
         told: dict[ChoiceId, SeqDelta] = {}
         for token_id, score in zip(token_ids, scores, strict=True):
             if len(tokens) >= sequence.table.seal_at:

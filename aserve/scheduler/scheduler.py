@@ -314,12 +314,12 @@ class Scheduler:
         Requests that are still `wanted` are computed again from the tokens that they have; others are forgotten, and so
         is one at whose token a plan or commit raised that had raised there before.
         """
-        taken_in, torn_at = self._landing.interrupted()
+        taken_in, torn_at, is_landing = self._landing.interrupted()
         sequence, self._planner.at = torn_at or self._planner.at, None
         self._in_flight.clear()
         self._aftermath.dismiss()
         self.max_in_flight = self._most_in_flight
-        for seq_id in self._roster.restart(wanted, sequence, is_landing=torn_at is not None):
+        for seq_id in self._roster.restart(wanted, sequence, is_landing=is_landing):
             self._drafter.forget(seq_id)
         self._drafter.rewind()
         self._residents.restart(self._roster.sequences.values())

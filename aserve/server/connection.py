@@ -347,7 +347,11 @@ class Connection(asyncio.Protocol):
         if self._transport.is_closing():
             await asyncio.sleep(0)  # lets an application that only writes hear that the client has left
             return
-        self._transport.write(data)
+        try:
+            self._transport.write(data)
+        except BaseException:  # nothing that came after it would be understood
+            self.abort()
+            raise
         if self._writable.is_set():
             return
         try:

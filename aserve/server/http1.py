@@ -78,6 +78,8 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is not typed for my
     async def stream_send(self, event: Event) -> None:
         """Pass an application's event on to the client."""
         if isinstance(event, Response):
+            if self.connection.our_state is h11.SEND_BODY:
+                return  # hypercorn would answer anew, behind a head that was lost on its way
             if self.context.terminated.is_set():
                 headers = [(name, value) for name, value in event.headers if name.lower() != b"connection"]
                 event = Response(event.stream_id, headers=[*headers, _CLOSE], status_code=event.status_code)

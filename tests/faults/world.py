@@ -297,12 +297,13 @@ class World:
         return Answer(escaped=answer.escaped, broken=answer.broken)
 
     async def _branch(self, name: str) -> Answer:
-        """An embedder who forks an answer in the middle, and aborts another."""
+        """An embedder who forks the answer to a conversation in the middle, and aborts another."""
         WHOSE.set(name)
         answer = Answer(status=200, is_whole=True)
         try:
             params = SamplingParams(temperature=0.0, max_tokens=6)
-            async with self.engine.open("branch", params) as mailbox:
+            prompt = await self.engine.encode_chat([{"role": "user", "content": "branch"}], must_fit=True)
+            async with self.engine.open(prompt, params, starts_text=True) as mailbox:
                 first = await anext(mailbox)
                 async with self.engine.fork(mailbox, [SamplingParams(temperature=0.0, max_tokens=4)]) as [branch]:
                     texts = [[delta.text async for delta in one] for one in (branch, mailbox)]

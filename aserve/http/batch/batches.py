@@ -175,17 +175,17 @@ class Batches:
         async def work() -> None:
             for number, line in pending:
                 try:
-                    await heard(self._turn())
+                    await self._turn()
                     if failures or self._why_stopped(batch) is not None:
                         return
-                    await heard(self._answer(batch, number, line))
+                    await self._answer(batch, number, line)
                 except UnavailableError as error:
                     failures.append(error)
                     return
 
         async with task_group() as tasks:
             for _ in range(max(1, self._engine.config.max_num_seqs // 2)):
-                tasks.create_task(work(), name="aserve: lines of a batch")
+                tasks.create_task(heard(work()), name="aserve: lines of a batch")
         if failures:
             raise failures[0]
 

@@ -122,9 +122,19 @@ class Job:
                 raise
             piece = self._wire.failure(known_error(error, self.id))
         try:
-            await self._settle()
+            await self._settle_for_sure()
         finally:
             self._add(piece)
+
+    async def _settle_for_sure(self) -> None:
+        """Settle it, at the second attempt if need be: the store would have it as one that is being made."""
+        try:
+            await self._settle()
+        except BaseException as error:
+            if not is_fault(error):
+                raise
+            known_error(error, self.id)  # which has it in the log
+            await self._settle()
 
     def _add(self, piece: bytes) -> None:
         self.events += [event + EVENT_END for event in piece.split(EVENT_END)[:-1]]
