@@ -17,6 +17,7 @@ const PATHS = {
   settings: ["M4 7h9", "M17 7h3", "M4 17h3", "M11 17h9", "M15 5v4", "M9 15v4"],
   stop: ["M7 7h10v10H7z"],
   theme: ["M12 4a8 8 0 1 0 0 16z", "M12 4a8 8 0 0 1 0 16"],
+  tokens: ["M4 6h6v5H4z", "M14 6h6v5h-6z", "M4 15h9v4H4z", "M17 15h3v4h-3z"],
   trash: ["M5 7h14", "M10 7V4h4v3", "M7 7l1 13h8l1-13"],
 };
 
