@@ -4,7 +4,7 @@ STAMP := .venv/.installed
 # A process per core, 8 at most; a file's tests stay together, so that what a module sets up is set up once.
 SIDE_BY_SIDE := -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup serve test test-thorough test-timing test-clients vllm-tests mutants check fmt lint type bench bench-step peers peer-llama clean
+.PHONY: setup serve test test-thorough test-timing test-clients test-browser vllm-tests mutants check fmt lint type bench bench-step peers peer-llama clean
 
 setup: $(STAMP)
 
@@ -33,6 +33,11 @@ test-timing: setup
 # Clients that others wrote, each in an environment of its own under .clients/, which pip fills the first time.
 test-clients: setup
 	$(BIN)/python -m pytest -q -m clients tests/clients
+
+# The pages in a real browser: needs Chromium on the PATH (apt-get install chromium), or CHROMIUM=/path/to/it.
+test-browser: setup
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[browser]'
+	$(BIN)/python -m pytest -q -m browser tests/browser
 
 # Small wrong changes that the tests have to notice: first which tests run which lines, then 300 of them. Hours, on 2 cores.
 mutants: setup

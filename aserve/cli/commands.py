@@ -97,7 +97,8 @@ def serve(options: Options, server_options: ServerOptions) -> int:
             if given.batch_store != IN_MEMORY:
                 resuming.append(asyncio.ensure_future(app.state.batches.resume()))
             example = curl_line(url, engine.info.pooling, needs_key=not keyring.is_open)
-            for line in (*engine.startup_lines(), "Ready. Try:", f"  {example}"):
+            page = (f"or chat in a browser at {url}/",) if given.ui and engine.info.pooling is None else ()
+            for line in (*engine.startup_lines(), "Ready. Try:", f"  {example}", *page):
                 say(line)
 
         on_hangup = keyring.reload if given.api_keys_file else None

@@ -158,7 +158,7 @@ export class App {
   }
 
   async remove(conversation) {
-    const what = `“${conversation.title || "New conversation"}” is kept in this browser alone, and cannot be had back.`;
+    const what = `“${conversation.title}” is kept in this browser alone, and cannot be had back.`;
     if (!(await confirmed("Delete the conversation?", what, "Delete"))) return;
     this.runs.get(conversation.id)?.stop();
     this.conversations = this.conversations.filter(({ id }) => id !== conversation.id);
@@ -206,7 +206,8 @@ export class App {
   async #changedElsewhere(id) {
     const { current } = this;
     await this.load();
-    if (!this.runs.has(current.id)) this.current = this.conversations.find((each) => each.id === current.id) ?? current;
+    const found = this.conversations.find((conversation) => conversation.id === current.id);
+    if (found) this.current = found;
     if (id === current.id && !this.run) this.view.opened();
     else this.view.listed();
   }

@@ -51,7 +51,7 @@ export function resultsForm(calls, send) {
 function resultField(call, count) {
   const id = newId("result");
   const input = element("textarea", { id, class: "input code", rows: 3, required: true, spellcheck: false });
-  input.placeholder = '{"sky": "sunny", "temperature": 21}';
+  input.placeholder = "What the tool gives back: JSON, or any text";
   const words = count > 1 && call.arguments ? `${call.name}(${call.arguments})` : call.name;
   const label = element("label", { htmlFor: id }, "Result of ", codeOf(words));
   return { input, field: element("div", { class: "field" }, label, input) };

@@ -1,4 +1,4 @@
-// Copying text, on pages of other origins than https and localhost too, where the clipboard's own interface is not there.
+// Copying text, also on pages that are neither https nor localhost, where there is no navigator.clipboard.
 
 /** Puts a text on the clipboard; whether that could be done. */
 export async function copy(text) {

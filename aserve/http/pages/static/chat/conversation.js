@@ -76,7 +76,7 @@ export function titleFrom(text) {
 
 /** Whether an answer waits for the results of the tools that it calls. */
 export function awaitsResults(conversation, node) {
-  return node?.role === "assistant" && node.status === "done" && node.calls?.length > 0 && node.id === conversation.leaf;
+  return node?.id === conversation.leaf && node?.status === "done" && node.calls?.length > 0;
 }
 
 /** The messages of a path as /v1/chat/completions takes them. */

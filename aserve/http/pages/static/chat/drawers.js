@@ -7,7 +7,7 @@ const NARROW = matchMedia("(max-width: 900px)");
 const STORED = "aserve.chat.drawers";
 
 export class Drawers {
-  /** elements: by name, of those that open; each has a button [data-opens=NAME]. behind: what they stand in front of. */
+  /** elements: those that open, by name; each has a button [data-opens=NAME]. behind: what they stand in front of. */
   constructor(elements, behind, backdrop) {
     this.elements = elements;
     this.behind = behind;

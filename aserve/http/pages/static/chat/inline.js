@@ -128,5 +128,6 @@ class Line {
 /** A link that opens elsewhere and tells nothing of this page; without an address that may be followed, its words. */
 function anchor(address, words) {
   if (!SCHEMES.has(URL.canParse(address) ? new URL(address).protocol : "")) return element("span", {}, ...words);
-  return element("a", { href: address, target: "_blank", rel: "noopener noreferrer nofollow", title: address }, ...words);
+  const options = { href: address, target: "_blank", rel: "noopener noreferrer nofollow", title: address };
+  return element("a", options, ...words);
 }

@@ -75,13 +75,15 @@ export class MarkdownView {
   #code({ language, text }) {
     const code = element("code", { text });
     const head = element("div", { class: "code-head" }, element("span", { text: language }), this.codeTools(text));
-    return element("div", { class: "code" }, head, element("pre", { tabIndex: 0, "aria-label": "Code" }, code));
+    const body = element("pre", { tabIndex: 0, role: "region", "aria-label": "Code" }, code);
+    return element("div", { class: "code" }, head, body);
   }
 }
 
 function tableOf({ head, rows }) {
   const row = (cells, tag) => element("tr", {}, ...cells.map((cell) => element(tag, {}, ...inline(cell))));
-  const body = element("tbody", {}, ...rows.map((cells) => row(head.map((_, column) => cells[column] ?? ""), "td")));
+  const filled = rows.map((cells) => head.map((_, column) => cells[column] ?? ""));
+  const body = element("tbody", {}, ...filled.map((cells) => row(cells, "td")));
   const table = element("table", {}, element("thead", {}, row(head, "th")), body);
   return element("div", { class: "table", tabIndex: 0, role: "region", "aria-label": "Table" }, table);
 }
@@ -104,12 +106,16 @@ function blockAt(lines, at) {
   const fence = FENCE.exec(line);
   if (fence) return codeAt(lines, at, fence);
   const heading = HEADING.exec(line);
-  if (heading) return [{ kind: "heading", level: heading[1].length, text: heading[2].trim().replace(/#+$/, "").trim() }, at + 1];
+  if (heading) return [headingOf(heading), at + 1];
   if (RULE.test(line)) return [{ kind: "rule" }, at + 1];
   if (QUOTE.test(line)) return quoteAt(lines, at);
   if (ITEM.test(line)) return listAt(lines, at);
   if (isTableAt(lines, at)) return tableAt(lines, at);
   return paragraphAt(lines, at);
+}
+
+function headingOf([, marks, text]) {
+  return { kind: "heading", level: marks.length, text: text.trim().replace(/#+$/, "").trim() };
 }
 
 function codeAt(lines, at, [, fence, language]) {

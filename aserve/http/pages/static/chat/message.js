@@ -36,13 +36,13 @@ export function userMessage(node, actions) {
 }
 
 /**
- * An answer. label: its name beside others. actions: buttons beneath it when it is whole. hasFacts: what it took is
- * told beneath it. retry: asks again; showSetting(field): gives what shows a setting, or null.
+ * An answer. label: its name beside others. hasFacts: what it took is told beneath it. actions: buttons beneath it,
+ * unless it has failed; versions: in any case. retry: asks again; showSetting(field): what shows a setting, or null.
  */
 export class AnswerView {
-  constructor(node, { label = "Answer", actions = [], hasFacts = true, retry, showSetting }) {
+  constructor(node, { label = "Answer", hasFacts = true, ...options }) {
     this.node = node;
-    this.options = { actions, hasFacts, retry, showSetting };
+    this.options = { hasFacts, ...options };
     this.isShownWhole = false;
     this.thoughts = new Thoughts();
     this.body = element("div", { class: "prose", dir: "auto" });
@@ -56,7 +56,7 @@ export class AnswerView {
       { class: "message answer", "aria-label": label, data: { node: node.id } },
       element("h2", { class: "visually-hidden", text: label }),
       ...[this.thoughts.root, this.body, this.tokens, this.calls, this.ending],
-      element("footer", {}, this.actions, this.facts),
+      element("footer", {}, this.facts, this.actions),
     );
     this.bodyView = new MarkdownView(this.body, copyButton);
     this.tokensView = new TokensView(this.tokens);
@@ -103,7 +103,8 @@ export class AnswerView {
       switcher.dataset.switch = "";
       made.push(switcher);
     }
-    this.actions.replaceChildren(...made, ...this.options.actions);
+    const { actions, versions } = this.options;
+    this.actions.replaceChildren(...made, ...(node.status === "failed" ? [] : actions), ...versions);
   }
 }
 
@@ -129,7 +130,7 @@ function endings(node, options) {
   if (status === "failed") return [errorNote(error, options)];
   if (status === "stopped") return [element("p", { class: "hint", text: "Stopped." })];
   if (finish !== "length") return [];
-  const why = stopReason === "deadline" ? "at the request's deadline" : "at the greatest length that there was room for";
+  const why = stopReason === "deadline" ? "at the request's deadline" : "at the length that there was room for";
   return [element("p", { class: "hint", text: `Cut ${why}.` })];
 }
 

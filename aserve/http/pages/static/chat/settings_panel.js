@@ -1,4 +1,4 @@
-// The panel in which a conversation's settings are seen and changed. Each change is told at once; nothing has to be saved.
+// The panel in which a conversation's settings are seen and changed: at once, nothing has to be saved.
 
 import { button, element, newId } from "../shared/dom.js";
 import { icon } from "../shared/icons.js";
@@ -127,7 +127,8 @@ export class SettingsPanel {
   }
 
   #stop() {
-    return this.#field("stop", "Stop strings", this.#area("stop", 2, { spellcheck: false }), "one a line, at most 4");
+    const area = this.#area("stop", 2, { spellcheck: false });
+    return this.#field("stop", "Stop strings", area, "one a line, at most 4");
   }
 
   #effort() {
@@ -143,14 +144,21 @@ export class SettingsPanel {
   }
 
   #logprobs() {
-    const on = { change: (event) => this.#set({ logprobs: event.target.checked }) };
+    const top = { input: (event) => this.#set({ topLogprobs: Math.max(0, event.target.valueAsNumber || 0) }) };
+    const value = this.settings.topLogprobs;
+    const count = element("input", { class: "input", type: "number", min: 0, value, on: top });
+    const many = this.#field("top_logprobs", "The likeliest beside it", count);
+    many.hidden = !this.settings.logprobs;
+    const on = {
+      change: ({ target }) => {
+        many.hidden = !target.checked;
+        this.#set({ logprobs: target.checked });
+      },
+    };
     const box = element("input", { type: "checkbox", id: newId("logprobs"), checked: this.settings.logprobs, on });
     this.fields.set("logprobs", box);
     const label = element("label", { htmlFor: box.id, text: "Show how likely each token was" });
-    const top = { input: (event) => this.#set({ topLogprobs: Math.max(0, event.target.valueAsNumber || 0) }) };
-    const count = element("input", { class: "input", type: "number", min: 0, value: this.settings.topLogprobs, on: top });
-    const many = this.#field("top_logprobs", "Others that are shown beside it", count);
-    return element("div", { class: "field" }, element("div", { class: "check" }, box, label), many);
+    return element("div", { class: "stack" }, element("div", { class: "check" }, box, label), many);
   }
 
   #format() {
@@ -196,7 +204,8 @@ export class SettingsPanel {
       onRemove: (tool) => change(tools.filter((other) => other !== tool)),
     });
     const names = tools.map(({ name }) => [name, `${name}, always`]);
-    const options = { auto: "as it likes", required: "some tool, always", none: "no tool", ...Object.fromEntries(names) };
+    const usual = { auto: "as it likes", required: "some tool, always", none: "no tool" };
+    const options = { ...usual, ...Object.fromEntries(names) };
     const chosen = this.settings.toolChoice in options ? this.settings.toolChoice : "auto";
     const choice = this.#select(options, chosen, (toolChoice) => this.#set({ toolChoice }));
     const hint = "The model calls them; you fill in what comes back.";
@@ -210,7 +219,8 @@ export class SettingsPanel {
   #extra() {
     const area = this.#area("extra", 3, { spellcheck: false, placeholder: '{"min_tokens": 5}' });
     area.classList.add("code");
-    return this.#field("extra", "Other fields of the request", area, "a JSON object, which replaces what is set above");
+    const hint = "a JSON object, which replaces what is set above";
+    return this.#field("extra", "Other fields of the request", area, hint);
   }
 
   #key() {

@@ -7,7 +7,7 @@ const EVERY_MS = 1000;
 const TASKS = { embed: "embeddings", classify: "probabilities of labels", reward: "scores" };
 const EXAMPLES = { embed: "v1/embeddings", classify: "classify", reward: "pooling" };
 
-/** The models of the server, as /v1/models has them, once it is ready; until then the element says what is the matter. */
+/** The models, as /v1/models has them, once the server is ready; until then the element says what is the matter. */
 export async function readyModels(place) {
   for (;;) {
     try {
@@ -52,8 +52,7 @@ export function showNoChat(main, { id, task }) {
   const line = `curl ${url} -H 'Content-Type: application/json' -d '{"input": "a text"}'`;
   const code = element("pre", { tabIndex: 0, "aria-label": "A command to try" }, element("code", { text: line }));
   const words = `${id} makes ${TASKS[task]} of texts, and does not write any. Ask it so:`;
-  main.replaceChildren(
-    element("div", { class: "no-chat" }, element("h2", { text: "There is no chat here" }), element("p", { text: words }), code),
-  );
+  const head = element("h2", { text: "There is no chat here" });
+  main.replaceChildren(element("div", { class: "no-chat" }, head, element("p", { text: words }), code));
   for (const part of document.querySelectorAll('[data-opens], #export, #list, #settings')) part.hidden = true;
 }

@@ -1,4 +1,4 @@
-// Where conversations are kept: in the browser's IndexedDB, and nowhere else. Where there is none, as long as the page is.
+// Where conversations are kept: in the browser's IndexedDB and nowhere else; without it, as long as the page is open.
 
 const DATABASE = "aserve";
 const TABLE = "conversations";

@@ -37,7 +37,7 @@ export class TokensView {
 
   /** Tokens that were there before stay as they are. */
   show(tokens) {
-    const from = this.tokens.length;
+    const from = this.list.childElementCount;
     this.tokens = tokens;
     this.list.append(...tokens.slice(from).map((token, index) => this.#span(token, from + index)));
   }

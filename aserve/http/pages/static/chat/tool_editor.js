@@ -40,12 +40,12 @@ class Editor {
     this.name = this.#input("Name", { required: true, pattern: NAME, placeholder: "get_weather", maxLength: 128 });
     this.name.input.title = "letters, digits, and _ . -";
     this.description = this.#input("What it does", { placeholder: "Get the weather of a city." });
-    this.schema = this.#input("Arguments as a JSON Schema", { rows: 9, spellcheck: false }, "textarea");
-    this.schema.input.classList.add("code");
+    const options = { class: "input code", rows: 9, spellcheck: false, "aria-label": "Arguments as a JSON Schema" };
+    this.schema = element("textarea", options);
     this.strict = element("input", { type: "checkbox", id: newId("strict"), checked: this.tool.strict });
     this.name.input.value = this.tool.name;
     this.description.input.value = this.tool.description;
-    this.schema.input.value = JSON.stringify(this.tool.parameters, null, 2);
+    this.schema.value = JSON.stringify(this.tool.parameters, null, 2);
     this.fault = element("p", { class: "note bad", role: "alert", hidden: true });
     this.dialog = this.#dialog();
     this.#showKind();
@@ -65,10 +65,13 @@ class Editor {
   #dialog() {
     const title = newId("title");
     this.kindSwitch = button("", { kind: "quiet small", on: { click: () => this.#changeKind() } });
-    this.adder = button("Add an argument", { icon: icon("add"), kind: "small", on: { click: () => this.#addRow().focus() } });
-    const head = element("span", { class: "label", text: "Arguments" });
-    this.rowsField = element("div", { class: "field" }, head, this.rowList, element("div", {}, this.adder));
-    const strictLabel = element("label", { htmlFor: this.strict.id, text: "Hold calls to these arguments, token by token" });
+    const add = { click: () => this.#addRow().focus() };
+    this.adder = button("Add an argument", { icon: icon("add"), kind: "small", on: add });
+    const label = element("span", { class: "label", text: "Arguments" });
+    const head = element("div", { class: "two-ends" }, label, this.kindSwitch);
+    this.rowsField = element("div", { class: "stack" }, this.rowList, element("div", {}, this.adder));
+    const words = "Hold calls to these arguments, token by token";
+    const strictLabel = element("label", { htmlFor: this.strict.id, text: words });
     return element(
       "dialog",
       { class: "tool-editor", "aria-labelledby": title },
@@ -78,9 +81,7 @@ class Editor {
         element("h2", { id: title, text: this.tool.name ? "Change a tool" : "A tool for the model" }),
         this.name.field,
         this.description.field,
-        this.rowsField,
-        this.schema.field,
-        element("div", {}, this.kindSwitch),
+        element("div", { class: "field" }, head, this.rowsField, this.schema),
         element("div", { class: "check" }, this.strict, strictLabel),
         this.fault,
         element(
@@ -93,9 +94,9 @@ class Editor {
     );
   }
 
-  #input(words, options, tag = "input") {
+  #input(words, options) {
     const id = newId("tool-field");
-    const input = element(tag, { id, class: "input", ...options });
+    const input = element("input", { id, class: "input", ...options });
     return { input, field: element("div", { class: "field" }, element("label", { htmlFor: id, text: words }), input) };
   }
 
@@ -135,7 +136,7 @@ class Editor {
       this.rowList.replaceChildren();
       for (const row of rows) this.#addRow(row);
     } else {
-      this.schema.input.value = JSON.stringify(schemaOf(this.#rows()), null, 2);
+      this.schema.value = JSON.stringify(schemaOf(this.#rows()), null, 2);
     }
     this.isJson = !this.isJson;
     this.#showKind();
@@ -144,14 +145,14 @@ class Editor {
   #showKind() {
     this.rowsField.hidden = this.isJson;
     for (const part of this.rowsField.querySelectorAll("input, select")) part.disabled = this.isJson;
-    this.schema.field.hidden = !this.isJson;
+    this.schema.hidden = !this.isJson;
     this.kindSwitch.textContent = this.isJson ? "As rows" : "As a JSON Schema";
   }
 
   /** The schema that is written there; null, and a word of why, where it is none. */
   #schema() {
     try {
-      const schema = JSON.parse(this.schema.input.value);
+      const schema = JSON.parse(this.schema.value);
       if (schema !== null && typeof schema === "object" && !Array.isArray(schema)) return schema;
       this.#complain("A JSON Schema is an object.");
     } catch (error) {

@@ -60,7 +60,8 @@ export class Transcript {
   #toolMessage(node) {
     const article = { class: "message tool", "aria-label": `Result of ${node.name}`, data: { node: node.id } };
     const footer = element("footer", {}, copyButton(node.content), this.#editAction(node), ...this.#versions(node));
-    return element("article", article, element("h2", { class: "visually-hidden", text: "Tool" }), resultCard(node), footer);
+    const head = element("h2", { class: "visually-hidden", text: "Tool" });
+    return element("article", article, head, resultCard(node), footer);
   }
 
   #sideBySide(nodes) {
@@ -89,10 +90,10 @@ export class Transcript {
       action("Answer again", "redo", () => this.acts.regenerate(node)),
       this.#editAction(node),
       this.#forkAction(node),
-      ...this.#versions(node),
     ];
-    const { showSetting } = this.acts;
-    const view = new AnswerView(node, { actions, retry: () => this.acts.retry(node), showSetting, ...options });
+    const versions = options.label ? [] : this.#versions(node);
+    const acts = { actions, versions, retry: () => this.acts.retry(node), showSetting: this.acts.showSetting };
+    const view = new AnswerView(node, { ...acts, ...options });
     this.answers.set(node.id, view);
     return view;
   }
@@ -120,8 +121,8 @@ export class Transcript {
       made.disabled = !all[at + offset];
       return made;
     };
-    const count = element("span", { class: "versions", "aria-label": `Version ${at + 1} of ${all.length}`, role: "img" });
-    count.textContent = `${at + 1}/${all.length}`;
+    const named = { class: "versions", role: "img", "aria-label": `Version ${at + 1} of ${all.length}` };
+    const count = element("span", named, `${at + 1}/${all.length}`);
     return [step("Version before", "left", -1), count, step("Version after", "right", 1)];
   }
 

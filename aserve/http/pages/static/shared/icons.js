@@ -1,6 +1,7 @@
 // Icons as SVG elements, drawn with lines on a grid of 24.
 
 const SVG = "http://www.w3.org/2000/svg";
+const SECOND_SLIDER = ["M4 16h3", "M12 16h8", "M12 16a2.5 2.5 0 1 1-5 0a2.5 2.5 0 0 1 5 0"];
 const PATHS = {
   add: ["M12 5v14", "M5 12h14"],
   arrowUp: ["M12 19V5", "M6 11l6-6 6 6"],
@@ -14,7 +15,7 @@ const PATHS = {
   menu: ["M4 7h16", "M4 12h16", "M4 17h16"],
   redo: ["M19 12a7 7 0 1 1-2-4.9", "M19 4v4h-4"],
   right: ["M10 6l6 6-6 6"],
-  settings: ["M4 7h9", "M17 7h3", "M4 17h3", "M11 17h9", "M15 5v4", "M9 15v4"],
+  settings: ["M4 8h8", "M17 8h3", "M17 8a2.5 2.5 0 1 1-5 0a2.5 2.5 0 0 1 5 0", ...SECOND_SLIDER],
   stop: ["M7 7h10v10H7z"],
   theme: ["M12 4a8 8 0 1 0 0 16z", "M12 4a8 8 0 0 1 0 16"],
   tokens: ["M4 6h6v5H4z", "M14 6h6v5h-6z", "M4 15h9v4H4z", "M17 15h3v4h-3z"],

@@ -1,0 +1,80 @@
+"""The pages in a real Chromium, against a real server on the demonstration model; `make test-browser`.
+
+CHROMIUM=/path names the browser; else it is looked for on the PATH, and where playwright keeps its own.
+"""
+
+import os
+import shutil
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from tests.browser.pages import Chat
+from tests.e2e.server_process import ServerProcess
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """One for all tests; each has a context of its own, which is a browser that has never been here."""
+    playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: make test-browser")
+    with playwright_api.sync_playwright() as playwright:
+        found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+        path = found or playwright.chromium.executable_path
+        if not Path(path).exists():
+            pytest.skip("there is no Chromium: apt-get install chromium, or CHROMIUM=/path/to/it")
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def server() -> Generator[ServerProcess]:
+    yield from _serving()
+
+
+@pytest.fixture(scope="session")
+def server_with_key() -> Generator[ServerProcess]:
+    yield from _serving("--api-key", "sesame")
+
+
+@pytest.fixture(scope="session")
+def embedder() -> Generator[ServerProcess]:
+    yield from _serving("--runner", "pooling")
+
+
+def _serving(*arguments: str) -> Generator[ServerProcess]:
+    started = ServerProcess("--model", "demo", "--port", "0", *arguments).wait_until_ready()
+    try:
+        yield started
+    finally:
+        started.close()
+
+
+@pytest.fixture
+def chat(browser, server):
+    """The chat page as one finds it the first time, asked greedily, so that answers are the same each time."""
+    yield from _chat(browser, server.url, settings={"numbers": {"temperature": 0}})
+
+
+@pytest.fixture
+def phone(browser, server):
+    """The same on a phone."""
+    yield from _chat(browser, server.url, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+
+
+@pytest.fixture
+def locked(browser, server_with_key):
+    """The page of a server that asks for a key."""
+    yield from _chat(browser, server_with_key.url)
+
+
+def _chat(browser, url, settings=None, **options):
+    context = browser.new_context(accept_downloads=True, **options)
+    chat = Chat(context, url, settings)
+    yield chat
+    context.close()
+    chat.check()
