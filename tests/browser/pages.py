@@ -5,7 +5,8 @@ import re
 from typing import Any
 
 CHAT = "**/v1/chat/completions"
-REFUSED_LOADS = re.compile(r"Failed to load resource: the server responded with a status of 4\d\d")
+REFUSED_LOADS = re.compile(r"Failed to load resource: (the server responded with a status of [45]\d\d|net::ERR_FAILED)")
+"""What the browser itself says of answers that are errors."""
 
 
 class Chat:
@@ -57,7 +58,15 @@ class Chat:
 
     def wait(self) -> None:
         self.page.wait_for_selector("[data-send]:not(.at-work)")
-        self.page.wait_for_function("!document.querySelector('[aria-busy=true]')")
+        self.until("!document.querySelector('[aria-busy=true]')")
+
+    def until(self, condition: str, within_ms: int = 30_000) -> None:
+        """Until an expression of JavaScript is true. Playwright's own way to wait is one that the page's policy forbids."""
+        for _ in range(within_ms // 20):
+            if self.page.evaluate(condition):
+                return
+            self.page.wait_for_timeout(20)
+        raise AssertionError(f"it does not come to {condition}")
 
     def act(self, name: str, message: int = -1) -> None:
         """Press the button of that name beneath a message."""
@@ -78,11 +87,19 @@ class Chat:
     def answers_with(self, *deltas: dict[str, Any], status: int = 200, **others: Any) -> None:
         """From now on the server's answers are these: the deltas of a stream, or a body with another status."""
         if status == 200:
-            answer = {"content_type": "text/event-stream", "body": stream_of(*deltas, **others)}
+            self.answers_by(stream_of(*deltas, **others))
         else:
-            answer = {"content_type": "application/json", "body": json.dumps({"error": deltas[0]}), **others}
+            self._fulfil(
+                status=status, content_type="application/json", body=json.dumps({"error": deltas[0]}), **others
+            )
+
+    def answers_by(self, stream: str) -> None:
+        """From now on the server's answers are this stream."""
+        self._fulfil(content_type="text/event-stream", body=stream)
+
+    def _fulfil(self, **answer: Any) -> None:
         self.page.unroute(CHAT)
-        self.page.route(CHAT, lambda route: route.fulfill(status=status, **answer))
+        self.page.route(CHAT, lambda route: route.fulfill(**answer))
 
     # What the reader sees.
 

@@ -39,12 +39,12 @@ def test_an_answer_can_be_stopped(chat, server):
     chat.page.fill("#message", STORY)
     chat.page.keyboard.press("Escape")
     chat.page.click("[data-send]")
-    chat.page.wait_for_function("document.querySelector('.answer .prose')?.textContent.length > 20")
+    chat.until("document.querySelector('.answer > .prose')?.textContent.length > 20")
     chat.page.get_by_role("button", name="Stop").click()
     chat.wait()
     begun = chat.answers()[0]
     assert len(begun) > 20
-    assert chat.page.get_by_text("Stopped.").is_visible()
+    assert chat.page.get_by_text("Stopped.", exact=True).is_visible()
     server.wait_until_idle()
     assert chat.answers()[0] == begun
 
@@ -57,7 +57,7 @@ def test_escape_stops_too(chat, server):
     chat.page.wait_for_selector(".answer .prose:not(:empty)")
     chat.page.keyboard.press("Escape")
     chat.wait()
-    assert chat.page.get_by_text("Stopped.").is_visible()
+    assert chat.page.get_by_text("Stopped.", exact=True).is_visible()
     server.wait_until_idle()
 
 
@@ -237,7 +237,7 @@ def test_conversations_are_kept_over_a_reload_and_can_be_renamed_and_deleted(cha
     chat.open()
     chat.say(PAGED)
     answers = chat.answers()
-    chat.page.get_by_role("button", name="New conversation").click()
+    chat.page.get_by_role("button", name="New conversation", exact=True).click()
     assert chat.answers() == []
     chat.say(STORY)
     chat.page.reload()
@@ -250,11 +250,11 @@ def test_conversations_are_kept_over_a_reload_and_can_be_renamed_and_deleted(cha
     chat.page.get_by_role("button", name=f"Rename {PAGED}").click()
     chat.page.get_by_role("dialog").get_by_label("Title").fill("Pages")
     chat.page.get_by_role("dialog").get_by_role("button", name="Save").click()
-    chat.page.wait_for_function("document.querySelector('.conversation').textContent === 'Pages'")
+    chat.until("document.querySelector('.conversation').textContent === 'Pages'")
     chat.page.locator(".conversations li").first.hover()
     chat.page.get_by_role("button", name="Delete Pages").click()
     chat.page.get_by_role("dialog").get_by_role("button", name="Delete").click()
-    chat.page.wait_for_function("document.querySelectorAll('.conversation').length === 1")
+    chat.until("document.querySelectorAll('.conversation').length === 1")
     chat.page.reload()
     chat.page.wait_for_selector(".conversation")
     assert chat.conversations() == [STORY]
@@ -268,7 +268,7 @@ def test_an_answer_that_was_cut_by_leaving_is_kept_as_far_as_it_came(chat, serve
     chat.page.wait_for_selector(".answer .prose:not(:empty)")
     chat.page.reload()
     chat.page.wait_for_selector(".answer")
-    assert chat.page.get_by_text("Stopped.").is_visible()
+    assert chat.page.get_by_text("Stopped.", exact=True).is_visible()
     assert chat.page.get_by_role("button", name="Send").is_visible()
     server.wait_until_idle()
 
@@ -279,7 +279,7 @@ def test_another_conversation_goes_on_while_one_is_answered(chat):
     chat.page.fill("#message", STORY)
     chat.page.keyboard.press("Enter")
     chat.page.wait_for_selector(".answer .prose:not(:empty)")
-    chat.page.get_by_role("button", name="New conversation").click()
+    chat.page.get_by_role("button", name="New conversation", exact=True).click()
     chat.setting("Other fields of the request").fill("")
     chat.say(PAGED)
     assert chat.answers()[0].startswith("Paged attention")

@@ -1,5 +1,7 @@
 """What a model, a server or a file may say that is meant to become more than text; and errors, in words."""
 
+import json
+
 import pytest
 
 pytestmark = [pytest.mark.browser, pytest.mark.e2e, pytest.mark.slow]
@@ -24,9 +26,9 @@ ATTACKS = [
     "<form action='https://elsewhere.example'><input name=q></form>",
     "<style>body{display:none}</style>",
     "<base href='https://elsewhere.example/'>",
-    "https://elsewhere.example/\"onmouseover=\"window.owned=1",
+    'https://elsewhere.example/"onmouseover="window.owned=1',
 ]
-MADE_BY_TEXT = "script, img, iframe, object, embed, form, style, base, svg, link, meta, input, [onerror], [onload], [style]"
+MADE_BY_TEXT = "script, img, iframe, object, embed, form, style, base, svg:not(.button svg), link, meta, input, [onerror], [onload], [style]"
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -41,7 +43,7 @@ def test_what_a_model_writes_stays_text(chat, attack):
         for part in (".prose", ".bubble", ".call"):
             assert chat.page.locator(f"{part} :is({MADE_BY_TEXT})").count() == 0, part
         for link in chat.page.locator(".prose a").all():
-            assert link.get_attribute("href").startswith("https://elsewhere.example/")
+            assert link.get_attribute("href").startswith("https://elsewhere.example")
             assert link.get_attribute("rel") == "noopener noreferrer nofollow"
         for words in chat.page.get_by_text("click", exact=True).all():
             words.click()
@@ -55,8 +57,7 @@ def test_tokens_and_titles_and_names_stay_text(chat):
     chat.open()
     tokens = [{"token": attack, "logprob": -0.5, "top_logprobs": [{"token": attack, "logprob": -0.5}]}]
     body = [{"index": 0, "delta": {"content": attack}, "logprobs": {"content": tokens}, "finish_reason": "stop"}]
-    events = f"data: {__import__('json').dumps({'choices': body})}\n\ndata: [DONE]\n\n"
-    chat.page.route("**/v1/chat/completions", lambda route: route.fulfill(body=events, content_type="text/event-stream"))
+    chat.answers_by(f"data: {json.dumps({'choices': body})}\n\ndata: [DONE]\n\n")
     chat.say(attack)
     chat.page.get_by_role("option").hover()
     assert chat.page.locator(".alternative").inner_text().startswith("<img")
@@ -92,7 +93,9 @@ def test_markdown_becomes_elements(chat):
     assert addresses == ["https://example.org/a?b=c&d", "https://example.org/x"]
 
 
-@pytest.mark.parametrize("text", ["*" * 20_000, "[" * 20_000, "`" * 20_001, "> " * 5_000, "| " * 5_000 + "\n" + "|-" * 5_000])
+@pytest.mark.parametrize(
+    "text", ["*" * 20_000, "[" * 20_000, "`" * 20_001, "> " * 5_000, "|a" * 5_000 + "\n" + "|-" * 5_000]
+)
 def test_a_text_made_to_take_long_does_not(chat, text):
     chat.open()
     chat.page.set_default_timeout(5_000)
@@ -108,14 +111,18 @@ def test_a_text_made_to_take_long_does_not(chat, text):
         (429, {"message": "used up", "code": "rate_limit_exceeded"}, {"Retry-After": "1"}, "The limit of this key"),
         (503, {"message": "the engine is loading"}, {"Retry-After": "1"}, "The server is not ready"),
         (400, {"message": "seed: no", "param": "seed"}, {}, "The server does not take this seed"),
-        (400, {"message": "9 > 8", "param": "messages", "code": "context_length_exceeded"}, {}, "too long for the model"),
+        (
+            400,
+            {"message": "9 > 8", "param": "messages", "code": "context_length_exceeded"},
+            {},
+            "too long for the model",
+        ),
         (404, {"message": "no such model", "code": "model_not_found"}, {}, "does not know this model"),
         (413, {"message": "too large"}, {}, "larger than the server takes"),
         (500, {"message": "fault ab12"}, {}, "The server failed"),
     ],
 )
 def test_errors_are_told_in_words_and_can_be_tried_again(chat, status, error, headers, title):
-    chat.complaints_are_expected = True
     chat.open()
     chat.answers_with({"param": None, "code": None, **error}, status=status, headers=headers)
     chat.say("Hello")
@@ -147,12 +154,7 @@ def test_an_error_in_the_stream_and_an_end_before_the_end(chat):
         ('data: {"error": {"message": "fault ab12", "code": "engine_error", "param": null}}\n\n', "The server failed"),
         ("", "The server cannot be reached"),
     ):
-        stream = head + rest
-        chat.page.unroute("**/v1/chat/completions")
-        chat.page.route(
-            "**/v1/chat/completions",
-            lambda route, stream=stream: route.fulfill(body=stream, content_type="text/event-stream"),
-        )
+        chat.answers_by(head + rest)
         chat.say("Hello")
         assert chat.answers()[-1] == "Half"
         assert title in chat.page.locator(".answer .note").last.inner_text()

@@ -22,7 +22,7 @@ export class MarkdownView {
   }
 
   show(text) {
-    const blocks = blocksOf(text.split(/\r?\n/));
+    const blocks = ranked(blocksOf(text.split(/\r?\n/)));
     const sources = blocks.map((block) => JSON.stringify(block));
     let same = 0;
     while (same < sources.length && sources[same] === this.sources[same]) same += 1;
@@ -42,7 +42,7 @@ export class MarkdownView {
       case "code":
         return this.#code(block);
       case "heading":
-        return element(`h${Math.min(block.level + 2, 6)}`, {}, ...inline(block.text));
+        return headingElement(block);
       case "rule":
         return element("hr");
       case "quote":
@@ -78,6 +78,23 @@ export class MarkdownView {
     const body = element("pre", { tabIndex: 0, role: "region", "aria-label": "Code" }, code);
     return element("div", { class: "code" }, head, body);
   }
+}
+
+/** Headings with the rank that they have among each other: beneath a message's own heading none is left out. */
+function ranked(blocks) {
+  const levels = [];
+  for (const block of blocks.filter(({ kind }) => kind === "heading")) {
+    while (levels.at(-1) >= block.level) levels.pop();
+    levels.push(block.level);
+    block.rank = levels.length;
+  }
+  return blocks;
+}
+
+/** Within quotes and lists a heading has no rank, and is no more than strong words. */
+function headingElement({ rank, text }) {
+  if (rank) return element(`h${Math.min(rank + 2, 6)}`, {}, ...inline(text));
+  return element("p", {}, element("strong", {}, ...inline(text)));
 }
 
 function tableOf({ head, rows }) {
