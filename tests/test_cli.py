@@ -251,6 +251,7 @@ def test_the_garbage_collector_rests_until_all_is_loaded(monkeypatch, capsys):
     version, ready, curl, page, drain = capsys.readouterr().err.splitlines()
     assert (version, ready, drain) == (f"aserve {__version__}", "Ready. Try:", "draining takes 30 s")
     assert curl.startswith("  curl -N http://host/v1/chat/completions")
+    assert page == "or chat in a browser at http://host/"
 
 
 PRODUCTS = """

@@ -61,7 +61,7 @@ class Chat:
         self.until("!document.querySelector('[aria-busy=true]')")
 
     def until(self, condition: str, within_ms: int = 30_000) -> None:
-        """Until an expression of JavaScript is true. Playwright's own way to wait is one that the page's policy forbids."""
+        """Until an expression of JavaScript is true; playwright's own way to wait the page's policy forbids."""
         for _ in range(within_ms // 20):
             if self.page.evaluate(condition):
                 return

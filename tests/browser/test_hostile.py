@@ -28,7 +28,10 @@ ATTACKS = [
     "<base href='https://elsewhere.example/'>",
     'https://elsewhere.example/"onmouseover="window.owned=1',
 ]
-MADE_BY_TEXT = "script, img, iframe, object, embed, form, style, base, svg:not(.button svg), link, meta, input, [onerror], [onload], [style]"
+MADE_BY_TEXT = (
+    "script, img, iframe, object, embed, form, style, base, svg:not(.button svg), link, meta, input, "
+    "[onerror], [onload], [style]"
+)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -70,7 +73,8 @@ def test_markdown_becomes_elements(chat):
     """Catches a renderer that is safe because it renders nothing."""
     text = (
         "# Head\n\nSome **bold**, *slanted*, ~~gone~~ and `code`; 2 * 3 * 4, a_b_c, \\*plain\\*.\n\n"
-        "1. one\n2. two\n   - inner\n\n> quoted\n\n```python\nx = '<b>'\n```\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n---\n"
+        "1. one\n2. two\n   - inner\n\n> quoted\n\n```python\nx = '<b>'\n```\n\n"
+        "| a | b |\n|---|---|\n| 1 | 2 |\n\n---\n"
         "See [this](https://example.org/a?b=c&d) or https://example.org/x."
     )
     chat.open()

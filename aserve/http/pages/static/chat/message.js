@@ -73,7 +73,7 @@ export class AnswerView {
     this.calls.replaceChildren(...node.calls.map(callCard));
     this.root.classList.toggle("at-work", isAtWork);
     this.root.setAttribute("aria-busy", String(isAtWork));
-    if (this.options.hasFacts) this.facts.textContent = factsOf(node);
+    if (this.options.hasFacts) showFacts(this.facts, node);
     if (isAtWork || this.isShownWhole) return;
     this.isShownWhole = true;
     this.ending.replaceChildren(...endings(node, this.options));
@@ -161,14 +161,23 @@ function asJson({ content, status }) {
   }
 }
 
-/** What an answer took: "96 tokens · 41 a second · first after 0.02 s · prompt of 412, 384 from the cache". */
-export function factsOf({ usage, times, isEdited }) {
-  if (isEdited) return "edited";
-  if (!usage || !times) return "";
+/**
+ * Shows what an answer took: "96 tokens · 41 a second · first after 0.02 s · prompt of 412, 384 from the cache", and
+ * the cache's share of the prompt as a bar.
+ */
+export function showFacts(place, { usage, times, isEdited }) {
+  if (isEdited) return place.replaceChildren("edited");
+  if (!usage || !times) return place.replaceChildren();
   const facts = [`${usage.generated} ${usage.generated === 1 ? "token" : "tokens"}`];
   const spentS = (times.totalMs - times.firstMs) / 1000;
   if (usage.generated > 1 && spentS > 0.02) facts.push(`${((usage.generated - 1) / spentS).toFixed(0)} a second`);
   facts.push(`first after ${(times.firstMs / 1000).toFixed(2)} s`);
   facts.push(`prompt of ${usage.prompt}${usage.cached ? `, ${usage.cached} from the cache` : ""}`);
-  return facts.join(" · ");
+  return place.replaceChildren(facts.join(" · "), ...(usage.cached ? [shareBar(usage.cached / usage.prompt)] : []));
+}
+
+function shareBar(share) {
+  const fill = element("span", { class: "share-fill" });
+  fill.style.width = `${100 * share}%`;
+  return element("span", { class: "share", "aria-hidden": "true" }, fill);
 }

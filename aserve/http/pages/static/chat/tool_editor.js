@@ -121,7 +121,7 @@ class Editor {
       const part = (name) => row.querySelector(`[data-part="${name}"]`);
       const [name, type, description] = ["name", "type", "description"].map((each) => part(each).value.trim());
       return { name, type, description, isRequired: part("isRequired").checked };
-    });
+    }).filter(({ name }) => name !== "");
   }
 
   #changeKind() {

@@ -4,7 +4,7 @@ import { button, element } from "../shared/dom.js";
 import { icon } from "../shared/icons.js";
 import { resultCard, resultsForm } from "./calls.js";
 import { awaitsResults, batchOf, pathTo, siblings } from "./conversation.js";
-import { AnswerView, action, copyButton, factsOf, userMessage } from "./message.js";
+import { AnswerView, action, copyButton, showFacts, userMessage } from "./message.js";
 
 /** Shows a conversation in an element. acts: what can be done with messages, as main.js has it. */
 export class Transcript {
@@ -35,7 +35,7 @@ export class Transcript {
   update(nodes) {
     for (const node of nodes) this.answers.get(node.id)?.update();
     const facts = this.root.querySelector(".side-by-side + .facts");
-    if (facts && nodes.length > 1) facts.textContent = factsOf(nodes[0]);
+    if (facts && nodes.length > 1) showFacts(facts, nodes[0]);
   }
 
   /** Opens a message for editing. */
@@ -53,7 +53,8 @@ export class Transcript {
     if (node.role === "tool") return { element: this.#toolMessage(node) };
     const batch = batchOf(this.conversation, node);
     if (batch.length === 1 || node.id !== this.conversation.leaf) return { element: this.#answer(node).root };
-    const facts = element("p", { class: "facts", text: factsOf(node) });
+    const facts = element("p", { class: "facts" });
+    showFacts(facts, node);
     return { element: this.#sideBySide(batch), after: facts };
   }
 
