@@ -14,7 +14,6 @@ from tests.browser.pages import Chat
 from tests.e2e.server_process import ServerProcess
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")
@@ -39,6 +38,11 @@ def server() -> Generator[ServerProcess]:
 @pytest.fixture(scope="session")
 def server_with_key() -> Generator[ServerProcess]:
     yield from _serving("--api-key", "sesame")
+
+
+@pytest.fixture(scope="session")
+def rooted_server() -> Generator[ServerProcess]:
+    yield from _serving("--root-path", "/llm")
 
 
 @pytest.fixture(scope="session")
@@ -70,6 +74,12 @@ def phone(browser, server):
 def locked(browser, server_with_key):
     """The page of a server that asks for a key."""
     yield from _chat(browser, server_with_key.url)
+
+
+@pytest.fixture
+def rooted(browser, rooted_server):
+    """The page of a server that is known by a longer address."""
+    yield from _chat(browser, f"{rooted_server.url}/llm")
 
 
 def _chat(browser, url, settings=None, **options):

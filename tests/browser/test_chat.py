@@ -61,6 +61,24 @@ def test_escape_stops_too(chat, server):
     server.wait_until_idle()
 
 
+def test_an_answer_that_was_cut_goes_on(chat):
+    """Catches a beginning that is lost, or told twice."""
+    chat.open()
+    chat.say(STORY)
+    [whole] = chat.answers()
+    chat.setting("Longest answer").fill("12")
+    chat.page.get_by_role("button", name="New conversation", exact=True).click()
+    chat.say(STORY)
+    [begun] = chat.answers()
+    assert whole.startswith(begun)
+    assert len(begun) < len(whole)
+    chat.setting("Longest answer").fill("")
+    chat.act("Go on")
+    chat.wait()
+    assert chat.answers() == [whole]
+    assert chat.page.get_by_role("button", name="Go on").count() == 0
+
+
 def test_answered_again_both_answers_are_kept(chat):
     chat.open()
     chat.setting("Temperature").fill("1")
@@ -119,6 +137,26 @@ def test_a_fork_shares_what_is_above_and_finds_it_in_the_cache(chat):
     assert chat.bodies[-1]["messages"][:4] == chat.bodies[-2]["messages"][:4]
     chat.page.locator(".fork-line button").click()
     assert chat.answers() == before
+
+
+def test_a_fork_at_a_question_can_be_answered_there(chat):
+    chat.open()
+    chat.say(PAGED)
+    chat.say(STORY)
+    chat.act("Fork: a new conversation from here", message=2)
+    assert (chat.questions(), len(chat.answers())) == ([PAGED, STORY], 1)
+    chat.page.get_by_role("button", name="Answer", exact=True).click()
+    chat.wait()
+    assert len(chat.answers()) == 2
+    assert chat.bodies[-1]["messages"] == chat.bodies[-2]["messages"]
+
+
+def test_more_answers_than_there_may_be_are_one_error(chat):
+    chat.open()
+    chat.setting("Answers side by side").fill("500")
+    chat.say(PAGED)
+    assert chat.page.locator(".answer").count() == 1
+    assert "n must be" in chat.page.locator(".answer .note").inner_text()
 
 
 def test_several_answers_stand_side_by_side_and_one_is_gone_on_with(chat):
@@ -216,6 +254,66 @@ def test_a_round_of_tools(chat):
         "required": ["city"],
         "additionalProperties": False,
     }
+
+
+def test_a_result_that_is_changed_is_answered_anew(chat):
+    call = {"index": 0, "id": "c", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    chat.open()
+    chat.answers_with({"tool_calls": [call, {**call, "index": 1, "id": "d"}]}, finish="tool_calls")
+    chat.say("Add")
+    chat.answers_with({"content": "Well."})
+    for number, field in enumerate(chat.page.locator(".results textarea").all()):
+        field.fill(f"result {number}")
+    chat.page.get_by_role("button", name="Send to the model").click()
+    chat.wait()
+    chat.act("Edit", message=2)
+    chat.page.get_by_label("The message").fill("another")
+    chat.page.get_by_role("button", name="Save and answer").click()
+    chat.wait()
+    results = [message["content"] for message in chat.bodies[-1]["messages"] if message["role"] == "tool"]
+    assert results == ["another", "result 1"]
+    chat.act("Version before", message=2)
+    assert chat.page.locator(".result pre").all_inner_texts() == ["result 0", "result 1"]
+
+
+def test_a_tool_is_written_as_rows_or_as_a_schema(chat):
+    chat.open()
+    chat.setting("Model").focus()
+    chat.page.get_by_role("button", name="Add a tool").click()
+    dialog = chat.page.get_by_role("dialog")
+    dialog.get_by_label("Name", exact=True).fill("find")
+    dialog.get_by_role("button", name="Add an argument").click()
+    dialog.get_by_label("Name of the argument").fill("text")
+    dialog.get_by_role("button", name="As a JSON Schema").click()
+    schema = json.loads(dialog.get_by_label("Arguments as a JSON Schema").input_value())
+    assert schema["properties"] == {"text": {"type": "string"}}
+    dialog.get_by_label("Arguments as a JSON Schema").fill('{"type": "object", "properties": ')
+    dialog.get_by_role("button", name="Save").click()
+    assert "Not valid JSON" in dialog.get_by_role("alert").inner_text()
+    deep = {"type": "object", "properties": {"in": {"type": "array", "items": {"type": "string"}}}}
+    dialog.get_by_label("Arguments as a JSON Schema").fill(json.dumps(deep))
+    dialog.get_by_role("button", name="As rows").click()
+    assert "Rows cannot say" in dialog.get_by_role("alert").inner_text()
+    dialog.get_by_role("button", name="Save").click()
+    chat.page.get_by_role("button", name="Change find").click()
+    assert json.loads(dialog.get_by_label("Arguments as a JSON Schema").input_value()) == deep
+    dialog.get_by_role("button", name="Cancel").click()
+    chat.answers_with({"content": "Well."})
+    chat.say(PAGED)
+    assert chat.bodies[0]["tools"][0]["function"] == {"name": "find", "parameters": deep, "strict": True}
+    chat.page.get_by_role("checkbox", name="find").uncheck()
+    chat.say(PAGED)
+    assert "tools" not in chat.bodies[1]
+
+
+def test_two_tabs_show_the_same_list(chat):
+    chat.open()
+    other = chat.context.new_page()
+    other.goto(chat.url)
+    other.wait_for_selector("#empty h2")
+    chat.say(PAGED)
+    other.get_by_role("button", name=PAGED).first.click()
+    assert other.locator(".bubble").all_inner_texts() == [PAGED]
 
 
 def test_a_system_prompt_and_numbers_are_sent(chat):
@@ -387,6 +485,26 @@ def test_on_a_phone_the_lists_stand_in_front_one_at_a_time(phone):
     phone.say(STORY)
     assert page.locator(".column").count() == 2
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_it_works_below_a_root_path(rooted):
+    """As behind a proxy that takes the path off, and behind one that does not: all URLs are relative."""
+    rooted.open()
+    rooted.say(PAGED)
+    assert rooted.answers()[0]
+    assert {url for url in rooted.requests if "/llm/" not in url} == set()
+
+
+def test_while_the_server_loads_the_page_says_so_and_goes_on_by_itself(chat):
+    loading = {"error": {"message": "the engine is loading: weights 3/8", "code": "engine_unavailable", "param": None}}
+    answer = {"status": 503, "content_type": "application/json", "body": json.dumps(loading)}
+    for path in ("v1/models", "ready"):
+        chat.page.route(f"**/{path}", lambda route: route.fulfill(**answer))
+    chat.page.goto(chat.url)
+    chat.page.get_by_text("The server is not ready: the engine is loading: weights 3/8.").wait_for()
+    chat.page.unroute("**/v1/models")
+    chat.page.wait_for_selector("#empty h2")
+    assert not chat.page.is_visible("#status")
 
 
 def test_a_model_that_pools_has_no_chat(browser, embedder):

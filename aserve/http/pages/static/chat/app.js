@@ -59,13 +59,13 @@ export class App {
     return false;
   }
 
-  /** Has the end of the path answered; whether that could be asked. */
-  answer() {
+  /** Has the end of the path answered, or goes on with an answer that is there; whether that could be asked. */
+  answer(begun = null) {
     const conversation = this.current;
     if (this.run) return false;
     let run;
     try {
-      run = new Run(conversation, (changed) => this.#grew(changed));
+      run = new Run(conversation, (changed) => this.#grew(changed), begun);
     } catch (error) {
       if (!(error instanceof SettingError)) throw error;
       this.view.refused(error);
@@ -92,11 +92,11 @@ export class App {
     this.view.opened();
   }
 
-  /** The same again in the place of one that failed. */
+  /** The same again beside one that failed, or in its place where nothing had come of it. */
   retry(node) {
     if (this.run) return;
     this.regenerate(node);
-    if (this.run) delete this.current.nodes[node.id];
+    if (this.run && !node.content) delete this.current.nodes[node.id];
     this.view.opened();
   }
 

@@ -97,15 +97,14 @@ class Page {
     });
   }
 
-  ended({ nodes }) {
+  ended({ nodes, isReduced }) {
     const { current } = this.app;
     this.composer.atWork(false);
     this.transcript.update(nodes);
     const last = current.nodes[current.leaf];
-    if (awaitsResults(current, last)) {
-      this.transcript.show(current);
-      if (matchMedia("(pointer: fine)").matches) document.querySelector(".results textarea").focus();
-    }
+    const isAwaiting = awaitsResults(current, last);
+    if (isAwaiting || isReduced) this.transcript.show(current);
+    if (isAwaiting && matchMedia("(pointer: fine)").matches) document.querySelector(".results textarea").focus();
     this.#follow();
     const words = { done: "The answer is complete.", stopped: "The answer was stopped." };
     this.announced(last.calls?.length ? "The model calls a tool, and waits for its result." : words[last.status] ?? "");

@@ -36,8 +36,9 @@ export function userMessage(node, actions) {
 }
 
 /**
- * An answer. label: its name beside others. hasFacts: what it took is told beneath it. actions: buttons beneath it,
- * unless it has failed; versions: in any case. retry: asks again; showSetting(field): what shows a setting, or null.
+ * An answer. label: its name beside others. hasFacts: what it took is told beneath it. actions: gives the buttons
+ * beneath it, unless it has failed; versions: those in any case. retry: asks again; showSetting(field): gives what
+ * shows a setting, or null.
  */
 export class AnswerView {
   constructor(node, { label = "Answer", hasFacts = true, ...options }) {
@@ -104,7 +105,8 @@ export class AnswerView {
       made.push(switcher);
     }
     const { actions, versions } = this.options;
-    this.actions.replaceChildren(...made, ...(node.status === "failed" ? [] : actions), ...versions);
+    const whole = node.status === "failed" ? [] : actions().filter(Boolean);
+    this.actions.replaceChildren(...made, ...whole, ...versions);
   }
 }
 

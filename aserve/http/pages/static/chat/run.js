@@ -9,20 +9,28 @@ const MAX_ANSWERS = 128; // more are refused by the server
 
 /** Asks for the answer to a conversation's last message, and shows it as it comes; onChange: something has come. */
 export class Run {
-  /** Adds the nodes that the answer goes to. Throws SettingError before anything is changed. */
-  constructor(conversation, onChange) {
+  /** Adds the nodes that the answer goes to; begun: or goes on with this one. Throws SettingError before either. */
+  constructor(conversation, onChange, begun = null) {
     const body = bodyOf(conversation);
-    const parent = conversation.leaf;
-    const count = Number.isInteger(body.n) ? Math.min(Math.max(body.n, 1), MAX_ANSWERS) : 1;
-    const batch = newId();
-    const answer = () => ({ role: "assistant", content: "", reasoning: "", calls: [], status: "running", batch });
+    if (begun) Object.assign(body, { n: 1, add_generation_prompt: false, continue_final_message: true });
     this.body = { ...body, stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } };
-    this.nodes = Array.from({ length: count }, () => addNode(conversation, parent, answer()));
     this.conversation = conversation;
+    this.nodes = begun ? [Object.assign(begun, { status: "running", finish: null })] : this.#newNodes(body.n);
     this.controller = new AbortController();
     this.onChange = onChange;
-    conversation.nodes[parent].next = this.nodes[0].id;
-    conversation.leaf = this.nodes[0].id;
+    this.isReduced = false; // to one answer, which says for all why there is none
+  }
+
+  #newNodes(n) {
+    const { conversation } = this;
+    const parent = conversation.leaf;
+    const batch = newId();
+    const answer = () => ({ role: "assistant", content: "", reasoning: "", calls: [], status: "running", batch });
+    const count = Number.isInteger(n) ? Math.min(Math.max(n, 1), MAX_ANSWERS) : 1;
+    const nodes = Array.from({ length: count }, () => addNode(conversation, parent, answer()));
+    conversation.nodes[parent].next = nodes[0].id;
+    conversation.leaf = nodes[0].id;
+    return nodes;
   }
 
   /** Goes on to the end. Errors are kept in the nodes that they ended. */
@@ -60,6 +68,7 @@ export class Run {
     }
     const isEmpty = this.nodes.every(({ status, content, reasoning }) => status !== "done" && !content && !reasoning);
     if (isEmpty) for (const node of this.nodes.splice(1)) delete this.conversation.nodes[node.id];
+    this.isReduced = isEmpty;
   }
 
   #take({ choices, usage }) {

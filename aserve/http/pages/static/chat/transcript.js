@@ -87,7 +87,8 @@ export class Transcript {
   }
 
   #answer(node, options = {}) {
-    const actions = [
+    const actions = () => [
+      this.#mayGoOn(node) && action("Go on", "right", () => this.acts.answer(node)),
       action("Answer again", "redo", () => this.acts.regenerate(node)),
       this.#editAction(node),
       this.#forkAction(node),
@@ -97,6 +98,13 @@ export class Transcript {
     const view = new AnswerView(node, { ...acts, ...options });
     this.answers.set(node.id, view);
     return view;
+  }
+
+  /** Whether it is the beginning of a text that was cut. What has a structure would begin that anew. */
+  #mayGoOn({ id, finish, status, content, reasoning, calls }) {
+    const { leaf, settings } = this.conversation;
+    const isCut = status === "stopped" || finish === "length";
+    return id === leaf && isCut && content && !reasoning && !calls.length && settings.format === "text";
   }
 
   #userActions(node) {
