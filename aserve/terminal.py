@@ -127,6 +127,12 @@ async def _answer(engine: Engine, messages: list[dict[str, str]], pieces: list[s
     print()
 
 
+def try_lines(url: str, pooling: Pooling | None, *, needs_key: bool, has_page: bool) -> list[str]:
+    """The ways to ask the server that stand beneath "Try:": a command, and the chat page, if there is one."""
+    lines = [f"  {curl_line(url, pooling, needs_key=needs_key)}"]
+    return [*lines, f"or chat in a browser at {url}/"] if has_page and pooling is None else lines
+
+
 def curl_line(url: str, pooling: Pooling | None, *, needs_key: bool) -> str:
     """A command that shows the server streaming an answer; or, where its model pools, answering at once."""
     key = '-H "Authorization: Bearer $ASERVE_API_KEY" ' if needs_key else ""

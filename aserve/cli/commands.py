@@ -53,7 +53,7 @@ def serve(options: Options, server_options: ServerOptions) -> int:
     from aserve.http import AppOptions, Doorman, Keyring, create_app
     from aserve.http.sse import StreamLimits
     from aserve.server import Limits, ServerConfig, logging_to, run
-    from aserve.terminal import StartupLines, StartupPrinter, curl_line
+    from aserve.terminal import StartupLines, StartupPrinter, try_lines
 
     if options.max_num_queued_reqs is None:  # a server's queue has an end; who embeds an engine knows how much he asks
         bound = default_max_num_queued_reqs(options.max_num_seqs)
@@ -96,9 +96,8 @@ def serve(options: Options, server_options: ServerOptions) -> int:
             printer.close()
             if given.batch_store != IN_MEMORY:
                 resuming.append(asyncio.ensure_future(app.state.batches.resume()))
-            example = curl_line(url, engine.info.pooling, needs_key=not keyring.is_open)
-            page = (f"or chat in a browser at {url}/",) if given.ui and engine.info.pooling is None else ()
-            for line in (*engine.startup_lines(), "Ready. Try:", f"  {example}", *page):
+            ways = try_lines(url, engine.info.pooling, needs_key=not keyring.is_open, has_page=given.ui)
+            for line in (*engine.startup_lines(), "Ready. Try:", *ways):
                 say(line)
 
         on_hangup = keyring.reload if given.api_keys_file else None
