@@ -158,6 +158,7 @@ class Stepper:
             await self._take_back(plan, error)
             return
         self.awaited = None
+        assert result.step_id == plan.step_id, f"step {result.step_id} landed before step {plan.step_id}"
         try:
             if result.failed:
                 for request_id, reason in self._scheduler.expel(result.failed).items():

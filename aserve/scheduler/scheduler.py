@@ -129,7 +129,6 @@ class Scheduler:
             watermark=watermark,
             max_num_queued=max_num_queued_reqs,
         )
-        self._throughput = self._admission.throughput
         self._aftermath, self.step_cost = Aftermath(max_num_batched_tokens), StepCost()
         fair = partial(FairQueue, num_rows=max_num_seqs, max_chunk=max_chunk, cost=self.step_cost)
         new_waiting: NewWaiting = fair if is_fair else lambda _: WaitingQueue()
@@ -140,7 +139,7 @@ class Scheduler:
         streams = StreamPace(self.step_cost, target_itl_s, max_num_batched_tokens, itl_factor)
         planned_by = self._residents, self._admission, pace, streams, self._drafter, self._aftermath.budget
         self._planner = Planner(*planned_by, max_chunk=max_chunk)
-        self._roster, self._deadlines = Roster(policy), Deadlines()
+        self._roster, self._deadlines, self._throughput = Roster(policy), Deadlines(), self._admission.throughput
         landed_in = self._roster.sequences, self._cache, self._residents, self._drafter
         self._landing = Landing(*landed_in, end=self._end, end_request=self.cancel)
         self._in_flight, self._next_step_id, self._learned_id, self._unlearned_s = deque[StepPlan](), 0, -1, 0.0
