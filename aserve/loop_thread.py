@@ -19,7 +19,7 @@ T = TypeVar("T")
 class LoopThread:
     """Runs from when it is made until `close`. The thread is a daemon: a process that ends does not wait for it.
 
-    Every method may be called from any thread but its own.
+    Every method may be called from any thread but its own. Raises OSError where the system has nothing left for a loop.
     """
 
     def __init__(self, name: str) -> None:
@@ -84,7 +84,11 @@ class _Call(Generic[T]):
 
 def _run_loop(started: Future[asyncio.AbstractEventLoop]) -> None:
     """As asyncio.Runner does, but for its executor: that ends in a thread, and from 3.12 on none starts at exit."""
-    loop = asyncio.new_event_loop()
+    try:
+        loop = asyncio.new_event_loop()
+    except OSError as error:  # no descriptor is left
+        started.set_exception(error)
+        return
     with ThreadPoolExecutor(thread_name_prefix="asyncio") as executor, closing(loop):
         loop.set_default_executor(executor)
         started.set_result(loop)

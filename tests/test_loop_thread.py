@@ -3,6 +3,8 @@
 import asyncio
 import threading
 
+import pytest
+
 from aserve.loop_thread import LoopThread
 
 
@@ -39,3 +41,14 @@ def test_closing_cancels_what_runs_and_waits_for_its_threads():
     thread.close()
     assert task.cancelled()
     assert ended == ["task", "thread"]
+
+
+def test_a_loop_that_cannot_be_had_is_told_and_not_waited_for(monkeypatch):
+    """Such as where no file descriptor is left."""
+
+    def fail():
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(asyncio, "new_event_loop", fail)
+    with pytest.raises(OSError, match="Too many open files"):
+        LoopThread("loop")

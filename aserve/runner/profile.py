@@ -32,7 +32,12 @@ BYTES_PER_GRAPH: Final = 4 * 2**20
 
 
 def cpu_kv_budget() -> int:
-    """Bytes: 4 GiB, or a quarter of a smaller memory. Pages are taken as they are used, so the price is paid late."""
+    """Bytes: 4 GiB, or a quarter of a smaller memory. Pages are taken as they are used, so the price is paid late.
+
+    On Windows, which takes them at once and does not tell Python how large the memory is, 1 GiB.
+    """
+    if not hasattr(os, "sysconf"):
+        return CPU_BUDGET_BYTES // 4
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min(CPU_BUDGET_BYTES, memory_bytes // 4)
 

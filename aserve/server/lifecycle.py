@@ -20,9 +20,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 from starlette.types import ASGIApp
@@ -46,6 +47,8 @@ STOP_GRACE_S: Final = 0.5
 """How long the engine may take to close when all has to stop at once."""
 BACKSTOP_S: Final = 0.1
 """After the second signal the process ends by now, whatever is still going on: nothing is left to be saved."""
+END_SIGNALS: Final = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGBREAK") if hasattr(signal, name))
+"""SIGBREAK is Ctrl-Break on Windows, where nobody is sent SIGTERM."""
 EXIT_DEAD: Final = 70
 """EX_SOFTWARE of sysexits.h: an internal error."""
 
@@ -271,17 +274,29 @@ async def run_until_signal(server: Server) -> int:
         _log.error("the event loop met %s", context["message"] if error is None else describe(error))
 
     loop.set_exception_handler(failed)
-    signals = [signal.SIGTERM, signal.SIGINT]
-    for signum in signals:
-        loop.add_signal_handler(signum, received, signum)
-    if server.on_hangup is not None:
-        signals.append(signal.SIGHUP)
-        loop.add_signal_handler(signal.SIGHUP, server.on_hangup)
-    try:
+    handlers: dict[int, Callable[[], None]] = {each: partial(received, each) for each in END_SIGNALS}
+    if server.on_hangup is not None and hasattr(signal, "SIGHUP"):
+        handlers[signal.SIGHUP] = server.on_hangup
+    with _handling(loop, handlers):
         return await server.run()
-    finally:
-        for signum in signals:
-            loop.remove_signal_handler(signum)
+
+
+@contextmanager
+def _handling(loop: asyncio.AbstractEventLoop, handlers: Mapping[int, Callable[[], None]]) -> Generator[None]:
+    """Have the loop call the handlers of signals, for as long as the block runs."""
+    with ExitStack() as stack:
+        for signum, handler in handlers.items():
+            try:
+                loop.add_signal_handler(signum, handler)
+                stack.callback(loop.remove_signal_handler, signum)
+            except NotImplementedError:  # Windows: Python calls in the main thread, and wakes the loop
+                earlier = signal.signal(signum, partial(_hand_over, loop, handler))
+                stack.callback(signal.signal, signum, earlier)
+        yield
+
+
+def _hand_over(loop: asyncio.AbstractEventLoop, handler: Callable[[], None], _signum: int, _frame: object) -> None:
+    loop.call_soon_threadsafe(handler)
 
 
 def run(

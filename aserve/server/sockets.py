@@ -2,7 +2,6 @@
 
 import errno
 import os
-import resource
 import socket
 import stat
 from typing import Final
@@ -32,6 +31,8 @@ def listen(host: str, port: int, backlog: int) -> socket.socket:
 
 def listen_unix(path: str, backlog: int) -> socket.socket:
     """A listening socket in the file system, in the place of one that nobody listens on. Raises `ConfigError`."""
+    if not hasattr(socket, "AF_UNIX"):
+        raise ConfigError(f"cannot listen on {path}: this system has no Unix sockets in Python")
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _remove_stale(path)
@@ -45,7 +46,7 @@ def listen_unix(path: str, backlog: int) -> socket.socket:
 
 def url_of(sock: socket.socket) -> str:
     """Where a listening socket is reached."""
-    if sock.family == socket.AF_UNIX:
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
         return f"unix:{sock.getsockname()}"
     host, port = sock.getsockname()[:2]
     return f"http://{_address(host, port)}"
@@ -53,6 +54,10 @@ def url_of(sock: socket.socket) -> str:
 
 def connection_limit() -> int:
     """How many connections fit in this process's limit of open files, after raising it as far as is allowed."""
+    try:
+        import resource
+    except ImportError:  # Windows, which has no such limit
+        return MAX_CONNECTIONS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_CONNECTIONS + _SPARE_FILES
     allowed = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
