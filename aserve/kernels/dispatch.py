@@ -19,12 +19,7 @@ def select_ops(device: torch.device, *, batch_invariant: bool = False) -> Ops:
     if device.type == "cpu":
         return _cpu_ops()
     if device.type == "cuda":
-        from aserve.kernels.fixed_ops import FixedOps
-        from aserve.kernels.triton_ops import TritonOps
-
-        properties = torch.cuda.get_device_properties(device)
-        kind = FixedOps if batch_invariant else TritonOps
-        return kind(properties.multi_processor_count, (properties.major, properties.minor))
+        return _cuda_ops(device, batch_invariant)
     raise ConfigError(f"device must be cpu or cuda, got {device.type}")
 
 
@@ -35,6 +30,19 @@ def describe(ops: Ops) -> str | None:
     if isinstance(ops, CpuOps):
         return f"CPU kernels: torch's, which are slower than aserve's own: {ops.why_plain}"
     return None
+
+
+def _cuda_ops(device: torch.device, batch_invariant: bool) -> Ops:
+    try:
+        from aserve.kernels.fixed_ops import FixedOps
+        from aserve.kernels.triton_ops import TritonOps
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
+        raise ConfigError("device cuda needs Triton, which is not installed: pip install triton") from None
+    properties = torch.cuda.get_device_properties(device)
+    kind = FixedOps if batch_invariant else TritonOps
+    return kind(properties.multi_processor_count, (properties.major, properties.minor))
 
 
 def _cpu_ops() -> CpuOps:
