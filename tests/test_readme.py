@@ -1,92 +1,84 @@
-"""README.md: what it shows runs exactly as it is written there, and what it points to exists."""
+"""README.md: its commands work in a fresh shell, from any folder. What its blocks do is run by test_docs.py."""
 
-import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.server_process import deltas, serving
+from aserve import __version__
+from tests.doc_pages import ROOT, blocks
 
-ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-PORT = 8000
-SERVER = f"127.0.0.1:{PORT}"
-
-
-def blocks(language: str) -> list[str]:
-    """The fenced blocks of a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
-
-
-PYTHON_BLOCKS = blocks("python")
-(CURL,) = (block for block in blocks("bash") if block.startswith("curl"))
-
-
-@pytest.fixture(scope="module")
-def server():
-    """The server that the README's lines speak to, where its port is free."""
-    with socket.socket() as probe:
-        if probe.connect_ex(("127.0.0.1", PORT)) == 0:
-            pytest.skip(f"another server has port {PORT}")
-    with serving(port=PORT) as server:
-        yield server.wait_until_ready()
-
-
-def run(*command: str) -> str:
-    """What a command prints; it must succeed and complain of nothing."""
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stdout
-
-
-@pytest.mark.e2e
-@pytest.mark.slow
-def test_the_curl_line(server):
-    choices = list(deltas(run("bash", "-c", CURL).splitlines()))
-    assert choices[-1]["finish_reason"] == "stop"
-    assert len(choices) > 5
-
-
-@pytest.mark.e2e
-@pytest.mark.slow
-@pytest.mark.parametrize("block", [block for block in PYTHON_BLOCKS if SERVER in block])
-def test_what_asks_the_server(server, block):
-    assert run(sys.executable, "-c", block).strip()
-
-
-@pytest.mark.e2e
-@pytest.mark.slow
-@pytest.mark.parametrize("block", [block for block in PYTHON_BLOCKS if SERVER not in block])
-def test_what_needs_no_server(block):
-    assert run(sys.executable, "-c", block).strip()
+MAKEFILE = (ROOT / "Makefile").read_text()
+BIN = Path(sys.executable).parent
+FRESH = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
+"""The environment of a shell in which nothing has been set up."""
 
 
 def test_there_is_something_to_run():
-    assert len(PYTHON_BLOCKS) >= 3
-    assert any("AsyncEngine" in block for block in PYTHON_BLOCKS)
-    assert any("LLM" in block for block in PYTHON_BLOCKS)
-    assert any("openai" in block for block in PYTHON_BLOCKS)
+    python = [block.text for block in blocks("README.md") if block.language == "python"]
+    for name in ("AsyncEngine", "LLM", "openai"):
+        assert any(name in text for text in python)
+    assert any(block.text.startswith("curl") for block in blocks("README.md"))
 
 
-def test_links_lead_somewhere():
-    targets = re.findall(r"\]\(([^)#:]+)\)", README)
-    assert [target for target in targets if not (ROOT / target).exists()] == []
+def test_what_asks_a_server_comes_after_what_starts_one():
+    assert README.index("make serve") < README.index("curl -N http://127.0.0.1:8000")
 
 
 def test_the_make_targets_exist():
-    makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"^make (\w+)", README, flags=re.MULTILINE):
-        assert f"\n{target}:" in makefile
+    pages = [README, (ROOT / "CONTRIBUTING.md").read_text(), (ROOT / "docs" / "install.md").read_text()]
+    for page in pages:
+        targets = re.findall(r"(?:^|`)make ([a-z-]+)", page, flags=re.MULTILINE)
+        assert targets
+        assert [target for target in targets if f"\n{target}:" not in MAKEFILE] == []
+
+
+def test_make_says_what_it_would_do():
+    """In the order in which it is told: set-up before the server, and the tests' packages for the tests alone."""
+    plan = {
+        target: subprocess.run(
+            ["make", "--dry-run", "--always-make", target], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
+        for target in ("setup", "serve", "test")
+    }
+    assert "scripts/setup.sh\n" in plan["setup"]
+    assert plan["serve"].index("scripts/setup.sh\n") < plan["serve"].index("-m aserve --model demo")
+    assert "scripts/setup.sh dev\n" in plan["test"]
+    assert "scripts/setup.sh\n" not in plan["test"], "two installations, where one will do"
+
+
+def program(name: str) -> Path:
+    """As it was installed; a Python that has aserve in another way has none."""
+    if not (BIN / name).exists():
+        pytest.skip(f"{BIN} has no {name}")
+    return BIN / name
+
+
+def test_a_program_is_found_by_its_full_path_in_any_folder(tmp_path):
+    done = subprocess.run(
+        [str(program("aserve")), "--version"], cwd=tmp_path, env=FRESH, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"aserve {__version__}\n"
+
+
+def test_an_activated_environment_finds_it_by_its_name_in_any_folder(tmp_path):
+    program("aserve")
+    script = f"source {program('activate')} && aserve --version && aserve serve --help && python -c 'import aserve'"
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=FRESH, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"aserve {__version__}\nusage: aserve serve")
+
+
+def test_what_cannot_be_set_up_says_why(tmp_path):
+    """With a Python that is too old."""
+    old = tmp_path / "python3.8"
+    old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "Python 3.8.1" && exit 0\nexit 1\n')
+    old.chmod(0o755)
+    environ = {"PATH": "/usr/bin:/bin", "PYTHON": str(old)}
+    done = subprocess.run(
+        [str(ROOT / "scripts" / "setup.sh")], env=environ, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr == (f"setup: Python 3.11 or later is needed, but {old} is Python 3.8.1; set PYTHON to another\n")
