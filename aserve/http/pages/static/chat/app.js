@@ -174,9 +174,10 @@ export class App {
 
   #grew(run) {
     if (run.conversation === this.current) this.view.grew(run.nodes);
-    if (Date.now() - (run.savedMs ?? 0) < SAVE_EVERY_MS) return;
-    run.savedMs = Date.now();
+    const startMs = performance.now();
+    if (startMs < (run.saveMs ?? 0)) return;
     this.#save(run.conversation);
+    run.saveMs = startMs + Math.max(SAVE_EVERY_MS, 50 * (performance.now() - startMs)); // a long one is copied slowly
   }
 
   #ended(run) {

@@ -18,6 +18,7 @@ import { Store } from "./store.js";
 import { Transcript } from "./transcript.js";
 
 const NEAR_PX = 80; // of the end: who is so near follows what comes
+const MAX_REST_MS = 500; // between two frames of a growing answer
 const EXAMPLES = ["What is paged attention?", "Tell me a story about a fox.", "Write JSON: name Grace, age 42."];
 const KEYS = [
   ["Enter", "send the message; with Shift, a new line"],
@@ -43,6 +44,7 @@ class Page {
     });
     this.isFollowing = true;
     this.isFrameAsked = false;
+    this.restMs = 0;
     this.#listen();
   }
 
@@ -86,15 +88,19 @@ class Page {
     });
   }
 
+  /** Shown with the next frame; the longer that took, the later the one after it, so that the page stays at hand. */
   grew(nodes) {
     this.grown = nodes;
     if (this.isFrameAsked) return;
     this.isFrameAsked = true;
-    requestAnimationFrame(() => {
+    const show = () => {
+      const startMs = performance.now();
       this.isFrameAsked = false;
       this.transcript.update(this.grown);
       this.#follow();
-    });
+      this.restMs = Math.min(MAX_REST_MS, 4 * (performance.now() - startMs));
+    };
+    setTimeout(() => requestAnimationFrame(show), this.restMs);
   }
 
   ended({ nodes, isReduced }) {
