@@ -21,6 +21,7 @@ class Chat:
         self.complaints: list[str] = []
         self.requests: list[str] = []
         self.bodies: list[dict[str, Any]] = []
+        context.set_default_timeout(60_000)  # of a machine that has much else to do
         self.page = context.new_page()
         if settings is not None:
             stored = f"localStorage['aserve.chat.settings'] ??= {json.dumps(json.dumps(settings))}"
@@ -60,7 +61,7 @@ class Chat:
         self.page.wait_for_selector("[data-send]:not(.at-work)")
         self.until("!document.querySelector('[aria-busy=true]')")
 
-    def until(self, condition: str, within_ms: int = 30_000) -> None:
+    def until(self, condition: str, within_ms: int = 60_000) -> None:
         """Until an expression of JavaScript is true; playwright's own way to wait the page's policy forbids."""
         for _ in range(within_ms // 20):
             if self.page.evaluate(condition):

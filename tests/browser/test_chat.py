@@ -177,6 +177,40 @@ def test_several_answers_stand_side_by_side_and_one_is_gone_on_with(chat):
     assert len(chat.answers()) == 1 + 3
 
 
+def test_one_of_several_answers_is_edited(chat):
+    chat.open()
+    chat.setting("Answers side by side").fill("2")
+    chat.close_settings()
+    chat.say(STORY)
+    chat.page.locator(".column").nth(1).get_by_role("button", name="Edit").click()
+    chat.page.get_by_label("The message").fill("The fox slept.")
+    chat.page.get_by_role("button", name="Save", exact=True).click()
+    assert chat.answers() == ["The fox slept."]
+    assert chat.page.get_by_role("img", name="Version 3 of 3").is_visible()
+
+
+def test_what_an_answer_on_its_way_forbids_is_said(chat, server):
+    chat.open()
+    chat.say(PAGED)
+    chat.setting("Other fields of the request").fill('{"ignore_eos": true}')
+    chat.page.fill("#message", STORY)
+    chat.page.keyboard.press("Enter")
+    chat.page.wait_for_selector(".at-work .prose:not(:empty)")
+    chat.act("Edit", message=0)
+    chat.page.get_by_label("The message").fill("Another")
+    chat.page.get_by_role("button", name="Save and answer").click()
+    assert "An answer is on its way" in chat.page.locator("#refused").inner_text()
+    assert chat.page.get_by_label("The message").input_value() == "Another"
+    chat.page.get_by_role("button", name="Stop").click()
+    chat.wait()
+    assert not chat.page.is_visible("#refused")
+    chat.setting("Other fields of the request").fill("")
+    chat.page.get_by_role("button", name="Save and answer").click()
+    chat.wait()
+    assert chat.questions() == ["Another"]
+    server.wait_until_idle()
+
+
 def test_tokens_show_how_likely_they_were(chat):
     chat.open()
     chat.setting("Show how likely each token was").check()

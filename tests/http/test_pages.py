@@ -171,6 +171,18 @@ async def test_the_navigation_names_the_pages_that_are_there(client, pages):
     assert [page["path"] for page in found["pages"]] == [path[1:] or "./" for path in PAGES if path in pages.paths]
 
 
+async def test_each_page_of_a_folder_is_served_and_linked(tmp_path):
+    for _, name in PAGES.values():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "index.html").write_text(name)
+    pages = StaticPages(tmp_path)
+    assert pages.paths == {*PAGES, "/ui/pages.json"}
+    async with client_of(Starlette(routes=pages.routes())) as client:
+        for path, (_, name) in PAGES.items():
+            assert (await client.get(path)).text == name
+        assert [page["title"] for page in (await client.get("/ui/pages.json")).json()["pages"]] == ["Chat", "Inspect"]
+
+
 def test_all_files_are_of_a_known_type_and_small_together(pages):
     """Catches a file that is in the folder and is not served."""
     assert {path.suffix for path in SOURCES} <= set(MEDIA_TYPES)

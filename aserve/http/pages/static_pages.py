@@ -39,8 +39,7 @@ MEDIA_TYPES: Final[Mapping[str, str]] = {
 POLICY: Final = "; ".join(
     (
         "default-src 'none'",
-        *(f"{kind}-src 'self'" for kind in ("connect", "font", "manifest", "script", "style")),
-        "img-src 'self' data:",
+        *(f"{kind}-src 'self'" for kind in ("connect", "img", "script", "style")),
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",
@@ -52,7 +51,6 @@ POLICY: Final = "; ".join(
 HEADERS: Final[Mapping[str, str]] = {
     "Cache-Control": "no-cache",  # kept, and asked for by its ETag each time: a new version shows at once
     "Content-Security-Policy": POLICY,
-    "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",

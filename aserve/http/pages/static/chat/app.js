@@ -84,7 +84,7 @@ export class App {
 
   /** Another answer beside one. */
   regenerate(node) {
-    if (this.run) return;
+    if (this.#isBusy()) return;
     const { leaf } = this.current;
     this.current.leaf = node.parent;
     if (this.answer()) return;
@@ -94,16 +94,16 @@ export class App {
 
   /** The same again beside one that failed, or in its place where nothing had come of it. */
   retry(node) {
-    if (this.run) return;
+    if (this.#isBusy()) return;
     this.regenerate(node);
     if (this.run && !node.content) delete this.current.nodes[node.id];
     this.view.opened();
   }
 
-  /** Another version of a message beside it, and, unless it is an answer, what the model says to that. */
+  /** Another version of a message, and, unless it is an answer, what the model says to that; whether that could be. */
   saveEdit(node, text) {
     const { current } = this;
-    if (this.run) return;
+    if (this.#isBusy()) return false;
     const { role, name, callId, calls, reasoning } = node;
     const followers = trees.pathTo(current);
     const made = trees.addNode(current, node.parent, { role, content: text });
@@ -117,11 +117,12 @@ export class App {
     }
     this.#keep(current);
     if (role === "assistant" || !this.answer()) this.view.opened();
+    return true;
   }
 
   /** Shows another version; focus: a selector of what shall have the focus then. */
   choose(node, focus) {
-    if (this.run) return;
+    if (this.#isBusy()) return;
     trees.choose(this.current, node);
     this.#keep(this.current);
     this.view.opened();
@@ -143,6 +144,12 @@ export class App {
     }
     this.#keep(current);
     if (!this.answer()) this.view.opened();
+  }
+
+  /** Whether an answer is on its way, which is then said. */
+  #isBusy() {
+    if (this.run) this.view.refused(new SettingError("run", "An answer is on its way: wait for it, or stop it."));
+    return this.run !== null;
   }
 
   settingsChanged() {

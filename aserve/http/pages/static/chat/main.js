@@ -106,6 +106,7 @@ class Page {
   ended({ nodes, isReduced }) {
     const { current } = this.app;
     this.composer.atWork(false);
+    this.refused(null);
     this.transcript.update(nodes);
     const last = current.nodes[current.leaf];
     const isAwaiting = awaitsResults(current, last);

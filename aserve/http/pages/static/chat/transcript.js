@@ -3,7 +3,7 @@
 import { button, element } from "../shared/dom.js";
 import { icon } from "../shared/icons.js";
 import { resultCard, resultsForm } from "./calls.js";
-import { awaitsResults, batchOf, pathTo, siblings } from "./conversation.js";
+import { awaitsResults, batchOf, choose, pathTo, siblings } from "./conversation.js";
 import { AnswerView, action, copyButton, showFacts, userMessage } from "./message.js";
 
 /** Shows a conversation in an element. acts: what can be done with messages, as main.js has it. */
@@ -38,9 +38,10 @@ export class Transcript {
     if (facts && nodes.length > 1) showFacts(facts, nodes[0]);
   }
 
-  /** Opens a message for editing. */
+  /** Opens a message for editing; of answers side by side it is then the chosen one. */
   edit(node) {
     this.editing = node.id;
+    if (!pathTo(this.conversation).includes(node)) choose(this.conversation, node);
     this.show(this.conversation);
     const area = this.root.querySelector(".editor textarea");
     area.focus();
@@ -71,7 +72,7 @@ export class Transcript {
       const label = `Answer ${index + 1} of ${nodes.length}`;
       const { root } = this.#answer(node, { label, hasFacts: false });
       const name = element("span", { class: "column-name", text: `${index + 1}` });
-      const choose = button(isChosen ? "Chosen" : "Choose", {
+      const chooser = button(isChosen ? "Chosen" : "Choose", {
         icon: isChosen ? icon("check") : null,
         kind: isChosen ? "small chosen" : "small",
         "aria-pressed": String(isChosen),
@@ -79,7 +80,7 @@ export class Transcript {
         data: { choose: node.id },
         on: { click: () => this.acts.choose(node, `[data-choose="${node.id}"]`) },
       });
-      const head = element("div", { class: "column-head" }, name, choose);
+      const head = element("div", { class: "column-head" }, name, chooser);
       return element("div", { class: isChosen ? "column is-chosen" : "column" }, head, root);
     });
     const label = `${nodes.length} answers side by side`;
@@ -144,7 +145,7 @@ export class Transcript {
     };
     const save = () => {
       this.editing = null;
-      this.acts.saveEdit(node, area.value);
+      if (!this.acts.saveEdit(node, area.value)) this.editing = node.id;
     };
     const words = node.role === "assistant" ? "Save" : "Save and answer";
     area.addEventListener("keydown", (event) => {
