@@ -1,5 +1,7 @@
 """For those who do not see the page, or see it otherwise: axe finds nothing, in light and dark, on a phone."""
 
+import json
+
 import pytest
 
 pytestmark = [pytest.mark.browser, pytest.mark.e2e, pytest.mark.slow]
@@ -59,8 +61,14 @@ def test_axe_finds_nothing(chat, check, colours):
 
 
 def test_axe_finds_nothing_on_a_phone(chat, check):
+    """With a link to another page, too, which takes room in the bar."""
+    pages = [{"path": "./", "title": "Chat"}, {"path": "inspect", "title": "Inspect"}]
+    told = json.dumps({"version": "1", "pages": pages})
+    chat.page.route("**/ui/pages.json", lambda route: route.fulfill(body=told, content_type="application/json"))
     chat.page.set_viewport_size({"width": 360, "height": 740})
     chat.open()
+    assert chat.page.get_by_role("link", name="Inspect").get_attribute("href") == f"{chat.url}inspect"
+    assert chat.page.evaluate("document.querySelector('.bar').scrollWidth <= innerWidth")
     chat.say("What is paged attention?")
     check("an answer")
     for drawer in ("list", "settings"):
