@@ -2,7 +2,6 @@
 
 import json
 import re
-import tomllib
 from pathlib import Path
 
 import httpx
@@ -16,7 +15,6 @@ from aserve.http.pages.static_pages import FOLDER, MEDIA_TYPES, PAGES, StaticPag
 from tests.engines import scripted_engine
 from tests.http.conftest import client_of
 
-ROOT = Path(__file__).parents[2]
 MAX_BYTES = 300 * 1024
 THEME = "/ui/shared/theme.css"
 SOURCES = sorted(path for path in FOLDER.rglob("*") if path.is_file())
@@ -188,12 +186,6 @@ def test_all_files_are_of_a_known_type_and_small_together(pages):
     assert {path.suffix for path in SOURCES} <= set(MEDIA_TYPES)
     assert pages.num_bytes <= MAX_BYTES
     assert len(pages.paths) == len(SOURCES) + 1
-
-
-def test_all_files_are_in_the_wheel():
-    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    patterns = pyproject["tool"]["setuptools"]["package-data"]["aserve"]
-    assert set(SOURCES) <= {path for pattern in patterns for path in (ROOT / "aserve").glob(pattern)}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
