@@ -13,6 +13,7 @@ import msgspec
 from aserve import __version__
 from aserve.cli.flags import BatchOptions, ServerOptions
 from aserve.cli.settings import parse_command
+from aserve.cli.tracing import traced
 from aserve.core.config import Options
 from aserve.core.defaults import default_max_num_queued_reqs
 from aserve.core.errors import AserveError, ConfigError
@@ -102,8 +103,8 @@ def serve(options: Options, server_options: ServerOptions) -> int:
 
         on_hangup = keyring.reload if given.api_keys_file else None
         doorman = Doorman(engine, keyring, given.max_body_bytes)
-        with closing(store), closing(app.state.batches.store):
-            return run(engine, app, config, on_ready=ready, on_hangup=on_hangup, say=say, doorman=doorman)
+        with closing(store), closing(app.state.batches.store), traced(app, engine, os.environ) as served:
+            return run(engine, served, config, on_ready=ready, on_hangup=on_hangup, say=say, doorman=doorman)
 
 
 def batch(options: Options, files: BatchOptions) -> int:

@@ -185,6 +185,7 @@ ENGINE_FLAGS: Final = (
         "N",
         "requests that may wait (serve: 4 times max-num-seqs, if not given); one more is refused with status 429",
     ),
+    Flag("metrics_prefix", str, "PREFIX", "what names of metrics begin with; vllm: for boards that were made for it"),
     Flag("request_timeout", read_number, "SECONDS", "after which a request ends with what it has"),
     Flag(
         "speculative_config",

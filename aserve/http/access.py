@@ -37,10 +37,11 @@ _lines = logging.getLogger("aserve.access")
 class Record:
     """One request, as those who work on it tell of it.
 
-    usage: gives its token counts so far, as the API tells them. error: the one it ended with.
+    usage: gives its token counts so far, as the API tells them. error: the one it ended with. path: of its route, known
+    when it is over.
     """
 
-    __slots__ = ("error", "first_byte_s", "is_whole", "status", "usage")
+    __slots__ = ("error", "first_byte_s", "is_whole", "path", "status", "usage")
 
     def __init__(self) -> None:
         self.status: int | None = None
@@ -48,6 +49,7 @@ class Record:
         self.is_whole = False
         self.usage: Callable[[], Mapping[str, Any]] | None = None
         self.error: AserveError | None = None
+        self.path = UNKNOWN
 
 
 def record_of(scope: Scope) -> Record:
@@ -105,7 +107,7 @@ class AccessLog:
 
     def _write(self, scope: Scope, record: Record, start_s: float) -> None:
         total_s = self._clock() - start_s
-        path = self._known_path(scope)
+        path = record.path = self._known_path(scope)
         status = record.status or (CLIENT_LEFT if record.error is None else 500)
         if path in self._quiet_paths and status in (200, 304, 503):
             level = logging.DEBUG

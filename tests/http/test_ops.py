@@ -3,6 +3,8 @@
 import asyncio
 from dataclasses import replace
 
+import pytest
+
 from aserve.engine import Engine
 from aserve.http import create_app
 from aserve.scheduler.scheduler import Scheduler
@@ -55,6 +57,22 @@ async def test_a_full_queue_is_a_429_with_retry_after():
         runner.let_land()
         assert [(await task).status_code for task in taken] == [200, 200]
         assert (await client.post("/v1/completions", json=PROMPT)).status_code == 200
+
+
+@pytest.mark.parametrize("more", [{}, {"best_of": 3, "n": 2}], ids=["choices", "ranked"])
+async def test_what_was_asked_for_and_came_of_it_is_scraped_once_a_request(engine, client, more):
+    """Catches choices whose tokens are added up, and one that is counted as a request."""
+    asked = {"prompt": "abc", "max_tokens": 9, "n": 2, "ignore_eos": True, **more}
+    usage = (await client.post("/v1/completions", json=asked)).json()["usage"]
+    assert usage["completion_tokens"] == 18
+    read = engine.registry.get_sample_value
+    sums = {"request_params_n": 2, "request_params_max_tokens": 9, "request_max_num_generation_tokens": 9}
+    for name, value in {**sums, "request_generation_tokens": 18, "request_prompt_tokens": 3}.items():
+        assert read(f"aserve_{name}_count", {"model_name": "scripted"}) == 1, name
+        assert read(f"aserve_{name}_sum", {"model_name": "scripted"}) == value, name
+    num_tokens = read("aserve_iteration_tokens_total_sum", {"model_name": "scripted"})
+    assert num_tokens >= 3 + 8 * 2
+    assert read("aserve_iteration_tokens_total_count", {"model_name": "scripted"}) >= 9
 
 
 async def test_what_memory_pressure_does_is_scraped(client):
