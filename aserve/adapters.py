@@ -81,6 +81,10 @@ class Adapters:
         """Of each adapter that is known, by name."""
         return {name: adapter.folder for name, adapter in self._known.items()}
 
+    def names(self) -> dict[AdapterId, str]:
+        """Of those in memory that are known, by the id of the reading."""
+        return {adapter.id: name for name, adapter in self._known.items() if adapter.id is not None}
+
     def __contains__(self, name: str) -> bool:
         return name in self._known
 

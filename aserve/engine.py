@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from aserve.adapters import Adapters
 from aserve.answers import Answers, Prompt
 from aserve.core.config import EngineConfig, ModelInfo
+from aserve.core.ended import Observer
 from aserve.core.errors import AserveError, StepTimeoutError, UnavailableError
 from aserve.core.ids import RequestId
 from aserve.core.params import SamplingParams
@@ -82,6 +83,8 @@ class Engine(Encoding, Answers, Vectors):
         """Prometheus metrics of this engine alone."""
         self.tenants = Tenants(clock)
         """Who may use how much of it, and has."""
+        self.observers: list[Observer] = []
+        """Called with each request when it is over; see `Observer`."""
         self.died = asyncio.Event()
         """Set when the engine ends by itself, which is a bug of ours; then `failure` says what happened."""
         self.failure: BaseException | None = None
@@ -123,7 +126,9 @@ class Engine(Encoding, Answers, Vectors):
             self._state = EngineState.CLOSED
             raise
         self._structures = Structures(parts.tokenizer, parts.info, self.workers)
-        metrics = EngineMetrics(self.registry, parts.info.names[0], parts.scheduler.statistics, self.tenants.usages)
+        told = self.registry, parts.info.names[0], parts.scheduler.statistics, self.tenants.usages
+        names = parts.adapters.names
+        metrics = EngineMetrics(*told, config=parts.config, adapter_names=names, observers=self.observers)
         self._loop = EngineLoop(
             parts.scheduler,
             parts.runner,

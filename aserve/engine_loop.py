@@ -189,6 +189,7 @@ class EngineLoop:
                 self._give_back(request.id)
             for reader in readers:
                 aside(_log, "counting", reader.request.id, self._left, reader)
+                aside(_log, "telling", reader.request.id, reader.times.told, self._clock())
 
     def _left(self, reader: _Reader, reason: FinishReason = FinishReason.ABORT) -> None:
         reader.times.left(self._clock(), reason)
@@ -214,6 +215,14 @@ class EngineLoop:
         except BaseException as error:
             if not was_torn:  # else it is the same fault that shows again
                 log_fault(_log, "giving back", error, request_id)
+
+    def _choice_ended(self, reader: _Reader, index: int, reason: FinishReason, num_last: int) -> None:
+        """Count a choice. num_last: tokens of its last delta, which has all of a choice that was ranked."""
+        request, params = reader.request, reader.request.params
+        num_tokens = num_last if params.is_ranked else reader.times.num_tokens
+        if params.n > 1 and not params.is_ranked and reason is not FinishReason.ABORT:  # whose history is gone
+            num_tokens = len(self._scheduler.history(request.id, index)) - len(request.prompt_token_ids)
+        reader.times.choice_ended(reason, num_tokens)
 
     def _charge(self, reader: _Reader) -> None:
         """Put what a request has come to on its tenant's account."""
@@ -305,6 +314,7 @@ class EngineLoop:
         if (reader := self._readers.get(request_id)) is not None:
             reader.num_open = 0
             reader.mailbox.fail(error)
+            reader.times.error = error.code
             aside(_log, "counting", request_id, self._left, reader, FinishReason.ERROR)
 
     def publish(self, step: StepTokens, now: float) -> None:
@@ -342,7 +352,7 @@ class EngineLoop:
             if choice is not None:
                 choice.num_cached = delta.num_cached_tokens
                 count = choice.reader.times.tokens
-                told = len(delta.token_ids), delta.queued_s, int(delta.vector is not None)
+                told = len(delta.token_ids), delta.queued_s, int(delta.vector is not None), delta.num_cached_tokens
                 aside(_log, "counting", delta.request_id, count, now, *told)
                 others.append((choice, delta))
         for choice, delta in others:  # after all tokens are counted, for any of them may end its request
@@ -377,6 +387,8 @@ class EngineLoop:
                 with self._may_tear():
                     self._scheduler.finish(delta.request_id, delta.index, num_dropped=num_dropped)
             reader.num_open -= 1
+            ended = text.index, text.finish_reason, len(text.token_ids)
+            aside(_log, "counting", delta.request_id, self._choice_ended, reader, *ended)
             if not reader.num_open:
                 aside(_log, "counting", delta.request_id, reader.times.finished, now, text.finish_reason)
             text = msgspec.structs.replace(text, timings=reader.times.timings(now))

@@ -77,6 +77,13 @@ async def test_the_least_recently_used_makes_place(adapters: Adapters, store: Fa
     assert store.most == 2
 
 
+async def test_those_in_memory_are_named_by_their_ids(adapters: Adapters, store: FakeStore) -> None:
+    assert adapters.names() == store.held
+    assert sorted(adapters.names().values()) == ["c", "d"]
+    adapters.remove("c")
+    assert list(adapters.names().values()) == ["d"]
+
+
 async def test_each_reading_has_an_id_of_its_own(adapters: Adapters) -> None:
     """What was computed with the files as they were must not be found with others in their place."""
     ids = []

@@ -4,6 +4,7 @@
 a line in `EngineConfig.notes`, which start-up prints.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, Final, Literal, get_args
@@ -27,6 +28,7 @@ from aserve.core.rules import (
     count,
     flag,
     integer,
+    matching,
     number,
     one_of,
     optional,
@@ -58,6 +60,11 @@ SWAP_COST_S: Final = 80e-6
 """Of a block of 2 MiB that crosses PCIe 4.0, where it is not measured."""
 BLOCK_SIZES: Final = (8, 16, 32, 64, 128, 256)
 MAX_NUM_SEQS: Final = 2**16
+METRICS_PREFIX: Final = "aserve_"
+_PREFIX: Final = matching(
+    re.compile(r"[a-zA-Z_][a-zA-Z0-9_:]{0,62}[_:]\Z"),
+    "2 to 64 letters, digits, _ and :, a digit not first, and _ or : last, such as vllm:",
+)
 
 
 class Options(PoolingOptions, frozen=True, kw_only=True, repr_omit_defaults=True):
@@ -103,6 +110,7 @@ class Options(PoolingOptions, frozen=True, kw_only=True, repr_omit_defaults=True
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     max_logprobs: int = DEFAULT_MAX_LOGPROBS
+    metrics_prefix: str = METRICS_PREFIX
 
     def __post_init__(self) -> None:
         OPTION_RULES.settle(self)
@@ -152,6 +160,7 @@ OPTION_RULES: Final = Rules(
         "tool_call_parser": text,
         "reasoning_parser": text,
         "max_logprobs": integer(ALL_TOKENS, MAX_INT),
+        "metrics_prefix": _PREFIX,
         **LORA_RULES,
         **POOLING_RULES,
     },
@@ -196,6 +205,7 @@ class OptionFields(PoolingFields, total=False):
     tool_call_parser: str
     reasoning_parser: str
     max_logprobs: int
+    metrics_prefix: str
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -240,7 +250,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     long that who comes meanwhile is worth waiting for. itl_factor: see `choose_itl_factor`.
     draft_context_len: of the draft model; 0 without one. draft_step_s: what its steps take, measured.
     pools: whether vectors come out in place of tokens.
-    The nine before it are the options of those names; max_loras is 0 where there are no adapters.
+    metrics_prefix and the nine before max_loras are the options of those names; that is 0 where there are no adapters.
     """
 
     block_size: int
@@ -270,6 +280,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     speculative_config: SpeculativeConfig | None = None
     max_loras: int = 0
     pools: bool = False
+    metrics_prefix: str = METRICS_PREFIX
     notes: tuple[str, ...] = ()
 
     @property
@@ -370,6 +381,7 @@ def resolve(options: Options, facts: Facts) -> EngineConfig:
         speculative_config=options.speculative_config,
         max_loras=options.num_loras if options.enable_lora else 0,
         pools=facts.pooling is not None,
+        metrics_prefix=options.metrics_prefix,
         notes=tuple(notes),
     )
 

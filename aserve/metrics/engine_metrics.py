@@ -1,22 +1,29 @@
-"""The engine's Prometheus metrics: vLLM's names with the prefix `aserve_`.
+"""The engine's Prometheus metrics: vLLM's names, with a prefix.
 
-What happens once a token is a few additions here; what can be read at any time (how many run, wait, are held) is read
-when somebody scrapes, from the scheduler's own statistics. Every label value comes from a closed set: the name of the
-served model, the finish reasons, and the tenants' names; nothing that a client sent becomes a label.
-Knows no block, no tensor and no HTTP; it is told times, and reads no clock.
+What happens once a token is a few additions here, and what is told of a request is counted once, when it begins and
+when it ends. What can be read at any time (how many run, wait, are held) is read when somebody scrapes, from the
+scheduler's own statistics. Every label value comes from a closed set: the name of the served model, the finish reasons,
+the tenants' names and those of adapters; nothing else that a client sent becomes a label.
+Knows no block, no tensor and no HTTP; it is told times, and reads no clock but for the time of a scrape.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from aserve.core.config import METRICS_PREFIX, EngineConfig
+from aserve.core.ended import EndedRequest, Observer
+from aserve.core.ids import AdapterId
 from aserve.core.outputs import FinishReason, RequestTimings
 from aserve.core.request import Request
+from aserve.metrics.families import Families
 from aserve.metrics.histogram import BucketCounts
+from aserve.metrics.sources import SchedulerCounts, TenantCounts
 
 FIRST_TOKEN_BOUNDS_S: Final = (
     *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
@@ -30,98 +37,26 @@ LATENCY_BOUNDS_S: Final = (
     *(0.01, 0.025, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
+WAIT_BOUNDS_S: Final = (0.001, 0.0025, 0.005, *LATENCY_BOUNDS_S)
+"""Of what may be next to nothing: the queue, a prompt, an answer of few tokens."""
 TOKEN_BOUNDS: Final = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
+
+CHOICE_BOUNDS: Final = (1.0, 2.0, 5.0, 10.0, 20.0)
+OLD_NAMES_PREFIX: Final = "vllm:"
+"""Under it some metrics have the names, too, that vLLM gave them before: boards that ask for those are still in use."""
 
 NUM_LOOP_LAGS: Final = 100
 """The engine looks ten times a second, so these are the last ten seconds."""
 
 
-class SchedulerCounts(Protocol):
-    """What is read of the scheduler's statistics: gauges of this moment, and counters since the start.
-
-    num_blocks: all that sequences can hold. num_used_blocks: those that they do hold.
-    num_swapped: sequences whose blocks are on the host. num_swap_outs: preemptions that moved them there.
-    num_host_kept_blocks: cached blocks that live on in host memory now. num_host_hit_blocks: came back from there.
-    step_time_error: of the latest steps' predicted times, as a share of what they took.
-    num_drafted_slices, num_drafts, num_accepted_by_position: of drafts, by their place; () where nobody has any.
-    num_cache_queries, num_cache_hits: in tokens. queue_time_s: summed over the num_admitted sequences.
-    """
-
-    @property
-    def num_running(self) -> int: ...  # noqa: D102  the class says what each is
-    @property
-    def num_waiting(self) -> int: ...  # noqa: D102  the class says what each is
-    @property
-    def num_swapped(self) -> int: ...  # noqa: D102  the class says what each is
-    @property
-    def num_blocks(self) -> int: ...  # noqa: D102  the class says what each is
-    @property
-    def num_used_blocks(self) -> int: ...  # noqa: D102  the class says what each is
-    @property
-    def num_preemptions(self) -> int: ...  # noqa: D102  the class says what each is
-    @property
-    def num_swap_outs(self) -> int: ...  # noqa: D102  the class says what each is
-    @property
-    def num_copied_blocks(self) -> int: ...  # noqa: D102  the class says what each is
-    @property
-    def num_swapped_blocks(self) -> int: ...  # noqa: D102  the class says what each is
-    @property
-    def num_admitted(self) -> int: ...  # noqa: D102  the class says what each is
-    @property
-    def queue_time_s(self) -> float: ...  # noqa: D102  the class says what each is
-    @property
-    def num_cache_queries(self) -> int: ...  # noqa: D102  the class says what each is
-    @property
-    def num_cache_hits(self) -> int: ...  # noqa: D102  the class says what each is
-    @property
-    def num_cache_evictions(self) -> int: ...  # noqa: D102  the class says what each is
-    @property
-    def num_host_kept_blocks(self) -> int: ...  # noqa: D102  the class says what each is
-    @property
-    def num_host_hit_blocks(self) -> int: ...  # noqa: D102  the class says what each is
-    @property
-    def step_time_error(self) -> float: ...  # noqa: D102  the class says what each is
-    @property
-    def num_drafted_slices(self) -> int: ...  # noqa: D102  the class says what each is
-    @property
-    def num_drafts(self) -> int: ...  # noqa: D102  the class says what each is
-    @property
-    def num_accepted_by_position(self) -> tuple[int, ...]: ...  # noqa: D102  the class says what each is
-
-
-class TenantCounts(Protocol):
-    """What is read of a tenant: its name, how many of its requests are open, and counters since the start."""
-
-    @property
-    def tenant(self) -> str: ...  # noqa: D102  the class says what each is
-    @property
-    def num_open(self) -> int: ...  # noqa: D102  the class says what each is
-    @property
-    def num_requests(self) -> int: ...  # noqa: D102  the class says what each is
-    @property
-    def num_refused(self) -> int: ...  # noqa: D102  the class says what each is
-    @property
-    def num_prompt_tokens(self) -> int: ...  # noqa: D102  the class says what each is
-    @property
-    def num_cached_tokens(self) -> int: ...  # noqa: D102  the class says what each is
-    @property
-    def num_generated_tokens(self) -> int: ...  # noqa: D102  the class says what each is
-
-
-TENANT_COUNTERS: Final = {
-    "tenant_requests": ("Requests by tenant.", "num_requests"),
-    "tenant_refusals": ("Requests that were refused for their tenant's limits.", "num_refused"),
-    "tenant_prompt_tokens": ("Prompt tokens by tenant.", "num_prompt_tokens"),
-    "tenant_cached_tokens": ("Those of them that were in the prefix cache.", "num_cached_tokens"),
-    "tenant_generation_tokens": ("Tokens generated, by tenant.", "num_generated_tokens"),
-}
-
-
 class EngineMetrics(Collector):
-    """Counts of one engine; registers itself with `registry`, which must not hold another engine's.
+    """Counts of one engine; registers itself with `registry`, which must not hold another engine's, and what the
+    process takes: its time, memory and files.
 
     model_name: the value of the `model_name` label.
     statistics: called at each scrape. usages: of each tenant, called then, too; those without a name are left out.
+    config: says the prefix, and what there is of blocks and adapters; without it the prefix is METRICS_PREFIX.
+    adapter_names: by id, of the adapters in memory; called at each scrape. observers: told of each request at its end.
     """
 
     def __init__(
@@ -130,16 +65,36 @@ class EngineMetrics(Collector):
         model_name: str,
         statistics: Callable[[], SchedulerCounts],
         usages: Callable[[], Sequence[TenantCounts]] = tuple,
+        *,
+        config: EngineConfig | None = None,
+        adapter_names: Callable[[], Mapping[AdapterId, str]] = dict,
+        observers: Sequence[Observer] = (),
     ) -> None:
-        self._model_name = model_name
+        prefix = METRICS_PREFIX if config is None else config.metrics_prefix
+        self.model_name = model_name
+        self.adapter_names = adapter_names
+        self.observers = observers
+        self._families = Families(prefix, model_name)
+        self._has_old_names = prefix == OLD_NAMES_PREFIX
         self._statistics = statistics
         self._usages = usages
+        self._config = config
         self.first_token_s = BucketCounts(FIRST_TOKEN_BOUNDS_S)
         self.inter_token_s = BucketCounts(INTER_TOKEN_BOUNDS_S)
+        self.token_s = BucketCounts(INTER_TOKEN_BOUNDS_S)
         self.latency_s = BucketCounts(LATENCY_BOUNDS_S)
+        self.queue_s = BucketCounts(WAIT_BOUNDS_S)
+        self.inference_s = BucketCounts(WAIT_BOUNDS_S)
+        self.prefill_s = BucketCounts(WAIT_BOUNDS_S)
+        self.decode_s = BucketCounts(WAIT_BOUNDS_S)
         self.prompt_tokens = BucketCounts(TOKEN_BOUNDS)
+        self.computed_tokens = BucketCounts(TOKEN_BOUNDS)
         self.generation_tokens = BucketCounts(TOKEN_BOUNDS)
+        self.longest_tokens = BucketCounts(TOKEN_BOUNDS)
+        self.max_tokens = BucketCounts(TOKEN_BOUNDS)
+        self.num_choices = BucketCounts(CHOICE_BOUNDS)
         self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
         self.num_generation_tokens = 0
         self.num_step_failures = 0
         self.loop_lags_s = deque([0.0], maxlen=NUM_LOOP_LAGS)
@@ -147,10 +102,11 @@ class EngineMetrics(Collector):
         self.num_finished = dict.fromkeys(FinishReason, 0)
         self._last_step_s = 0.0
         registry.register(self)
+        ProcessCollector(registry=registry)
 
     def arrived(self, request: Request, now: float) -> "RequestTimes":
         """A request was submitted at `now`; tell the rest of its life to what is returned."""
-        return RequestTimes(self, len(request.prompt_token_ids), now)
+        return RequestTimes(self, request, now)
 
     def step_failed(self, error: BaseException) -> None:
         """A step raised. Only the number is kept: an exception's text has no place in a metric."""
@@ -174,140 +130,117 @@ class EngineMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Every metric as of now; called by the registry at each scrape."""
-        yield from self._of_scheduler(self._statistics())
-        yield self._counter("prompt_tokens", "Prompt tokens of requests that began to answer.", self.num_prompt_tokens)
-        yield self._counter("generation_tokens", "Tokens generated.", self.num_generation_tokens)
-        yield self._counter("step_failures", "Steps that raised.", self.num_step_failures)
-        yield self._gauge(
+        families, counts = self._families, self._statistics()
+        yield from families.of_scheduler(counts)
+        if self._config is not None:
+            yield from self._of_config(self._config, counts)
+        cached = self.num_cached_tokens
+        began = "Prompt tokens of requests that began to answer."
+        yield families.counter("prompt_tokens", began, self.num_prompt_tokens)
+        yield families.counter("prompt_tokens_cached", "Those of them found in the prefix cache.", cached)
+        sources = [("local_compute", self.num_prompt_tokens - cached), ("local_cache_hit", cached)]
+        yield families.counters("prompt_tokens_by_source", began, "source", sources)
+        yield families.counter("generation_tokens", "Tokens generated.", self.num_generation_tokens)
+        yield families.counter("step_failures", "Steps that raised.", self.num_step_failures)
+        yield families.gauge(
             "event_loop_lag_seconds", "How late the event loop was, at worst in the last 10 s.", max(self.loop_lags_s)
         )
-        yield self._endings()
-        yield from self._of_tenants([usage for usage in self._usages() if usage.tenant])
-        yield from self._histograms()
+        endings = [(reason.value, count) for reason, count in self.num_finished.items()]
+        yield families.counters("request_success", "Requests that ended, by reason.", "finished_reason", endings)
+        yield from families.of_tenants([usage for usage in self._usages() if usage.tenant])
+        for name, (documentation, observed) in self._histograms().items():
+            yield families.histogram(name, documentation, observed)
+        if self._has_old_names:
+            held = counts.num_used_blocks / counts.num_blocks
+            yield families.gauge("gpu_cache_usage_perc", "The same as kv_cache_usage_perc.", held)
+            old = "The same as inter_token_latency_seconds."
+            yield families.histogram("time_per_output_token_seconds", old, self.inter_token_s)
 
-    def _of_scheduler(self, counts: SchedulerCounts) -> Iterator[Metric]:
-        usage = counts.num_used_blocks / counts.num_blocks
-        yield self._gauge("num_requests_running", "Requests that take part in steps.", counts.num_running)
-        yield self._gauge("num_requests_waiting", "Requests that wait to be admitted.", counts.num_waiting)
-        yield self._gauge("num_requests_swapped", "Sequences whose blocks are in host memory.", counts.num_swapped)
-        yield self._gauge("kv_cache_usage_ratio", "Share of the KV cache's blocks that sequences hold.", usage)
-        yield self._counter("num_preemptions", "Times a running request gave its blocks back.", counts.num_preemptions)
-        yield self._counter("num_swap_outs", "Preemptions that moved blocks to the host.", counts.num_swap_outs)
-        yield self._counter("swapped_blocks", "Blocks moved to the host or back.", counts.num_swapped_blocks)
-        yield self._counter("copied_blocks", "Blocks copied on write.", counts.num_copied_blocks)
-        yield self._counter("prefix_cache_queries", "Tokens looked up at admission.", counts.num_cache_queries)
-        yield self._counter("prefix_cache_hits", "Tokens found at admission.", counts.num_cache_hits)
-        yield self._counter("prefix_cache_evictions", "Cached blocks given to others.", counts.num_cache_evictions)
-        yield self._gauge("host_cached_blocks", "Evicted blocks that host memory has.", counts.num_host_kept_blocks)
-        yield self._counter("host_cache_hits", "Blocks that came back from there.", counts.num_host_hit_blocks)
-        yield self._gauge("step_time_error_ratio", "How wrong predicted step times are.", counts.step_time_error)
-        queued = SummaryMetricFamily(
-            "aserve_request_queue_time_seconds", "From arrival to first admission.", labels=["model_name"]
-        )
-        queued.add_metric([self._model_name], counts.num_admitted, counts.queue_time_s)
-        yield queued
-        if counts.num_accepted_by_position:
-            yield from self._of_drafts(counts)
+    def _of_config(self, config: EngineConfig, counts: SchedulerCounts) -> Iterator[Metric]:
+        """What was decided at the start, as labels of a 1, and which adapters run, where there are any."""
+        decided = {
+            "block_size": str(config.block_size),
+            "num_gpu_blocks": str(counts.num_blocks),
+            "num_cpu_blocks": str(config.num_host_blocks),
+            "enable_prefix_caching": str(config.enable_prefix_caching),
+            "prefix_caching_hash_algo": "sha256",
+        }
+        yield self._families.gauge("cache_config_info", "The KV cache, as it was decided.", 1.0, **decided)
+        if config.max_loras:
+            yield self._families.of_adapters(counts, self.adapter_names(), config.max_loras, time.time())
 
-    def _of_drafts(self, counts: SchedulerCounts) -> Iterator[Metric]:
-        accepted = counts.num_accepted_by_position
-        yield self._counter("spec_decode_num_drafts", "Slices that had drafts.", counts.num_drafted_slices)
-        yield self._counter("spec_decode_num_draft_tokens", "Tokens that were guessed.", counts.num_drafts)
-        yield self._counter("spec_decode_num_accepted_tokens", "Those of them that were right.", sum(accepted))
-        by_position = CounterMetricFamily(
-            "aserve_spec_decode_num_accepted_tokens_per_pos",
-            "Right ones by their place behind a known token, from 0 on.",
-            labels=["model_name", "position"],
-        )
-        for position, num_accepted in enumerate(accepted):
-            by_position.add_metric([self._model_name, str(position)], num_accepted)
-        yield by_position
-
-    def _of_tenants(self, usages: Sequence[TenantCounts]) -> Iterator[Metric]:
-        labels = ["model_name", "tenant"]
-        num_open = GaugeMetricFamily("aserve_tenant_requests_open", "Requests that are open, by tenant.", labels=labels)
-        for usage in usages:
-            num_open.add_metric([self._model_name, usage.tenant], usage.num_open)
-        yield num_open
-        for name, (documentation, field) in TENANT_COUNTERS.items():
-            counter = CounterMetricFamily(f"aserve_{name}", documentation, labels=labels)
-            for usage in usages:
-                counter.add_metric([self._model_name, usage.tenant], getattr(usage, field))
-            yield counter
-
-    def _endings(self) -> Metric:
-        """vLLM's request_success_total, which counts failures and aborts as well: the label tells them apart."""
-        family = CounterMetricFamily(
-            "aserve_request_success", "Requests that ended, by reason.", labels=["model_name", "finished_reason"]
-        )
-        for reason, count in self.num_finished.items():
-            family.add_metric([self._model_name, reason.value], count)
-        return family
-
-    def _histograms(self) -> Iterator[Metric]:
-        histograms: Mapping[str, tuple[str, BucketCounts]] = {
+    def _histograms(self) -> Mapping[str, tuple[str, BucketCounts]]:
+        """By name. Those whose name begins with "request" are of requests that were answered whole, but the queue's."""
+        return {
             "time_to_first_token_seconds": ("From arrival to the first token.", self.first_token_s),
             "inter_token_latency_seconds": ("From a token to the next.", self.inter_token_s),
             "e2e_request_latency_seconds": ("From arrival to the last token.", self.latency_s),
+            "request_queue_time_seconds": ("From arrival to first admission.", self.queue_s),
+            "request_inference_time_seconds": ("From first admission to the last token.", self.inference_s),
+            "request_prefill_time_seconds": ("From first admission to the first token.", self.prefill_s),
+            "request_decode_time_seconds": ("From the first token to the last.", self.decode_s),
+            "request_time_per_output_token_seconds": ("A request's mean time from token to token.", self.token_s),
             "request_prompt_tokens": ("Prompt tokens of a finished request.", self.prompt_tokens),
+            "request_prefill_kv_computed_tokens": ("Those that the cache did not have.", self.computed_tokens),
             "request_generation_tokens": ("Tokens that a finished request generated.", self.generation_tokens),
+            "request_max_num_generation_tokens": ("Those of its longest choice.", self.longest_tokens),
+            "request_params_max_tokens": ("How many it might have generated.", self.max_tokens),
+            "request_params_n": ("How many choices it asked for.", self.num_choices),
         }
-        for name, (documentation, counts) in histograms.items():
-            yield counts.family(f"aserve_{name}", documentation, "model_name", self._model_name)
-
-    def _gauge(self, name: str, documentation: str, value: float) -> Metric:
-        family = GaugeMetricFamily(f"aserve_{name}", documentation, labels=["model_name"])
-        family.add_metric([self._model_name], value)
-        return family
-
-    def _counter(self, name: str, documentation: str, value: float) -> Metric:
-        family = CounterMetricFamily(f"aserve_{name}", documentation, labels=["model_name"])
-        family.add_metric([self._model_name], value)
-        return family
 
 
 class RequestTimes:
-    """The clock readings of one request. Times are seconds of the engine's clock.
+    """The clock readings and counts of one request. Times are seconds of the engine's clock.
 
-    last_s: of the last token, or the arrival. num_tokens: so far. has_ended: whether it is counted as ended.
+    last_s: of the last token, or the arrival. num_tokens: so far, of all choices. num_longest: of the longest of those
+    that have ended. has_ended: whether it is counted as ended. reasons: of the choices that ended by themselves.
+    error: the code of what it failed with.
     """
 
     __slots__ = (
         "_arrived_s",
         "_first_s",
         "_metrics",
-        "_num_prompt_tokens",
+        "_num_cached",
         "_queued_s",
+        "_request",
+        "error",
         "has_ended",
         "last_s",
+        "num_longest",
         "num_tokens",
+        "reasons",
     )
 
-    def __init__(self, metrics: EngineMetrics, num_prompt_tokens: int, now: float) -> None:
+    def __init__(self, metrics: EngineMetrics, request: Request, now: float) -> None:
         self._metrics = metrics
-        self._num_prompt_tokens = num_prompt_tokens
-        self.num_tokens = 0
+        self._request = request
+        self.num_tokens = self.num_longest = self._num_cached = 0
         self._arrived_s = self.last_s = now
         self._first_s: float | None = None
-        self._queued_s: float | None = None
+        self._queued_s = 0.0
         self.has_ended = False
+        self.reasons: tuple[FinishReason, ...] = ()
+        self.error: str | None = None
 
-    def tokens(self, now: float, num_tokens: int, queued_s: float = 0.0, num_vectors: int = 0) -> None:
+    def tokens(
+        self, now: float, num_tokens: int, queued_s: float = 0.0, num_vectors: int = 0, num_cached: int = 0
+    ) -> None:
         """A step brought `num_tokens` tokens; of several, each counts as an equal share of the time since the last.
 
-        queued_s: how long the request was in the queue, which the first of them tells. num_vectors: 1 where it brought
-        the vector of a model that pools, which is all that there is.
+        queued_s, num_cached: how long the request was in the queue, and how much of its prompt the cache had, which the
+        first of them tells. num_vectors: 1 where it brought the vector of a model that pools, which is all there is.
         """
-        if num_vectors:
-            self._first_s, self._queued_s = now, queued_s
-            self._metrics.num_prompt_tokens += self._num_prompt_tokens
+        metrics = self._metrics
+        if self._first_s is None and (num_tokens or num_vectors):
+            self._first_s, self._queued_s, self._num_cached = now, queued_s, num_cached
+            metrics.queue_s.observe(queued_s)
+            metrics.num_prompt_tokens += len(self._request.prompt_token_ids)
+            metrics.num_cached_tokens += num_cached
         if num_tokens == 0:
             return
-        metrics = self._metrics
         if self.num_tokens == 0:
-            self._first_s, self._queued_s = now, queued_s
             metrics.first_token_s.observe(now - self._arrived_s)
-            metrics.num_prompt_tokens += self._num_prompt_tokens
         else:
             metrics.inter_token_s.observe((now - self.last_s) / num_tokens, num_tokens)
         metrics.num_generation_tokens += num_tokens
@@ -316,22 +249,66 @@ class RequestTimes:
 
     def timings(self, now: float) -> RequestTimings:
         """For who asked, when a choice ends at `now`."""
-        arrived_s = self._arrived_s
-        first_token_s = None if self._first_s is None else self._first_s - arrived_s
-        return RequestTimings(self._queued_s, first_token_s, now - arrived_s)
+        if self._first_s is None:
+            return RequestTimings(None, None, now - self._arrived_s)
+        return RequestTimings(self._queued_s, self._first_s - self._arrived_s, now - self._arrived_s)
+
+    def choice_ended(self, reason: FinishReason, num_tokens: int) -> None:
+        """One of its choices ended, of so many tokens."""
+        self.reasons += (reason,)
+        self.num_longest = max(self.num_longest, num_tokens)
 
     def finished(self, now: float, reason: FinishReason) -> None:
-        """The request ended at `now`; lengths and latency are kept of answers that are whole."""
+        """The request ended at `now`; lengths and times are kept of answers that are whole."""
         assert not self.has_ended, "a request ends once"
         self.has_ended = True
-        metrics = self._metrics
-        metrics.num_finished[reason] += 1
+        self._metrics.num_finished[reason] += 1
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
-            metrics.latency_s.observe(now - self._arrived_s)
-            metrics.prompt_tokens.observe(self._num_prompt_tokens)
-            metrics.generation_tokens.observe(self.num_tokens)
+            self._count_whole(now)
+
+    def _count_whole(self, now: float) -> None:
+        metrics, request = self._metrics, self._request
+        num_prompt_tokens = len(request.prompt_token_ids)
+        metrics.latency_s.observe(now - self._arrived_s)
+        metrics.prompt_tokens.observe(num_prompt_tokens)
+        metrics.generation_tokens.observe(self.num_tokens)
+        if self._first_s is None:
+            return
+        began_s = self._arrived_s + self._queued_s
+        metrics.computed_tokens.observe(num_prompt_tokens - self._num_cached)
+        metrics.prefill_s.observe(self._first_s - began_s)
+        metrics.inference_s.observe(max(self._first_s, self.last_s) - began_s)
+        if self.num_tokens == 0:
+            return
+        n, decode_s = request.params.n, self.last_s - self._first_s
+        metrics.decode_s.observe(decode_s)
+        if self.num_tokens > n:
+            metrics.token_s.observe(decode_s / (self.num_tokens / n - 1))
+        metrics.longest_tokens.observe(self.num_longest)
+        metrics.max_tokens.observe(request.max_tokens)
+        metrics.num_choices.observe(n)
 
     def left(self, now: float, reason: FinishReason = FinishReason.ABORT) -> None:
         """The reader is gone, or is about to be sent away; what that ended, unless it had finished."""
         if not self.has_ended:
+            self.reasons += (reason,)
             self.finished(now, reason)
+
+    def told(self, now: float) -> None:
+        """Nobody waits for it any more: tell the observers."""
+        if not (observers := self._metrics.observers):
+            return
+        metrics, adapter = self._metrics, self._request.adapter
+        model = None if adapter is None else metrics.adapter_names().get(adapter)
+        ended = EndedRequest(
+            request=self._request,
+            model=model or metrics.model_name,
+            timings=self.timings(now),
+            last_token_s=self.last_s - self._arrived_s if self.num_tokens else None,
+            num_tokens=self.num_tokens,
+            num_cached_tokens=self._num_cached,
+            finish_reasons=self.reasons,
+            error=self.error,
+        )
+        for observer in observers:
+            observer(ended)

@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from prometheus_client.core import HistogramMetricFamily
 
@@ -26,12 +26,12 @@ class BucketCounts:
         self._counts[bisect_left(self._bounds, value)] += times
         self._sum += value * times
 
-    def family(self, name: str, documentation: str, label: str, label_value: str) -> HistogramMetricFamily:
-        """The counts so far as Prometheus takes them: cumulative, with one label."""
+    def family(self, name: str, documentation: str, labels: Mapping[str, str]) -> HistogramMetricFamily:
+        """The counts so far as Prometheus takes them: cumulative."""
         cumulative, buckets = 0, []
         for bound, count in zip((*self._bounds, math.inf), self._counts, strict=True):
             cumulative += count
             buckets.append(("+Inf" if bound == math.inf else str(bound), cumulative))
-        family = HistogramMetricFamily(name, documentation, labels=[label])
-        family.add_metric([label_value], buckets, self._sum)
+        family = HistogramMetricFamily(name, documentation, labels=list(labels))
+        family.add_metric(list(labels.values()), buckets, self._sum)
         return family

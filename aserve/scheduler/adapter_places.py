@@ -64,6 +64,10 @@ class AdapterPlaces:
             self._passed = self._first.id
         self._first = None  # the queue is asked again, from its beginning
 
+    def running(self) -> tuple[AdapterId, ...]:
+        """Those of sequences that run or are swapped out."""
+        return tuple(adapter for adapter in self._adapters() if adapter is not None)
+
     def check(self) -> None:
         """Assert I7."""
         assert len(self._adapters()) <= self._most, f"I7: {self._adapters()} run"

@@ -3,8 +3,11 @@
 Makes the slices of a plan and moves `num_computed` on. Knows no request and no result.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Several
+from itertools import compress
+from typing import Final
 
 import msgspec
 
@@ -20,6 +23,9 @@ from aserve.scheduler.sequence import Sequence
 from aserve.scheduler.states import State
 from aserve.scheduler.step_cost import Allowance, StreamPace
 from aserve.scheduler.undo import StepBudget
+
+FEW_TOKENS: Final = 1024
+"""Steps of fewer are counted in a list, which takes half as long as a dict; larger ones have time for it."""
 
 
 class Planner:
@@ -51,12 +57,19 @@ class Planner:
         self._counts_steps = pace.delays or residents.waiting.takes_turns
         self.num_tokens = 0
         """Of the plan made last."""
+        self.num_small, self.num_large = [0] * FEW_TOKENS, defaultdict[int, int](int)
+        """How many steps were planned, by their tokens: of fewer than FEW_TOKENS, and of others."""
         self.leaves_waiting = False
         """Whether somebody waits whom that plan did not admit."""
         self.last_long_id = -1
         """The newest step with more than one token of a sequence: of its prompt, or drafts."""
         self.at: Sequence | None = None
         """For whom the plan in progress is taking blocks; after one that raised, at whom that was."""
+
+    @property
+    def num_steps_by_tokens(self) -> dict[int, int]:
+        """How many steps were planned of so many tokens."""
+        return dict(compress(enumerate(self.num_small), self.num_small)) | self.num_large
 
     def plan(
         self,

@@ -14,7 +14,7 @@ output; which sequence deserves what is decided by the queues' order, the admiss
 from collections.abc import Callable, Collection, Container, Iterable
 from collections.abc import Sequence as Several
 
-from aserve.core.ids import BlockId, RequestId, Row, SeqId
+from aserve.core.ids import AdapterId, BlockId, RequestId, Row, SeqId
 from aserve.core.plan import BlockOps, SeqSlice, StepPlan
 from aserve.kv_cache.paged_cache import Copy, PagedCache
 from aserve.scheduler.adapter_places import AdapterPlaces
@@ -69,6 +69,13 @@ class Residents:
         """To be made before the next step."""
         self.scrubs: list[BlockId] = []
         """Likewise: blocks of sequences that were put in quarantine."""
+
+    def adapters(self) -> tuple[tuple[AdapterId, ...], tuple[AdapterId, ...]]:
+        """Of those who run or are swapped out, and of those who wait; nothing where the model takes none."""
+        if self._places is None:
+            return (), ()
+        waiting = {sequence.request.adapter for sequence in self.waiting}
+        return self._places.running(), tuple(adapter for adapter in waiting if adapter is not None)
 
     # Coming.
 

@@ -48,7 +48,7 @@ from aserve.scheduler.deadlines import Deadlines, Expired, expire
 from aserve.scheduler.drafting import Drafter
 from aserve.scheduler.fairness import FairQueue
 from aserve.scheduler.landing import Landing
-from aserve.scheduler.planner import Planner
+from aserve.scheduler.planner import FEW_TOKENS, Planner
 from aserve.scheduler.preemption import PreemptionRule
 from aserve.scheduler.queue import Arrival, Policy, WaitingQueue, first_come_first_served
 from aserve.scheduler.residents import NewWaiting, Residents
@@ -248,6 +248,8 @@ class Scheduler:
             return None
         self._next_step_id += 1
         self._in_flight.append(plan)
+        counts = planner.num_small if planner.num_tokens < FEW_TOKENS else planner.num_large
+        counts[planner.num_tokens] += 1
         if not (self._plans_behind_prompts or self._aftermath.is_on):
             has_prompt = planner.num_tokens > len(plan.slices)  # or drafts, whose rows join the next plan if it waits
             self.max_in_flight = 1 if has_prompt else self._most_in_flight
@@ -345,7 +347,7 @@ class Scheduler:
     def statistics(self) -> Statistics:
         """A snapshot."""
         parts = self._cache, self._residents, self._admission, self._drafter.counts
-        return snapshot(*parts, len(self._in_flight), self.step_cost.error)
+        return snapshot(*parts, self._planner.num_steps_by_tokens, len(self._in_flight), self.step_cost.error)
 
     def check(self) -> None:
         """Assert every invariant, by number. For tests: the cost is that of the whole pool."""

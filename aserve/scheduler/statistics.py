@@ -1,7 +1,10 @@
 """Statistics: what the scheduler tells about itself."""
 
+from collections.abc import Mapping
+
 import msgspec
 
+from aserve.core.ids import AdapterId
 from aserve.kv_cache.paged_cache import PagedCache
 from aserve.scheduler.admission import Admission
 from aserve.scheduler.drafting import DraftCounts
@@ -20,6 +23,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     queue_time_s: from arrival to first admission, summed over the num_admitted sequences.
     step_time_error: of what was predicted of the latest steps, as a share of what they took.
     num_drafted_slices, num_drafts, num_accepted_by_position: see `DraftCounts`; the last is () where nobody has drafts.
+    num_steps_by_tokens: how many steps were planned of so many tokens.
+    running_adapters, waiting_adapters: of sequences that run or are swapped out, and that wait.
     """
 
     num_running: int
@@ -45,6 +50,9 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     num_drafted_slices: int = 0
     num_drafts: int = 0
     num_accepted_by_position: tuple[int, ...] = ()
+    num_steps_by_tokens: Mapping[int, int] = {}
+    running_adapters: tuple[AdapterId, ...] = ()
+    waiting_adapters: tuple[AdapterId, ...] = ()
 
     @property
     def kv_usage(self) -> float:
@@ -57,11 +65,13 @@ def snapshot(
     residents: Residents,
     admission: Admission,
     drafts: DraftCounts,
+    num_steps_by_tokens: Mapping[int, int],
     num_in_flight: int,
     step_time_error: float,
 ) -> Statistics:
     """The counts of this moment."""
     counts = cache.statistics()
+    running_adapters, waiting_adapters = residents.adapters()
     return Statistics(
         num_running=len(residents.running),
         num_waiting=len(residents.waiting),
@@ -86,4 +96,7 @@ def snapshot(
         num_drafted_slices=drafts.num_slices,
         num_drafts=drafts.num_drafts,
         num_accepted_by_position=tuple(drafts.accepted_by_position),
+        num_steps_by_tokens=num_steps_by_tokens,
+        running_adapters=running_adapters,
+        waiting_adapters=waiting_adapters,
     )

@@ -47,11 +47,11 @@ async def log_throughput(engine: Engine, every_s: float = EVERY_S, clock: Callab
 
 def read(engine: Engine, time_s: float) -> Reading:
     """The counts of this moment. Raises `UnavailableError` for an engine without a model."""
-    totals = _totals(engine.registry)
+    totals, prefix = _totals(engine.registry), engine.config.metrics_prefix
     return Reading(
         time_s,
-        totals.get("aserve_prompt_tokens_total", 0.0),
-        totals.get("aserve_generation_tokens_total", 0.0),
+        totals.get(f"{prefix}prompt_tokens_total", 0.0),
+        totals.get(f"{prefix}generation_tokens_total", 0.0),
         engine.statistics(),
     )
 

@@ -275,6 +275,8 @@ POINTS = (
     Point("times tokens", at((RequestTimes, "tokens"))),
     Point("times finished", at((RequestTimes, "finished"))),
     Point("times left", at((RequestTimes, "left"))),
+    Point("times choice_ended", at((RequestTimes, "choice_ended"))),
+    Point("times told", at((RequestTimes, "told"))),
     Point("times timings", at((RequestTimes, "timings"))),
     Point("text begun", at((TextStream, "__init__"))),
     Point("text push", at((TextStream, "push"))),

@@ -18,6 +18,7 @@ NO_POINT: Mapping[str, Sequence[str]] = {
     "made when the engine is entered, left or drained, or when an operator asks: no request is being worked on": (
         "aserve.adapters Adapters.__init__",
         "aserve.adapters Adapters.close",
+        "aserve.adapters Adapters.names",
         "aserve.engine Engine.__aenter__",
         "aserve.engine Engine.aclose",
         "aserve.engine Engine.drain",

@@ -4,8 +4,9 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from aserve.core.ended import EndedRequest
 from aserve.core.ids import RequestId
-from aserve.core.outputs import FinishReason
+from aserve.core.outputs import FinishReason, RequestTimings
 from aserve.core.params import SamplingParams
 from aserve.core.request import Request
 from aserve.metrics.engine_metrics import EngineMetrics
@@ -43,11 +44,11 @@ def metrics(registry):
     return EngineMetrics(registry, "model", lambda: COUNTS)
 
 
-def request(num_prompt_tokens=5):
+def request(num_prompt_tokens=5, **params):
     return Request(
         id=RequestId("1"),
         prompt_token_ids=(0,) * num_prompt_tokens,
-        params=SamplingParams(),
+        params=SamplingParams(**params),
         max_tokens=9,
         seed=0,
         arrival_s=0.0,
@@ -92,16 +93,16 @@ def test_gauges_are_read_at_each_scrape(registry, metrics):
     assert read("prefix_cache_evictions_total") == 7
     assert read("host_cached_blocks") == 5
     assert read("host_cache_hits_total") == 6
-    assert read("request_queue_time_seconds_sum") == 1.5
-    assert read("request_queue_time_seconds_count") == 9
+    assert read("kv_cache_usage_perc") == 0.25
 
 
 def test_a_request_from_arrival_to_end(registry, metrics):
     times = metrics.arrived(request(5), 100.0)
-    times.tokens(100.5, 1)
+    times.tokens(100.5, 1, 0.25, num_cached=2)
     times.tokens(100.7, 1)
     times.tokens(100.7, 0)
     times.tokens(101.3, 3)
+    times.choice_ended(FinishReason.LENGTH, 5)
     times.finished(101.3, FinishReason.LENGTH)
     times.left(200.0)
     read = reader(registry)
@@ -117,6 +118,99 @@ def test_a_request_from_arrival_to_end(registry, metrics):
     assert read("request_generation_tokens_sum") == 5
     assert read("request_success_total", finished_reason="length") == 1
     assert read("request_success_total", finished_reason="abort") == 0
+    sums = {
+        "request_queue_time_seconds": 0.25,
+        "request_prefill_time_seconds": 0.25,
+        "request_decode_time_seconds": 0.8,
+        "request_inference_time_seconds": 1.05,
+        "request_time_per_output_token_seconds": 0.2,
+        "request_prefill_kv_computed_tokens": 3,
+        "request_max_num_generation_tokens": 5,
+        "request_params_max_tokens": 9,
+        "request_params_n": 1,
+    }
+    assert {name: read(f"{name}_sum") for name in sums} == pytest.approx(sums)
+    assert {read(f"{name}_count") for name in sums} == {1}
+    assert read("prompt_tokens_cached_total") == 2
+    assert read("prompt_tokens_by_source_total", source="local_compute") == 3
+    assert read("prompt_tokens_by_source_total", source="local_cache_hit") == 2
+
+
+def test_two_choices_share_the_time_that_they_took_together(registry, metrics):
+    """Catches a mean of all choices' tokens as if they had come one after the other."""
+    times = metrics.arrived(request(5, n=2), 0.0)
+    times.tokens(1.0, 1)
+    times.tokens(1.0, 1)
+    for now in (2.0, 3.0):
+        metrics.one_token_each(now, [times, times])
+    times.choice_ended(FinishReason.STOP, 3)
+    times.choice_ended(FinishReason.STOP, 3)
+    times.finished(3.0, FinishReason.STOP)
+    read = reader(registry)
+    assert read("request_time_per_output_token_seconds_sum") == 1.0
+    assert read("request_generation_tokens_sum") == 6
+    assert read("request_max_num_generation_tokens_sum") == 3
+    assert read("request_params_n_sum") == 2
+
+
+def test_a_vector_is_an_answer_without_tokens(registry, metrics):
+    times = metrics.arrived(request(5), 0.0)
+    times.tokens(1.5, 0, 0.5, num_vectors=1)
+    times.choice_ended(FinishReason.STOP, 0)
+    times.finished(1.5, FinishReason.STOP)
+    read = reader(registry)
+    assert read("prompt_tokens_total") == 5
+    assert (read("request_prefill_time_seconds_sum"), read("request_inference_time_seconds_sum")) == (1.0, 1.0)
+    for name in ("request_decode_time_seconds", "time_to_first_token_seconds", "request_params_max_tokens"):
+        assert read(f"{name}_count") == 0, name
+
+
+def test_steps_are_counted_by_their_tokens(registry):
+    """The last bucket has those of more tokens than any bound."""
+    counted = msgspec.structs.replace(COUNTS, num_steps_by_tokens={1: 3, 3: 1, 4: 4, 20000: 2})
+    EngineMetrics(registry, "model", lambda: counted)
+    read = reader(registry)
+    assert read("iteration_tokens_total_sum") == 40022
+    assert [read("iteration_tokens_total_bucket", le=le) for le in ("1.0", "2.0", "4.0", "16384.0", "+Inf")] == [
+        *(3, 3, 8, 8, 10)
+    ]
+    assert read("iteration_tokens_total_count") == 10
+
+
+def test_what_the_process_takes_is_told(registry, metrics):
+    assert registry.get_sample_value("process_resident_memory_bytes") > 0
+    assert registry.get_sample_value("process_open_fds") > 0
+
+
+def test_who_watches_is_told_of_a_request_once_it_is_over(registry):
+    told = []
+    metrics = EngineMetrics(registry, "model", lambda: COUNTS, observers=[told.append])
+    asked = request(5)
+    times = metrics.arrived(asked, 10.0)
+    times.tokens(11.0, 1, 0.25, num_cached=4)
+    times.tokens(12.0, 2)
+    times.choice_ended(FinishReason.STOP, 3)
+    times.finished(12.0, FinishReason.STOP)
+    assert told == []
+    times.left(13.0)
+    times.told(13.0)
+    assert told == [
+        EndedRequest(
+            request=asked,
+            model="model",
+            timings=RequestTimings(0.25, 1.0, 3.0),
+            last_token_s=2.0,
+            num_tokens=3,
+            num_cached_tokens=4,
+            finish_reasons=(FinishReason.STOP,),
+        )
+    ]
+    refused = metrics.arrived(asked, 10.0)
+    refused.error = "step_failed"
+    refused.left(11.0, FinishReason.ERROR)
+    refused.told(11.0)
+    assert (told[1].error, told[1].finish_reasons) == ("step_failed", (FinishReason.ERROR,))
+    assert (told[1].timings, told[1].last_token_s) == (RequestTimings(None, None, 1.0), None)
 
 
 def test_leaving_before_the_end_is_an_abort_and_no_latency(registry, metrics):
@@ -170,5 +264,5 @@ def test_tokens_of_many_requests_at_once_are_counted_as_each_alone(registry, met
             alone[index].tokens(now, 1)
     assert [times.num_tokens for times in together] == [times.num_tokens for times in alone]
     assert metrics.num_generation_tokens == twins.num_generation_tokens
-    read = [each.inter_token_s.family("gaps", "", "model", "m").samples for each in (metrics, twins)]
+    read = [each.inter_token_s.family("gaps", "", {"model": "m"}).samples for each in (metrics, twins)]
     assert read[0] == read[1]

@@ -18,7 +18,7 @@ def test_observations_fall_into_their_buckets():
     for value in (0.1, 0.5, 0.6, 99.0):
         counts.observe(value)
     counts.observe(2.0, times=3)
-    assert samples(counts.family("a", "b", "model_name", "m")) == {
+    assert samples(counts.family("a", "b", {"model_name": "m"})) == {
         ("a_bucket", "0.5"): 2,
         ("a_bucket", "1.0"): 3,
         ("a_bucket", "2.5"): 6,
@@ -37,4 +37,4 @@ def test_it_agrees_with_prometheus_own(values):
         twin.observe(value)
     expected = {("a" + sample.name, (sample.labels or {}).get("le")): sample.value for sample in twin._child_samples()}
     expected.pop(("a_created", None))
-    assert samples(counts.family("a", "b", "model_name", "m")) == expected
+    assert samples(counts.family("a", "b", {"model_name": "m"})) == expected

@@ -31,6 +31,18 @@ def test_others_pass_who_brings_an_adapter_too_many(policy):
     loop.compare()
 
 
+def test_statistics_tell_the_adapters_that_run_and_those_that_wait():
+    loop = new_loop(max_loras=2)
+    for name, adapter in (("a", 1), ("b", 2), ("c", 3), ("d", 2), ("e", None)):
+        loop.add(request(name, (0, 1), max_tokens=4, adapter=adapter))
+    assert loop.scheduler.statistics().running_adapters == ()
+    assert sorted(loop.scheduler.statistics().waiting_adapters) == [1, 2, 3]
+    loop.step()
+    assert sorted(loop.scheduler.statistics().running_adapters) == [1, 2]
+    assert loop.scheduler.statistics().waiting_adapters == (3,)
+    loop.drain()
+
+
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 def test_without_a_bound_all_adapters_run(policy):
     loop = new_loop(**policy)

@@ -416,3 +416,14 @@ def test_statistics_tell_what_is_going_on():
     counts = scheduler.statistics()
     assert (counts.num_admitted, counts.queue_time_s) == (2, 6.0)
     assert (counts.num_cache_queries, counts.num_cache_hits) == (6, 2)
+
+
+def test_steps_are_counted_by_their_tokens():
+    """Few of them are counted elsewhere than many."""
+    scheduler = scheduler_of(num_blocks=2000, max_num_batched_tokens=1500, max_model_len=4000)
+    scheduler.add(request("a", (0,) * 2524, max_tokens=4))
+    for num_tokens in (1500, 1024, 1, 1):
+        plan = planned(scheduler)
+        assert plan.num_tokens == num_tokens
+        land(scheduler, plan, *[0] * plan.slices[0].num_samples)
+    assert scheduler.statistics().num_steps_by_tokens == {1: 2, 1024: 1, 1500: 1}

@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
+from dataclasses import replace
 
 import msgspec
 import pytest
 
+from aserve.engine import Engine
 from aserve.server.throughput import Reading, describe_work, log_throughput, read
-from tests.engines import scripted_engine
+from tests.engines import scripted_engine, scripted_loader
 from tests.server.wire import until
 
 
@@ -30,6 +32,19 @@ async def test_work_is_described_by_its_rates(engine):
     line = describe_work(done, read(engine, 103.0))
     assert line is not None
     assert line.endswith("27.0 prompt and 14.0 generated tokens/s, KV cache 0.0% used, 88.9% of prompts from the cache")
+
+
+async def test_tokens_are_found_under_any_prefix():
+    load = scripted_loader()
+
+    def prefixed(report):
+        parts = load(report)
+        return replace(parts, config=msgspec.structs.replace(parts.config, metrics_prefix="vllm:"))
+
+    async with Engine(prefixed) as engine:
+        await engine.complete("some prompt of 27 characters"[:27])
+        reading = read(engine, 1.0)
+        assert (reading.num_prompt_tokens, reading.num_generated_tokens) == (27, 14)
 
 
 def test_who_runs_and_waits_is_work():
