@@ -28,15 +28,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench_offline import Workload, time_round, uniform_workload
-from load.arrivals import Arrival, poisson
-from load.drive import Target, closed_loop, open_loop, run
-from load.figures import Figures, of_round
 from load.prefix import prefix_figures, sharing
 from load.process import Server, exit_on_sigterm, free_port
-from load.prompts import Prompts
 from report import emit
 
 from aserve import LLM
+from aserve.load.arrivals import Arrival, poisson
+from aserve.load.drive import Target, closed_loop, open_loop, run
+from aserve.load.figures import Figures, of_round
+from aserve.load.prompts import Prompts
 
 TOKEN_RANGE: Final = (300, 1000)
 PUBLISHED: Final = (100, 1024)

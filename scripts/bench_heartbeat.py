@@ -18,12 +18,13 @@ import threading
 import time
 from collections.abc import Sequence
 
-from report import emit, percentile
+from report import emit
 from sse_starlette import EventSourceResponse
 from step_stages import scripted_loader
 
 from aserve.engine import Engine
 from aserve.http import create_app
+from aserve.load.figures import percentile
 from aserve.server import Server, ServerConfig
 
 BEAT_S = 0.005

@@ -34,11 +34,13 @@ from statistics import median
 from typing import Any, Final
 
 from bench_startup import DEMO
-from load.arrivals import Arrival, poisson
 from load.process import Server, exit_on_sigterm, free_port
-from load.prompts import Prompts
 from load.wires import Wires
-from report import emit, percentile
+from report import emit
+
+from aserve.load.arrivals import Arrival, poisson
+from aserve.load.figures import percentile
+from aserve.load.prompts import Prompts
 
 PROBE_S: Final = 0.1
 START_S: Final = 60.0

@@ -24,15 +24,15 @@ from typing import Any
 from bench_offline import Workload, time_round
 from bench_serving import add_target, target_of
 from bench_startup import add_setting, setting_of, start
-from load.arrivals import Arrival
-from load.drive import Target, closed_loop, run
-from load.figures import Figures, medians
 from load.prefix import prefix_figures, sharing
 from load.process import exit_on_sigterm
 from peers.table import ASERVE
 from report import emit
 
 from aserve import LLM
+from aserve.load.arrivals import Arrival
+from aserve.load.drive import Target, closed_loop, run
+from aserve.load.figures import Figures, medians
 
 
 async def measure_prefix(args: argparse.Namespace, target: Target) -> list[Figures]:

@@ -22,11 +22,12 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from load.arrivals import Arrival, poisson, read_trace, scale, window
-from load.drive import Round, Target, closed_loop, open_loop, run
-from load.figures import Limits, medians, of_round
-from load.prompts import Prompts
 from report import emit
+
+from aserve.load.arrivals import Arrival, poisson, read_trace, scale, window
+from aserve.load.drive import Round, Target, closed_loop, open_loop, run
+from aserve.load.figures import Limits, medians, of_round
+from aserve.load.prompts import Prompts
 
 
 def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:

@@ -13,10 +13,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from load.figures import Figures, medians
 from load.process import Server, exit_on_sigterm, free_port
 from peers.table import PEERS, ROOT, Peer, Setting
 from report import emit
+
+from aserve.load.figures import Figures, medians
 
 DEMO = ROOT / "aserve" / "demo"
 

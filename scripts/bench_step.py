@@ -21,7 +21,7 @@ import gc
 import sys
 import time
 
-from report import emit, percentile
+from report import emit
 from step_stages import NUM_PROMPT_TOKENS, NUM_SPARE_TOKENS, Stages, Stopwatch, measure, scripted_loader, timed
 
 from aserve.build import loader, make_options
@@ -30,6 +30,7 @@ from aserve.core.params import SamplingParams
 from aserve.core.plan import StepPlan, StepResult
 from aserve.core.request import Request
 from aserve.engine import Loader
+from aserve.load.figures import percentile
 from aserve.scheduler.scheduler import Scheduler
 
 BLOCK_SIZE = 16

@@ -35,17 +35,18 @@ from pathlib import Path
 
 from bench_serving import add_trace, arrivals_of
 from bench_startup import add_setting, measure_startup, setting_of, start
-from load.arrivals import Arrival
 from load.comparison import figures_of, render, rows
-from load.drive import Round, Target, closed_loop, open_loop, run, together
-from load.figures import Figures, Limits, medians, of_round
-from load.http import AnswerError
 from load.prefix import prefix_figures, sharing
 from load.process import Server, ServerError, exit_on_sigterm, run_program
-from load.prompts import Prompts
 from load.structures import SCHEMAS, asking_for
 from peers.table import PEERS, ROOT, Peer, Setting
 from report import emit, rounded
+
+from aserve.load.arrivals import Arrival
+from aserve.load.drive import Round, Target, closed_loop, open_loop, run, together
+from aserve.load.figures import Figures, Limits, medians, of_round
+from aserve.load.http import AnswerError
+from aserve.load.prompts import Prompts
 
 PARTS = ("startup", "offline", "batch", "closed", "prefix", "structured", "adapters", "trace")
 SERVED = frozenset(PARTS) - {"offline"}

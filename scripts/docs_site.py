@@ -7,11 +7,13 @@ from typing import Any, Final
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from aserve.cli.flags import BATCH_FLAGS, DEFAULTS, ENGINE_FLAGS, SERVER_FLAGS, Flag
+from aserve.cli.command_table import COMMANDS, Group
+from aserve.cli.flags import Flag
 from aserve.cli.words import read_bool
 
 FLAGS_PAGE: Final = "reference/flags.md"
-GROUPS: Final = {"The engine": ENGINE_FLAGS, "The server": SERVER_FLAGS, "`aserve batch`": BATCH_FLAGS}
+GROUPS: Final = dict.fromkeys(group for command in COMMANDS.values() for group in command.groups)
+"""Of flags, each once, in the order of the commands."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -38,17 +40,19 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def flags_page() -> str:
-    """In Markdown: a table for the engine, the server and the batch."""
+    """In Markdown: a table for each group, and which commands take it."""
     lines = [
         "# Flags",
         "",
-        "Every option of `aserve serve`, `aserve batch` and `aserve chat`, as `--help` has it. An option may also "
+        "Every option of every command, as `--help` has it. An option may also "
         "stand in the file that `--config` names, and in the environment as `ASERVE_<NAME>`. What they are good for "
-        "is told in [Operations](../operations.md).",
+        "is told in [Operations](../operations.md) and [The command](../cli.md).",
     ]
-    for title, flags in GROUPS.items():
+    for group in GROUPS:
+        takers = ", ".join(f"`{name}`" for name, command in COMMANDS.items() if group in command.groups)
+        title = f"{group.title[0].upper()}{group.title[1:]}: of {takers}"
         lines += ["", f"## {title}", "", "| flag | default | what it does |", "|---|---|---|"]
-        lines += [f"| `{_spelled(flag)}` | {_default(flag)} | {_cell(flag.help)} |" for flag in flags]
+        lines += [f"| `{_spelled(flag)}` | {_default(flag, group)} | {_cell(flag.help)} |" for flag in group.flags]
     return "\n".join([*lines, ""])
 
 
@@ -58,8 +62,8 @@ def _spelled(flag: Flag) -> str:
     return f"{flag.option} {flag.metavar}" + (" ..." if flag.many else "")
 
 
-def _default(flag: Flag) -> str:
-    default = DEFAULTS[flag.name]
+def _default(flag: Flag, group: Group) -> str:
+    default = group.default(flag)
     if isinstance(default, bool):
         return "on" if default else "off"
     return "" if default in (None, (), "") else f"`{default}`"

@@ -8,23 +8,11 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 VERSIONS_OF: Final = ("torch", "triton", "transformers")
 ROOT = Path(__file__).resolve().parent.parent
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """The value below which `percent` of the values lie, interpolated between neighbours; NaN for none."""
-    if not values:
-        return float("nan")
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
 def machine() -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from math import isfinite, nan
 from typing import Final, NamedTuple
 
-from load.figures import Figures
+from aserve.load.figures import Figures
 
 SHOWN: Final[Mapping[str, Sequence[str]]] = {
     "startup": ("to_socket_s", "to_ready_s", "to_first_token_s", "num_processes", "pss_mib"),

@@ -1,10 +1,8 @@
 """Requests that share their beginning, and what that did to their times to the first token."""
 
-from report import percentile
-
-from load.arrivals import Arrival
-from load.drive import Round
-from load.figures import Figures
+from aserve.load.arrivals import Arrival
+from aserve.load.drive import Round
+from aserve.load.figures import Figures, percentile
 
 
 def sharing(prefix_len: int, unique_len: int, num_out: int) -> Arrival:

@@ -170,7 +170,7 @@ def run(
         "HF_HOME": str(folder / "cache"),
         "PATH": f"{python.parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(HERE),
-        "ASERVE_TESTS": json.dumps({"command": server, "left_out": skipped, "outcomes": str(outcomes)}),
+        "TESTS_OF_ASERVE": json.dumps({"command": server, "left_out": skipped, "outcomes": str(outcomes)}),
     }
     command: list[str | Path] = [python, "-m", "pytest", "-q", "--tb=short", "-p", "vllm_tests_plugin"]
     command += ["-p", "no:cacheprovider", "--continue-on-collection-errors", f"--timeout={TEST_TIMEOUT_S}"]

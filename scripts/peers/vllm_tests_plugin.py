@@ -1,6 +1,6 @@
 """A pytest plugin for vLLM's interpreter: its tests start aserve where they would start `vllm serve`.
 
-vllm_tests.py passes, in the environment, ASERVE_TESTS, a JSON object: the command that starts aserve, the places of
+vllm_tests.py passes, in the environment, TESTS_OF_ASERVE, a JSON object: the command that starts aserve, the places of
 tests that are left out, and the file for outcomes. Outcomes are lines of JSON:
 {"test", "outcome", "why"} for each test, {"flag"} for each flag of a server that was left out.
 """
@@ -53,7 +53,7 @@ FORWARDED: Final = frozenset(
 @cache
 def given() -> dict[str, Any]:
     """What vllm_tests.py passes."""
-    return dict(json.loads(os.environ["ASERVE_TESTS"]))
+    return dict(json.loads(os.environ["TESTS_OF_ASERVE"]))
 
 
 def write(**line: Any) -> None:

@@ -3,8 +3,9 @@
 import json
 
 import pytest
-from load.answers import parse
-from load.http import Answer, AnswerError
+
+from aserve.load.answers import parse
+from aserve.load.http import Answer, AnswerError
 
 
 def event(**fields):

@@ -7,8 +7,9 @@ import statistics
 from itertools import pairwise
 
 import pytest
-from load.arrivals import Arrival, draw_prompt, poisson, read_trace, scale, window
-from load.prompts import Prompts
+
+from aserve.load.arrivals import Arrival, draw_prompt, poisson, read_trace, scale, window
+from aserve.load.prompts import Prompts
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44

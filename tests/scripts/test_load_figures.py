@@ -3,11 +3,11 @@
 from math import isnan
 
 import pytest
-from load.answers import Sample
 from load.comparison import render, rows
-from load.drive import Round
-from load.figures import Limits, medians, of_round
-from report import percentile
+
+from aserve.load.answers import Sample
+from aserve.load.drive import Round
+from aserve.load.figures import Limits, medians, of_round, percentile
 
 
 def sample(*event_s, due_s=0.0, num_out=None):

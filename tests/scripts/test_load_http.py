@@ -2,7 +2,8 @@
 
 import pytest
 from completions_server import CompletionsServer, served
-from load.http import AnswerError, AnswerParser, Client
+
+from aserve.load.http import AnswerError, AnswerParser, Client
 
 BODY = b"data: one\n\ndata: two 0\r\n\r\ndata: [DONE]\n\n"
 CHUNKED = (

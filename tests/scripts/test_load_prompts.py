@@ -5,9 +5,10 @@ import random
 
 import pytest
 from bench_startup import DEMO
-from load.drive import Target
-from load.prompts import Prompts
 from tokenizers import Tokenizer
+
+from aserve.load.drive import Target
+from aserve.load.prompts import Prompts
 
 
 def test_text_turns_back_into_the_same_ids():

@@ -4,10 +4,10 @@ import json
 
 import make_models
 import pytest
-from load.prompts import Prompts
 from transformers import AutoTokenizer
 
 from aserve import LLM, SamplingParams
+from aserve.load.prompts import Prompts
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 

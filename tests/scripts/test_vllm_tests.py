@@ -49,7 +49,7 @@ def test_one_case_that_fails_makes_its_function_fail_unless_it_is_listed():
 
 def test_flags_that_aserve_has_are_kept_and_the_others_told(tmp_path, monkeypatch):
     outcomes = tmp_path / "outcomes"
-    monkeypatch.setenv("ASERVE_TESTS", json.dumps({"outcomes": str(outcomes)}))
+    monkeypatch.setenv("TESTS_OF_ASERVE", json.dumps({"outcomes": str(outcomes)}))
     words = ["--dtype", "bfloat16", "--max_model_len", "8192", "--lora-modules", "a=/a", "b=/b", "--api-key=k", "--uds"]
     kept = ["--max-model-len", "8192", "--lora-modules", "a=/a", "b=/b", "--api-key", "k"]
     assert translated(words) == kept

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from math import inf, nan
 from typing import Final
 
-from report import percentile
+from aserve.load.answers import Sample
+from aserve.load.drive import Round
 
-from load.answers import Sample
-from load.drive import Round
-
+PERCENTS: Final = (50, 90, 99)
 COUNTS: Final = ("errors", "retries", "short_answers")
 
 Figures = dict[str, float]
@@ -26,6 +25,17 @@ class Limits:
     def met_by(self, sample: Sample) -> bool:
         """Whether one request was good. The mean gap, since a stream may come in bursts."""
         return sample.ttft_s <= self.ttft_s and sample.s_per_token <= self.itl_s
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The value below which `percent` of the values lie, interpolated between neighbours; NaN for none."""
+    if not values:
+        return float("nan")
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percent / 100
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
 def of_round(done: Round, limits: Limits | None = None) -> Figures:
@@ -69,4 +79,4 @@ def medians(rounds: Sequence[Mapping[str, float]]) -> Figures:
 
 
 def _spread(name: str, seconds: Sequence[float]) -> Figures:
-    return {f"{name}_p{percent}_ms": 1e3 * percentile(seconds, percent) for percent in (50, 99)}
+    return {f"{name}_p{percent}_ms": 1e3 * percentile(seconds, percent) for percent in PERCENTS}

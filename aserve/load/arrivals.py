@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from load.prompts import Prompts
+from aserve.load.prompts import Prompts
 
 TRACE_BLOCK_TOKENS: Final = 512
 """Tokens of the prompt that one of Mooncake's hash_ids stands for."""

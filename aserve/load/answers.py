@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from load.http import Answer, AnswerError
+from aserve.load.http import Answer, AnswerError
 
 
 class Choice(msgspec.Struct):
