@@ -29,9 +29,11 @@ from aserve.core.layout import KVLayout, lay_out
 from aserve.drafters import draft_options, make_draft_model
 from aserve.engine import Engine, EngineParts, Loader, Progress
 from aserve.loading import Report, choose_device, load_decoder, model_info
-from aserve.measuring import measure, with_draft_model
-from aserve.model_folder import DEMO_MODEL, check_draft_vocabulary, find_model, load_text
+from aserve.measuring import measure
+from aserve.model_folder import DEMO_MODEL, find_model
+from aserve.model_text import check_draft_vocabulary, load_text
 from aserve.models.pooling import PoolingPlan
+from aserve.planning import with_draft_model
 from aserve.poolers import as_long_as_trained, check_options, load_encoder_parts, pooling_of, pools_of
 from aserve.scheduling import make_scheduler
 from aserve.telling import describe_weights, draft_lines, plan_lines, pooling_lines, startup_lines
@@ -168,7 +170,8 @@ def _load(
         pools = pools_of(options, plan, checkpoint, model, tokenizer, device)
     report(Progress("memory"))
     layout = lay_out(model.spec.windows, options.max_model_len or model.spec.context_len)
-    facts = with_draft_model(measure(options, model, layout, ops, dtype, device), draft_model, dtype)
+    facts = measure(options, model, layout, ops, dtype, device)
+    facts = with_draft_model(facts, None if draft_model is None else draft_model.spec, dtype.itemsize)
     config = resolve(options, msgspec.structs.replace(facts, pooling=pooling))
     info = model_info(options, config, model.spec.vocab_size, checkpoint, tokenizer, chat_template, pooling)
     weights = f"{describe_weights(options, checkpoint)} as {str(dtype).removeprefix('torch.')} on {device}"
@@ -177,7 +180,7 @@ def _load(
     runner, config = _runner(config, layout, loaded, report)
     adapters = _adapters(options, info, runner)
     if pooling is None:
-        told = plan_lines(info, config, facts, weights, tokenizer.response_template)
+        told = plan_lines(options, info, config, facts, weights, tokenizer.response_template)
         lines = *told, *draft_lines(options, config, facts, draft_checkpoint)
     else:
         lines = pooling_lines(info, config, pooling, weights)

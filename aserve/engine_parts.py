@@ -31,11 +31,15 @@ class EngineState(enum.Enum):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How far loading is: a stage by name, and `done` of `total` in it (0 of 0 where it has no parts)."""
+    """How far loading is: a stage by name, and `done` of `total` in it (0 of 0 where it has no parts).
+
+    unit: of these; "B" are bytes.
+    """
 
     stage: str
     done: int = 0
     total: int = 0
+    unit: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,10 +87,23 @@ def load_decoder(
         batch_invariant=options.batch_invariant,
         quantization=options.quantization,
         lora=lora,
-        progress=lambda stage, done, total: report(Progress(stage, done, total)),
+        progress=lambda stage, done, total: report(Progress(stage, done, total, "B")),
     )
     with ThreadPoolExecutor(1, thread_name_prefix="aserve-loader") as loader:
         return loader.submit(load).result()
+
+
+def formats_of(
+    options: Options, checkpoint: "Checkpoint", tokenizer: Tokenizer, chat_template: ChatTemplate
+) -> tuple[str | None, str | None]:
+    """How the model writes calls of tools, and thoughts. Raises `ConfigError` for a wish that there is not."""
+    architecture = next(iter(checkpoint.config.get("architectures") or ()), None)
+    own = own_formats(tokenizer.response_template)
+    source = chat_template.source
+    return (
+        choose_calls(options.tool_call_parser, source, architecture, own.calls),
+        choose_thoughts(options.reasoning_parser, source, architecture, own.thoughts),
+    )
 
 
 def model_info(
@@ -108,8 +121,7 @@ def model_info(
     )
     eos_ids = checkpoint.eos_ids or {tokenizer.eos_id} - {None}
     applies = options.generation_config == "auto"
-    architecture = next(iter(checkpoint.config.get("architectures") or ()), None)
-    own = own_formats(tokenizer.response_template)
+    call_format, thought_format = formats_of(options, checkpoint, tokenizer, chat_template)
     return ModelInfo(
         names=options.served_model_name or tuple(names),
         root=options.model,
@@ -118,8 +130,8 @@ def model_info(
         eos_ids=frozenset(eos_id for eos_id in eos_ids if eos_id is not None),
         created_s=int(time.time()),
         default_sampling=default_sampling(checkpoint.generation_config) if applies else {},
-        call_format=choose_calls(options.tool_call_parser, chat_template.source, architecture, own.calls),
-        thought_format=choose_thoughts(options.reasoning_parser, chat_template.source, architecture, own.thoughts),
+        call_format=call_format,
+        thought_format=thought_format,
         pooling=pooling,
         max_logprobs=vocab_size if options.max_logprobs == ALL_TOKENS else options.max_logprobs,
     )

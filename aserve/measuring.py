@@ -5,11 +5,11 @@ On CUDA the largest step is run, since what it takes cannot be told otherwise.
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from aserve.core.config import Facts, Options
 from aserve.core.defaults import default_max_num_batched_tokens, default_max_num_seqs
 from aserve.core.layout import KVLayout, stretched
+from aserve.planning import facts_of
+from aserve.runner.host_budget import cpu_kv_budget
 
 if TYPE_CHECKING:
     import torch
@@ -22,8 +22,7 @@ def measure(
     options: Options, model: "CausalLM", layout: KVLayout, ops: "Ops", dtype: "torch.dtype", device: "torch.device"
 ) -> Facts:
     """What `resolve` needs to know of the model and the memory; on CUDA runs the largest step, if it must."""
-    from aserve.runner.profile import cpu_kv_budget, cuda_kv_budget, largest_step
-    from aserve.runner.threads import flops_per_token
+    from aserve.runner.profile import cuda_kv_budget, largest_step
 
     if options.kv_cache_memory_bytes is not None:
         budget_bytes = options.kv_cache_memory_bytes
@@ -31,7 +30,7 @@ def measure(
         budget_bytes = cpu_kv_budget()
     else:
         num_tokens = options.max_num_batched_tokens or default_max_num_batched_tokens(
-            device.type, flops_per_token(model.spec)
+            device.type, model.spec.flops_per_token
         )
         max_model_len = min(options.max_model_len or model.spec.context_len, model.spec.context_len)
         plan = largest_step(
@@ -51,23 +50,4 @@ def measure(
             gpu_memory_utilization=options.gpu_memory_utilization,
             captured_len=None if options.enforce_eager else max_model_len,
         )
-    return Facts(
-        device=device.type,
-        context_len=model.spec.context_len,
-        kv_bytes_per_token=layout.layers_per_group * model.spec.kv_bytes_per_layer(dtype.itemsize),
-        kv_budget_bytes=budget_bytes,
-        kv_windows=layout.windows,
-        flops_per_token=flops_per_token(model.spec),
-    )
-
-
-def with_draft_model(facts: Facts, draft_model: "CausalLM | None", dtype: "torch.dtype") -> Facts:
-    """The facts, with what a draft model adds to them."""
-    if draft_model is None:
-        return facts
-    spec = draft_model.spec
-    return msgspec.structs.replace(
-        facts,
-        draft_context_len=spec.context_len,
-        draft_bytes_per_token=spec.num_layers * spec.kv_bytes_per_layer(dtype.itemsize),
-    )
+    return facts_of(model.spec, layout, dtype.itemsize, device.type, budget_bytes)

@@ -11,7 +11,7 @@ from aserve.core.errors import CheckpointError, ConfigError
 from aserve.core.pooling import Pooling
 from aserve.engine_parts import EngineParts, Progress
 from aserve.loading import Report, choose_device, model_info
-from aserve.model_folder import load_text
+from aserve.model_text import load_text
 from aserve.models.pooling import PoolingPlan
 from aserve.scheduling import make_scheduler
 from aserve.telling import describe_weights, pooling_lines

@@ -23,7 +23,7 @@ def startup_lines(parts: EngineParts) -> list[str]:
 
 
 def plan_lines(
-    info: ModelInfo, config: EngineConfig, facts: Facts, weights: str, response_template: Any = None
+    options: Options, info: ModelInfo, config: EngineConfig, facts: Facts, weights: str, response_template: Any = None
 ) -> tuple[str, ...]:
     """Model, KV cache, concurrency, swap space, sampling defaults and formats of answers, a line each.
 
@@ -37,14 +37,23 @@ def plan_lines(
     return (
         f"model: {info.names[0]}, {weights}",
         f"KV cache: {config.num_blocks - 1} blocks x {config.block_size} = {config.num_kv_tokens} tokens, "
-        f"{_size(kv_bytes)}",
+        f"{_size(kv_bytes)}, {_why(options, facts.device)}",
         f"concurrency: {config.num_full_len} sequences at the full length of {config.max_model_len} tokens, "
-        f"{config.max_num_seqs} at most",
+        f"{config.max_num_seqs} at most; others wait",
         *swap_space,
         f"generation_config.json: {sampling or 'no sampling defaults'}",
         f"tool calls: {info.call_format or UNKNOWN_FORMAT}; thoughts: {info.thought_format or UNKNOWN_FORMAT}",
         *(f"response_template: not read: {problem}" for problem in own_formats(response_template).problems),
     )
+
+
+def _why(options: Options, device: str) -> str:
+    """Where the size of the KV cache comes from."""
+    if options.kv_cache_memory_bytes is not None:
+        return "as kv_cache_memory_bytes says"
+    if device == "cpu":
+        return "of 4 GiB or a quarter of the memory; its pages are taken as they are used"
+    return "of what weights and the largest step leave on the GPU"
 
 
 def pooling_lines(info: ModelInfo, config: EngineConfig, pooling: Pooling, weights: str) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import pytest
 from aserve.batch import answer_lines, answered_ids, read_lines
 from aserve.cli.flags import BatchOptions
 from aserve.cli.settings import parse_command
+from aserve.core.config import Options
 from aserve.core.errors import ConfigError
 from aserve.http.batch.lines import LineRunner
 from tests.engines import scripted_engine
@@ -76,8 +77,9 @@ def test_what_is_answered_ends_where_the_first_cut_line_begins(tmp_path):
 
 
 def test_the_command_line(tmp_path):
-    command, options, files = parse_command(["batch", "demo", "-i", "a", "--output-file", "b"], {})
-    assert (command, options.model, files) == ("batch", "demo", BatchOptions(input_file="a", output_file="b"))
+    parsed = parse_command(["batch", "demo", "-i", "a", "--output-file", "b"], {})
+    assert (parsed.command, parsed.of(Options).model) == ("batch", "demo")
+    assert parsed.of(BatchOptions) == BatchOptions(input_file="a", output_file="b")
     with pytest.raises(ConfigError, match="--output-file"):
         parse_command(["batch", "-i", "a"], {})
     with pytest.raises(ConfigError, match="cannot read"):

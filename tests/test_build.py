@@ -60,7 +60,8 @@ async def test_an_engine_answers_from_a_folder(folder):
         assert engine.startup_lines()
     names = list(dict.fromkeys(progress.stage for progress in stages))
     assert names == ["finding the model", "loading torch", "weights", "tokenizer", "memory", "warming up"]
-    assert Progress("weights", 1, 1) in stages
+    num_bytes = (folder / "model.safetensors").stat().st_size
+    assert Progress("weights", num_bytes, num_bytes, "B") in stages
 
 
 async def test_two_engines_live_in_one_event_loop(folder):
@@ -153,8 +154,8 @@ def test_the_plan_is_printed(folder):
     parts = parts_of(folder, block_size=8)
     assert startup_lines(parts) == [
         f"model: {folder}, 0.1 MiB of weights as float32 on cpu",
-        "KV cache: 511 blocks x 8 = 4088 tokens, 1.0 MiB",
-        "concurrency: 7 sequences at the full length of 512 tokens, 256 at most",
+        "KV cache: 511 blocks x 8 = 4088 tokens, 1.0 MiB, as kv_cache_memory_bytes says",
+        "concurrency: 7 sequences at the full length of 512 tokens, 256 at most; others wait",
         "generation_config.json: temperature 0.6",
         "tool calls: none known of this model; thoughts: none known of this model",
         describe(select_ops(torch.device("cpu"))),

@@ -13,6 +13,8 @@ import pytest
 
 from aserve import __version__
 from aserve.cli import commands, flags, settings
+from aserve.cli.chat import commands as slash_commands
+from aserve.cli.command_table import ALL_NAMES, COMMANDS
 from aserve.core.config import Options
 from aserve.core.errors import ConfigError
 from aserve.core.speculation import SpeculativeConfig
@@ -21,10 +23,10 @@ from aserve.stores.responses import MemoryStore, SqliteStore
 
 
 def parse(*argv, **environ):
-    return settings.parse(argv, environ)
+    return settings.parse(argv or ("serve",), environ)
 
 
-def test_no_argument_serves_the_demo_model_on_loopback():
+def test_without_an_argument_the_demo_model_is_served_on_loopback():
     command, options, server = parse()
     assert (command, options.model, server.host, server.port) == ("serve", "demo", "127.0.0.1", 8000)
 
@@ -32,9 +34,9 @@ def test_no_argument_serves_the_demo_model_on_loopback():
 def test_the_model_is_a_flag_or_a_word():
     assert parse("--model", "x")[1].model == "x"
     assert parse("serve", "x")[1].model == "x"
-    assert parse("x", "--port", "1")[1].model == "x"
+    assert parse("./x", "--port", "1")[1].model == "./x"
     with pytest.raises(ConfigError, match="given twice"):
-        parse("x", "--model", "y")
+        parse("serve", "x", "--model", "y")
 
 
 def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_path):
@@ -172,7 +174,7 @@ def test_what_happens_when_memory_is_short():
         (["--gpu-memory-utilization", "lots"], "--gpu-memory-utilization.*number"),
         (["--config", "/nonexistent.yaml"], "--config: cannot read /nonexistent.yaml"),
         (["--port"], "--port"),
-        (["chat", "--port", "1"], "--port"),
+        (["chat", "--port", "1"], "--port is an option of aserve serve, and not of aserve chat"),
     ],
 )
 def test_a_wrong_word_is_one_clear_line(argv, complaint, capsys):
@@ -208,7 +210,21 @@ def test_the_flags_of_the_operations_page_exist():
     page = (Path(__file__).parent.parent / "docs" / "operations.md").read_text()
     options = re.findall(r"^\| `--([a-z-]+)", page, flags=re.MULTILINE)
     assert len(options) >= 10
-    assert {option.removeprefix("no-").replace("-", "_") for option in options} <= set(flags.FLAGS)
+    assert {option.removeprefix("no-").replace("-", "_") for option in options} <= set(ALL_NAMES)
+
+
+def test_every_command_and_slash_command_is_in_the_docs():
+    page = (Path(__file__).parent.parent / "docs" / "cli.md").read_text()
+    for name in COMMANDS:
+        assert f"| `{name}` |" in page
+        assert f"aserve {name}" in page
+    for name in slash_commands.COMMANDS.keys() - {"exit"}:
+        assert f"`/{name}" in page
+    assert set(re.findall(r"--([a-z][a-z-]+)", page)) <= {
+        *(name.replace("_", "-") for name in ALL_NAMES),
+        *(f"no-{name.replace('_', '-')}" for name in ALL_NAMES),
+        *("help", "config"),
+    }
 
 
 def test_a_log_for_machines_is_json_from_the_first_line_to_the_last(monkeypatch, capsys):

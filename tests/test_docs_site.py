@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aserve.cli.flags import FLAGS
+from aserve.cli.command_table import ALL_NAMES
 
 ROOT = Path(__file__).parent.parent
 
@@ -44,7 +44,7 @@ def test_the_reference_has_docstrings_and_flags(site):
     for name in ("AsyncEngine.chat", "LLM.generate", "create_app"):
         assert f".{name}" in python or f'{name}"' in python, name
     flags = (site / "reference" / "flags.html").read_text()
-    assert [name for name in FLAGS if f"--{name.replace('_', '-')}" not in flags] == []
+    assert [name for name in ALL_NAMES if f"--{name.replace('_', '-')}" not in flags] == []
     assert "\\|" not in flags
 
 

@@ -15,7 +15,8 @@ import yaml
 from starlette.routing import Route
 
 from aserve.build import AsyncEngine
-from aserve.cli.flags import FLAGS, ServerOptions
+from aserve.cli.command_table import ALL_NAMES
+from aserve.cli.flags import ServerOptions
 from aserve.cli.settings import ENV_PREFIX, parse
 from aserve.http import Keyring, create_app
 from tests.e2e.server_process import serving
@@ -60,7 +61,7 @@ def unit() -> dict[str, list[str]]:
 
 def served(*argv: str, **environ: str) -> ServerOptions:
     """What a server is started with; every word of it is one that aserve knows."""
-    assert {name.removeprefix(ENV_PREFIX).lower() for name in environ} <= set(FLAGS)
+    assert {name.removeprefix(ENV_PREFIX).lower() for name in environ} <= set(ALL_NAMES)
     command, _, options = parse(argv, environ)
     assert command == "serve"
     return options

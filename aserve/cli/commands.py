@@ -1,18 +1,20 @@
-"""The commands: `aserve serve`, `aserve batch` and `aserve chat`. Each imports what it needs, for start-up counts."""
+"""The commands, each of which imports what it needs, for start-up counts: `serve` and `batch`; others have a room."""
 
-import asyncio
 import gc
 import os
 import sys
 from collections.abc import MutableMapping, Sequence
 from contextlib import closing
+from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from aserve import __version__
+from aserve.cli.checks import check_early
+from aserve.cli.command_table import COMMANDS
 from aserve.cli.flags import BatchOptions, ServerOptions
-from aserve.cli.settings import parse_command
+from aserve.cli.settings import Parsed, parse_command
 from aserve.cli.tracing import traced
 from aserve.core.config import Options
 from aserve.core.defaults import default_max_num_queued_reqs
@@ -20,6 +22,7 @@ from aserve.core.errors import AserveError, ConfigError
 from aserve.stores.database import IN_MEMORY
 
 if TYPE_CHECKING:
+    from aserve.server import ServerConfig
     from aserve.stores.responses import ResponseStore
 
 MAX_PREPARED_PRODUCTS: Final = 128
@@ -45,35 +48,46 @@ def response_store(given: ServerOptions) -> "ResponseStore":
     return SqliteStore(given.response_store, max_bytes=given.response_store_bytes or FILE_BYTES, max_age_s=max_age_s)
 
 
-def serve(options: Options, server_options: ServerOptions) -> int:
-    """Serve the OpenAI API until a signal. The socket answers while the model loads."""
+def server_config(given: ServerOptions) -> "ServerConfig":
+    """Where to listen, and how long to take over things."""
+    from aserve.server import Limits, ServerConfig
+
+    return ServerConfig(
+        host=given.host,
+        port=given.port,
+        drain_delay_s=given.drain_delay,
+        drain_timeout_s=given.shutdown_timeout,
+        limits=Limits(
+            head_timeout_s=given.client_header_timeout,
+            keep_alive_s=given.keepalive_timeout,
+            send_timeout_s=given.send_timeout,
+        ),
+    )
+
+
+def serve(options: Options, server_options: ServerOptions, *, notes: Sequence[str] = ()) -> int:
+    """Serve the OpenAI API until a signal. The socket answers while the model loads. notes: lines to begin with."""
     gc.disable()  # until all is loaded, and stays: to look for garbage in it takes a tenth of the time
+    import asyncio
+
     from sse_starlette import EventSourceResponse  # each command imports what it needs: start-up counts
 
     from aserve.build import AsyncEngine
     from aserve.http import AppOptions, Doorman, Keyring, create_app
     from aserve.http.sse import StreamLimits
-    from aserve.server import Limits, ServerConfig, logging_to, run
+    from aserve.server import logging_to, run
     from aserve.terminal import StartupLines, StartupPrinter, try_lines
 
     if options.max_num_queued_reqs is None:  # a server's queue has an end; who embeds an engine knows how much he asks
         bound = default_max_num_queued_reqs(options.max_num_seqs)
         options = msgspec.structs.replace(options, max_num_queued_reqs=bound)
     given = server_options
-    timeouts = Limits(
-        head_timeout_s=given.client_header_timeout,
-        keep_alive_s=given.keepalive_timeout,
-        send_timeout_s=given.send_timeout,
-    )
-    config = ServerConfig(
-        host=given.host,
-        port=given.port,
-        drain_delay_s=given.drain_delay,
-        drain_timeout_s=given.shutdown_timeout,
-        limits=timeouts,
-    )
-    with logging_to(sys.stderr, given.log_level, given.log_format) as say:
-        say(f"aserve {__version__}")
+    if given.log_format == "json":
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # a log for machines has no bars
+    has_colours = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+    with logging_to(sys.stderr, given.log_level, given.log_format, has_colours=has_colours) as say:
+        for line in (f"aserve {__version__}", *notes):
+            say(line)
         printer = StartupPrinter() if given.log_format == "text" else StartupLines(say)
         engine = AsyncEngine.from_options(options, on_progress=printer.report)
         limits = StreamLimits(send_timeout_s=given.send_timeout)
@@ -103,8 +117,9 @@ def serve(options: Options, server_options: ServerOptions) -> int:
 
         on_hangup = keyring.reload if given.api_keys_file else None
         doorman = Doorman(engine, keyring, given.max_body_bytes)
+        settings = server_config(given)
         with closing(store), closing(app.state.batches.store), traced(app, engine, os.environ) as served:
-            return run(engine, served, config, on_ready=ready, on_hangup=on_hangup, say=say, doorman=doorman)
+            return run(engine, served, settings, on_ready=ready, on_hangup=on_hangup, say=say, doorman=doorman)
 
 
 def batch(options: Options, files: BatchOptions) -> int:
@@ -114,25 +129,37 @@ def batch(options: Options, files: BatchOptions) -> int:
     return run_batch(options, files.input_file, files.output_file)
 
 
-def chat(options: Options) -> int:
-    """Talk to a model in the terminal, in this process."""
-    from aserve.terminal import run_chat
-
-    return run_chat(options)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; the exit status is 0, 1 (it could not run) or 2 (it was asked wrongly)."""
+    """Run a command; the exit status is 0, 1 (it could not run), 2 (it was asked wrongly) or 130 (Ctrl-C)."""
     try:
-        command, options, others = parse_command(sys.argv[1:] if argv is None else argv, os.environ)
+        parsed = parse_command(sys.argv[1:] if argv is None else argv, os.environ)
     except ConfigError as error:
         print(f"aserve: {error.message}", file=sys.stderr)
         return 2
     bound_product_caches(os.environ)
     try:
-        if isinstance(others, BatchOptions):
-            return batch(options, others)
-        return chat(options) if command == "chat" else serve(options, others)
+        if Options in parsed.groups:
+            check_early(parsed)
+        return run_command(parsed)
     except AserveError as error:
         print(f"aserve: {error.message}", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # who read the output has enough of it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def run_command(parsed: Parsed) -> int:
+    """Run what was understood; the exit status."""
+    command = COMMANDS[parsed.command]
+    if parsed.command == "serve" and not parsed.of(ServerOptions).dry_run:
+        return serve(parsed.of(Options), parsed.of(ServerOptions), notes=parsed.notes)
+    for note in parsed.notes:
+        print(f"aserve: {note}", file=sys.stderr)
+    if parsed.command == "batch":
+        return batch(parsed.of(Options), parsed.of(BatchOptions))
+    module = import_module(COMMANDS["doctor"].runs_in if parsed.command == "serve" else command.runs_in)
+    status: int = module.run(parsed, os.environ)
+    return status

@@ -1,7 +1,7 @@
 """The flags: how each is spelled, who reads its word, and what it does.
 
-A flag is one row of FLAGS, and sets the field of its name, of `Options` or of `ServerOptions`. The names are vLLM's
-where it has the same thing.
+A flag is one row, and sets the field of its name, of `Options`, of `ServerOptions` or of `BatchOptions`. The names are
+vLLM's where it has the same thing. Those of the other commands are in tool_flags.py.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,6 @@ from aserve.core.config import (
     PREEMPTION_MODES,
     QUANTIZATIONS,
     SCHEDULING_POLICIES,
-    Options,
 )
 from aserve.core.pooling import CONVERT_KINDS, RUNNER_KINDS
 from aserve.stores.database import IN_MEMORY
@@ -66,6 +65,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     batch_store_bytes: int | None = None
     log_level: str = "info"
     log_format: str = "text"
+    dry_run: bool = False
 
 
 class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -244,14 +244,9 @@ SERVER_FLAGS: Final = (
     ),
     Flag("log_level", read_choice(LOG_LEVELS), "|".join(LOG_LEVELS), "the least that is logged"),
     Flag("log_format", read_choice(LOG_FORMATS), "|".join(LOG_FORMATS), "how a line of the log is written"),
+    Flag("dry_run", read_bool, "", "tell what would be served and how, as aserve doctor does, and end"),
 )
 BATCH_FLAGS: Final = (
     Flag("input_file", str, "FILE", "requests, a line of JSON each, as OpenAI's batches have them", short="-i"),
     Flag("output_file", str, "FILE", "their answers; those that are in it already are not asked for again", short="-o"),
 )
-FLAGS: Final = {flag.name: flag for flag in (*ENGINE_FLAGS, *SERVER_FLAGS, *BATCH_FLAGS)}
-DEFAULTS: Final = {
-    field.name: field.default
-    for options in (Options, ServerOptions, BatchOptions)
-    for field in msgspec.structs.fields(options)
-}

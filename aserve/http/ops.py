@@ -76,9 +76,9 @@ def _never() -> bool:
 
 
 def _stage(engine: Engine) -> str:
-    """Such as "loading: weights 3/8"."""
+    """Such as "loading: weights 43%"."""
     if engine.state is not EngineState.LOADING:
         return str(engine.state.value)
     progress = engine.progress
-    parts = f" {progress.done}/{progress.total}" if progress.total else ""
+    parts = f" {progress.done / progress.total:.0%}" if progress.total else ""
     return f"{engine.state.value}: {progress.stage}{parts}"

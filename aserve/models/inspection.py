@@ -34,8 +34,8 @@ class Dim(NamedTuple):
 def inspect(checkpoint: Checkpoint, *, dummy: bool = False, max_model_len: int | None = None) -> None:
     """Raise `CheckpointError`, one line, for a folder that cannot be loaded. dummy: its weights will be made up.
 
-    max_model_len: positions that will be used, all of the model's by default. Raises `ConfigError` where a native model
-    has not as many.
+    max_model_len: positions that will be used, all of the model's by default. Raises `ConfigError` where it has not as
+    many.
     """
     config, path = checkpoint.config, checkpoint.path
     is_native = read_architecture(config) in FAMILIES
@@ -44,6 +44,8 @@ def inspect(checkpoint: Checkpoint, *, dummy: bool = False, max_model_len: int |
     if is_native:
         spec = read_spec(config, has_head=not checkpoint.pools)
         _check_context(spec, max_model_len)
+    else:
+        _check_length(config.get("max_position_embeddings"), max_model_len)
     if dummy:
         return
     if not checkpoint.weight_files:
@@ -79,8 +81,7 @@ def _check_context(spec: ModelSpec, max_model_len: int | None) -> None:
             f"config.json: max_position_embeddings and the rope scaling's factor make a context of {spec.context_len} "
             f"tokens; at most {MAX_CONTEXT} are allowed"
         )
-    if max_model_len is not None and max_model_len > spec.context_len:
-        raise ConfigError(f"max_model_len {max_model_len} is over the model's context of {spec.context_len} tokens")
+    _check_length(spec.context_len, max_model_len)
     num_positions = max_model_len or spec.context_len
     num_bytes = num_positions * spec.head_dim * 4
     if num_bytes > MAX_ROPE_TABLE_BYTES:
@@ -88,6 +89,12 @@ def _check_context(spec: ModelSpec, max_model_len: int | None) -> None:
             f"config.json: max_position_embeddings {num_positions} with head_dim {spec.head_dim} makes a rope table of "
             f"{num_bytes} bytes; at most {MAX_ROPE_TABLE_BYTES} are allowed: set --max-model-len"
         )
+
+
+def _check_length(context_len: object, max_model_len: int | None) -> None:
+    """context_len: what a config says of it, which may be nothing."""
+    if max_model_len is not None and isinstance(context_len, int) and max_model_len > context_len:
+        raise ConfigError(f"max_model_len {max_model_len} is over the model's context of {context_len} tokens")
 
 
 def _check_layers(config: Mapping[str, Any], num_tensors: int) -> None:

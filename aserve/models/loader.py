@@ -23,7 +23,7 @@ from aserve.models.interface import CausalLM
 from aserve.models.layers import AdaptableMethod, DenseMethod, Int8Method, LinearMethod, NativeMethod, PackingMethod
 from aserve.models.lora import LoraLayers
 from aserve.models.rope import rope_table
-from aserve.models.spec import FAMILIES, ModelSpec, read_architecture, read_spec
+from aserve.models.spec import FAMILIES, ModelSpec, dtype_name, read_architecture, read_spec
 from aserve.models.weights import RandomWeights, ReadProgress, SafetensorsWeights, Weights
 
 NativeModel = Callable[[ModelSpec, Ops, Weights, LinearMethod, Tensor], CausalLM]
@@ -71,12 +71,12 @@ def load_model(  # noqa: PLR0913  (each a wish of the user, most with a default)
         # Imported here: transformers takes seconds, and only its own models need it.
         from aserve.models.transformers_backend import load_backend_model
 
-        num_shards = len(checkpoint.weight_files)
-        progress("weights", 0, num_shards)
+        num_bytes = sum(path.stat().st_size for path in checkpoint.weight_files)
+        progress("weights", 0, num_bytes)
         backend_model = load_backend_model(
             checkpoint, torch_dtype, device, ops, seed=seed if dummy else None, trust_remote_code=trust_remote_code
         )
-        progress("weights", num_shards, num_shards)
+        progress("weights", num_bytes, num_bytes)
         return backend_model
 
     spec = read_spec(checkpoint.config, has_head=not checkpoint.pools)
@@ -97,14 +97,7 @@ def load_model(  # noqa: PLR0913  (each a wish of the user, most with a default)
 
 def read_dtype(checkpoint: Checkpoint, wish: str) -> torch.dtype:
     """The type of weights and activations: the wish, or for auto the config's, or float32 where it names none."""
-    config = checkpoint.config
-    name = wish if wish != "auto" else config.get("dtype") or config.get("torch_dtype") or "float32"
-    known = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-    found = known.get(str(name).removeprefix("torch."))
-    if found is None:
-        raise CheckpointError(
-            f"config.json: dtype {str(name)[:40]!r} is not one of {', '.join(known)}; choose with --dtype"
-        )
+    found: torch.dtype = getattr(torch, dtype_name(checkpoint.config, wish))
     return found
 
 

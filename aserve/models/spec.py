@@ -15,6 +15,8 @@ from aserve.core.errors import CheckpointError
 
 FULL: Final = "full_attention"
 SLIDING: Final = "sliding_attention"
+DTYPE_BYTES: Final[Mapping[str, int]] = {"float32": 4, "float16": 2, "bfloat16": 2}
+"""Of a number, by the types that models are served in."""
 
 
 class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +65,13 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     def kv_bytes_per_layer(self, dtype_bytes: int) -> int:
         """Bytes that one token's keys and values take in a layer."""
         return 2 * self.num_kv_heads * self.head_dim * dtype_bytes
+
+    @property
+    def flops_per_token(self) -> int:
+        """Two for each weight of the layers' matrices, taken to be of Llama's shape, and of the head."""
+        heads = 2 * self.num_heads + 2 * self.num_kv_heads
+        per_layer = self.hidden_size * (heads * self.head_dim + 3 * self.intermediate_size)
+        return 2 * (self.num_layers * per_layer + self.vocab_size * self.hidden_size)
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,6 +164,20 @@ def read_architecture(config: Mapping[str, Any]) -> str:
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise CheckpointError("config.json: architectures must name the model's class; this is not a language model")
     return names[0]
+
+
+def dtype_name(config: Mapping[str, Any], wish: str) -> str:
+    """Of weights and activations: the wish, or for auto the config's, or float32 where it names none.
+
+    Raises `CheckpointError` for a type that is not served.
+    """
+    name = wish if wish != "auto" else config.get("dtype") or config.get("torch_dtype") or "float32"
+    found = str(name).removeprefix("torch.")
+    if found not in DTYPE_BYTES:
+        raise CheckpointError(
+            f"config.json: dtype {str(name)[:40]!r} is not one of {', '.join(DTYPE_BYTES)}; choose with --dtype"
+        )
+    return found
 
 
 def read_eos_ids(config: Mapping[str, Any], generation_config: Mapping[str, Any]) -> frozenset[int]:

@@ -6,7 +6,6 @@ shapes; does not know what a tensor is for.
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -21,7 +20,7 @@ from torch import Tensor
 from aserve.core.errors import CheckpointError
 
 ReadProgress = Callable[[str, int, int], None]
-"""Called as progress(stage, done, total); loading weights is the stage "weights", counted in shards."""
+"""Called as progress(stage, done, total); loading weights is the stage "weights", counted in bytes of their files."""
 
 FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 COMPUTED: Final = (".rotary_emb.inv_freq",)
@@ -68,9 +67,9 @@ class SafetensorsWeights:
         self._shard_of: dict[str, Path] = {}
         for path in files:
             self._open(path)
-        self._num_left = Counter(self._shard_of.values())
-        self._num_shards = len(files)
-        progress("weights", 0, self._num_shards)
+        self._total_bytes = sum(path.stat().st_size for path in files)
+        self._done_bytes = self._told_bytes = 0
+        progress("weights", 0, self._total_bytes)
 
     def __enter__(self) -> Self:
         return self
@@ -109,12 +108,11 @@ class SafetensorsWeights:
             raise CheckpointError(f"tensor {name} is of type {tensor.dtype}, which is not supported")
         out.copy_(tensor)
         check_finite(name, out)
-        self._count(self._shard_of[name])
+        self._count(tensor.nbytes)
 
     def skip(self, name: str) -> None:
         """Take a tensor off the list of those that must be read."""
-        if self._read.pop(name, None) is not None:
-            self._count(self._shard_of[name])
+        self._read.pop(name, None)
 
     def finish(self) -> None:
         """Raise `CheckpointError` if a tensor is left over: the config does not describe these weights."""
@@ -123,12 +121,14 @@ class SafetensorsWeights:
         if self._read:
             some = ", ".join(sorted(self._read)[:3])
             raise CheckpointError(f"the config has no place for {len(self._read)} tensors of the checkpoint: {some}")
+        self._progress("weights", self._total_bytes, self._total_bytes)
 
-    def _count(self, path: Path) -> None:
-        self._num_left[path] -= 1
-        if not self._num_left[path]:
-            del self._num_left[path]
-            self._progress("weights", self._num_shards - len(self._num_left), self._num_shards)
+    def _count(self, num_bytes: int) -> None:
+        """Tell of each hundredth."""
+        self._done_bytes += num_bytes
+        if self._done_bytes - self._told_bytes >= max(1, self._total_bytes // 100):
+            self._told_bytes = self._done_bytes
+            self._progress("weights", self._done_bytes, self._total_bytes)
 
 
 def check_finite(name: str, tensor: Tensor) -> None:

@@ -1,10 +1,9 @@
-"""How much memory the KV cache may take: measured on CUDA, a share of the memory on a CPU.
+"""How much memory the KV cache may take on CUDA: measured. On a CPU it is a share (host_budget.py).
 
 On CUDA only our own allocator's counts are compared over time. Free memory of the whole device is read once, as a limit
 and not as a difference, so that other tenants who come and go do not falsify the measurement.
 """
 
-import os
 from typing import Final
 
 import torch
@@ -24,22 +23,10 @@ from aserve.runner.mixed_graphs import MAX_MIXED_GRAPHS
 from aserve.runner.runner import ModelRunner
 from aserve.runner.warm_up import CONTROLS
 
-CPU_BUDGET_BYTES: Final = 4 * GiB
 MARGIN_BYTES: Final = GiB // 4
 """Left free for what torch's allocator does not count: kernels' code, cuBLAS workspaces, fragmentation."""
 BYTES_PER_GRAPH: Final = 4 * 2**20
 """Of the nodes of a graph: some hundred kernels, and the driver's memory for each."""
-
-
-def cpu_kv_budget() -> int:
-    """Bytes: 4 GiB, or a quarter of a smaller memory. Pages are taken as they are used, so the price is paid late.
-
-    On Windows, which takes them at once and does not tell Python how large the memory is, 1 GiB.
-    """
-    if not hasattr(os, "sysconf"):
-        return CPU_BUDGET_BYTES // 4
-    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(CPU_BUDGET_BYTES, memory_bytes // 4)
 
 
 def cuda_kv_budget(

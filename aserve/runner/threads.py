@@ -27,7 +27,7 @@ class StepThreads:
     """
 
     def __init__(self, spec: ModelSpec, flops_per_thread: int) -> None:
-        self._flops_per_token = flops_per_token(spec)
+        self._flops_per_token = spec.flops_per_token
         self._flops_per_thread = flops_per_thread
         self._max_threads = torch.get_num_threads()
         self._num_threads = self._max_threads
@@ -46,13 +46,6 @@ class StepThreads:
     ) -> None:
         if self._num_threads != self._max_threads:
             torch.set_num_threads(self._max_threads)
-
-
-def flops_per_token(spec: ModelSpec) -> int:
-    """Two for each weight of the layers' matrices, taken to be of Llama's shape, and of the head."""
-    heads = 2 * spec.num_heads + 2 * spec.num_kv_heads
-    per_layer = spec.hidden_size * (heads * spec.head_dim + 3 * spec.intermediate_size)
-    return 2 * (spec.num_layers * per_layer + spec.vocab_size * spec.hidden_size)
 
 
 def measure_flops_per_thread() -> int:

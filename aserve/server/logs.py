@@ -25,6 +25,9 @@ import msgspec
 
 from aserve.core.faults import describe
 
+YELLOW: Final = "\x1b[33m"
+RED: Final = "\x1b[31m"
+PLAIN: Final = "\x1b[0m"
 MAX_QUEUED_LINES: Final = 10_000
 REST_S: Final = 0.1
 """Between two writes: lines that come meanwhile are written together. To wake a thread costs more than a line does."""
@@ -33,12 +36,14 @@ FLUSH_S: Final = 1.0
 
 
 @contextmanager
-def logging_to(stream: TextIO | None, level: str, form: str) -> Iterator[Callable[[str], None]]:
+def logging_to(
+    stream: TextIO | None, level: str, form: str, *, has_colours: bool = False
+) -> Iterator[Callable[[str], None]]:
     """Log to a stream while the block runs. Gives a function that shows people a line, whatever the level.
 
-    level: logging's, in lower case. form: "text" or "json".
+    level: logging's, in lower case. form: "text" or "json". has_colours: the stream is a terminal that shows them.
     """
-    writer = Writer(_writing(stream), JsonFormatter() if form == "json" else TextFormatter())
+    writer = Writer(_writing(stream), JsonFormatter() if form == "json" else TextFormatter(has_colours=has_colours))
     ours, root = logging.getLogger("aserve"), logging.getLogger()
     before = ours.level, ours.propagate
     ours.setLevel(level.upper())
@@ -56,11 +61,24 @@ def logging_to(stream: TextIO | None, level: str, form: str) -> Iterator[Callabl
 
 
 class TextFormatter(logging.Formatter):
-    """`2026-01-02 03:04:05 warning aserve.access: POST /v1/completions 500 ...`"""
+    """`2026-01-02 03:04:05 warning aserve.access: POST /v1/completions 500 ...`
+
+    has_colours: the level of a warning is yellow, that of an error red.
+    """
+
+    def __init__(self, *, has_colours: bool = False) -> None:
+        super().__init__()
+        self._has_colours = has_colours
 
     def format(self, record: logging.LogRecord) -> str:
         """The line; several, where an exception is described."""
-        return f"{_second(int(record.created))} {record.levelname.lower()} {record.name}: {_message(record)}"
+        return f"{_second(int(record.created))} {self._level(record)} {record.name}: {_message(record)}"
+
+    def _level(self, record: logging.LogRecord) -> str:
+        name = record.levelname.lower()
+        if not self._has_colours or record.levelno < logging.WARNING:
+            return name
+        return f"{YELLOW if record.levelno < logging.ERROR else RED}{name}{PLAIN}"
 
     def said(self, line: str) -> str:
         """What people are told, as it is."""

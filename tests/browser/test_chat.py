@@ -530,12 +530,12 @@ def test_it_works_below_a_root_path(rooted):
 
 
 def test_while_the_server_loads_the_page_says_so_and_goes_on_by_itself(chat):
-    loading = {"error": {"message": "the engine is loading: weights 3/8", "code": "engine_unavailable", "param": None}}
+    loading = {"error": {"message": "the engine is loading: weights 43%", "code": "engine_unavailable", "param": None}}
     answer = {"status": 503, "content_type": "application/json", "body": json.dumps(loading)}
     for path in ("v1/models", "ready"):
         chat.page.route(f"**/{path}", lambda route: route.fulfill(**answer))
     chat.page.goto(chat.url)
-    chat.page.get_by_text("The server is not ready: the engine is loading: weights 3/8.").wait_for()
+    chat.page.get_by_text("The server is not ready: the engine is loading: weights 43%.").wait_for()
     chat.page.unroute("**/v1/models")
     chat.page.wait_for_selector("#empty h2")
     assert not chat.page.is_visible("#status")

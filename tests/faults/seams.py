@@ -16,7 +16,20 @@ import aserve
 
 ROOT = Path(aserve.__file__).parent
 STARTING = frozenset({"build", "cli", "llm", "loop_thread", "terminal", "telling", "measuring", "drafters"}) | {
-    *("batch", "loading", "model_folder", "poolers", "scheduling", "demo", "__main__", "__init__"),
+    *(
+        "batch",
+        "loading",
+        "load",
+        "model_folder",
+        "model_text",
+        "planning",
+        "weight_plan",
+        "poolers",
+        "scheduling",
+        "demo",
+        "__main__",
+        "__init__",
+    ),
 }
 """Rooms whose calls are made where there is no request yet, or that are somebody's own application."""
 VALUES = frozenset({"Struct", "NamedTuple", "Protocol", "Enum", "StrEnum", "IntEnum", "TypedDict", "Exception"})

@@ -151,7 +151,7 @@ async def test_while_the_model_loads():
         assert (await client.get("/health")).json() == {"status": "loading"}
         ready = await client.get("/ready")
         assert (ready.status_code, ready.headers["retry-after"]) == (503, "1")
-        assert ready.json()["error"]["message"] == "the engine is loading: weights 1/1"
+        assert ready.json()["error"]["message"] == "the engine is loading: weights 100%"
         assert (await client.get("/metrics")).status_code == 200
         for path, body in POSTS.items():
             response = await client.post(path, json=body)

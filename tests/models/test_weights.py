@@ -33,7 +33,7 @@ def read(weights: SafetensorsWeights, name: str, *shape: int) -> Tensor:
     return out
 
 
-def test_tensors_come_from_whichever_shard_has_them_and_shards_are_counted(tmp_path):
+def test_tensors_come_from_whichever_shard_has_them_and_bytes_are_counted(tmp_path):
     a, b, c = torch.randn(2, 3), torch.randn(4), torch.randn(1, 1)
     log: list = []
     files = write(tmp_path / "1", a=a, b=b), write(tmp_path / "2", c=c)
@@ -42,7 +42,8 @@ def test_tensors_come_from_whichever_shard_has_them_and_shards_are_counted(tmp_p
         assert torch.equal(read(weights, "c", 1, 1), c)
         assert torch.equal(read(weights, "a", 2, 3), a)
         weights.finish()
-    assert log == [("weights", 0, 2), ("weights", 1, 2), ("weights", 2, 2)]
+    total = sum(file.stat().st_size for file in files)
+    assert log == [("weights", done, total) for done in (0, b.nbytes, b.nbytes + c.nbytes, 44, total)]
 
 
 def test_fused_layers_are_stacked_in_the_order_asked_for(tmp_path):

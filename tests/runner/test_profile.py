@@ -7,9 +7,10 @@ from aserve.core.config import GiB
 from aserve.core.speculation import MAX_STEP_DRAFTS
 from aserve.kernels.cpu import CpuOps
 from aserve.runner.graph_keys import KINDS, MAX_GRAPHS
+from aserve.runner.host_budget import cpu_kv_budget
 from aserve.runner.kv_store import allocate_kv
 from aserve.runner.mixed_graphs import MAX_MIXED_GRAPHS
-from aserve.runner.profile import BYTES_PER_GRAPH, MARGIN_BYTES, cpu_kv_budget, graph_budget, kv_budget, largest_step
+from aserve.runner.profile import BYTES_PER_GRAPH, MARGIN_BYTES, graph_budget, kv_budget, largest_step
 from aserve.runner.runner import ModelRunner
 from tests.runner.toy import ToyLM
 

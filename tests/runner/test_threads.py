@@ -4,7 +4,7 @@ import msgspec
 import pytest
 import torch
 
-from aserve.runner.threads import WORTH_S, StepThreads, flops_per_token, measure_flops_per_thread
+from aserve.runner.threads import WORTH_S, StepThreads, measure_flops_per_thread
 from tests.runner.toy import ToyLM
 
 pytestmark = pytest.mark.torch
@@ -21,12 +21,12 @@ def three_threads():
 
 
 def test_two_operations_a_weight():
-    assert flops_per_token(SPEC) == 2 * (2 * (4 * 1000 + 3 * 1000 * 2000) + 6000 * 1000)
+    assert SPEC.flops_per_token == 2 * (2 * (4 * 1000 + 3 * 1000 * 2000) + 6000 * 1000)
 
 
 @pytest.mark.usefixtures("three_threads")
 def test_threads_grow_with_the_step_up_to_those_that_there_are():
-    threads = StepThreads(SPEC, 100 * flops_per_token(SPEC))
+    threads = StepThreads(SPEC, 100 * SPEC.flops_per_token)
     seen = []
     for share in (0, 0.5, 1.5, 2.5, 3.5, 100):
         with threads.of(int(100 * share)):

@@ -173,3 +173,17 @@ def test_lines_that_come_while_one_is_written_are_written_together():
     writer.flush()
     assert writes == ["first\n", "0\n1\n2\n3\n4\n"]
     writer.close()
+
+
+def test_colours_are_of_levels_that_need_somebody_and_of_terminals():
+    def level_of(name: str, formatter: TextFormatter) -> str:
+        record = logging.LogRecord("aserve.x", getattr(logging, name), "", 0, "said", (), None)
+        return formatter.format(record).split()[2]
+
+    assert level_of("ERROR", TextFormatter()) == "error"
+    coloured = TextFormatter(has_colours=True)
+    assert [level_of(name, coloured) for name in ("INFO", "WARNING", "ERROR")] == [
+        "info",
+        "\x1b[33mwarning\x1b[0m",
+        "\x1b[31merror\x1b[0m",
+    ]

@@ -67,7 +67,7 @@ def library() -> Library:
     """
     import torch  # noqa: F401  (its OpenMP is what kernels run on)
 
-    variant = choose_variant(platform.machine(), _processor_flags())
+    variant = own_variant()
     ctypes.CDLL(str(_openmp()), mode=ctypes.RTLD_GLOBAL)
     path = find_or_compile(variant)
     try:
@@ -81,7 +81,25 @@ def find_or_compile(variant: str) -> Path:
 
     Raises `NativeUnavailableError`.
     """
-    return next((path for path in _places(variant) if path.exists()), None) or _compile_somewhere(variant)
+    return find(variant) or _compile_somewhere(variant)
+
+
+def find(variant: str) -> Path | None:
+    """The file of a variant; None where it was never compiled."""
+    return next((path for path in _places(variant) if path.exists()), None)
+
+
+def own_variant() -> str:
+    """The fastest variant of this processor. Raises `NativeUnavailableError` for none."""
+    return choose_variant(platform.machine(), _processor_flags())
+
+
+def find_compiler() -> str:
+    """A C++ compiler. Raises `NativeUnavailableError` where there is none."""
+    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if compiler is None:
+        raise NativeUnavailableError(f"no C++ compiler was found ({', '.join(_COMPILERS)}): install one")
+    return compiler
 
 
 def choose_variant(machine: str, processor_flags: frozenset[str]) -> str:
@@ -94,9 +112,7 @@ def choose_variant(machine: str, processor_flags: frozenset[str]) -> str:
 
 def compile_variant(variant: str, folder: Path, *, extra_flags: Sequence[str] = ()) -> Path:
     """Compile into a folder, and return the file. Raises `NativeUnavailableError`, with what the compiler said."""
-    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
-    if compiler is None:
-        raise NativeUnavailableError(f"no C++ compiler was found ({', '.join(_COMPILERS)}): install one")
+    compiler = find_compiler()
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / _file_name(variant)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:

@@ -28,7 +28,7 @@ async function told(place, error) {
   await new Promise((resolve) => setTimeout(resolve, EVERY_MS));
 }
 
-/** What /ready says that the server is doing, such as "the engine is loading: weights 3/8". */
+/** What /ready says that the server is doing, such as "the engine is loading: weights 43%". */
 async function stage() {
   try {
     await request("ready");

@@ -1,0 +1,1 @@
+"""`aserve chat`: a conversation in the terminal."""

@@ -1,0 +1,157 @@
+"""The flags of the commands besides `serve` and `batch`; see flags.py, whose rows they are like."""
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from aserve.cli.flags import Flag
+from aserve.cli.words import read_bool, read_count, read_number, read_seconds
+from aserve.core.errors import ConfigError
+
+LOOPBACK: Final = "http://127.0.0.1:8000"
+MAX_INPUT: Final = 2**20
+
+
+class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How an answer is sampled; None is left to the model."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    stop: tuple[str, ...] = ()
+
+
+class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The server that is asked, in place of a model in this process."""
+
+    url: str | None = None
+    api_key: str | None = None
+    timeout: float = 600.0
+
+
+class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What concerns a conversation and the terminal it is held in."""
+
+    system: str | None = None
+    load: str | None = None
+    markdown: bool = True
+    thoughts: bool = True
+    stats: bool = True
+    history_file: str | None = None
+
+
+class CompleteOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What is completed, and what becomes of it."""
+
+    file: str | None = None
+    chat: bool = False
+    system: str | None = None
+    stream: bool = True
+    echo: bool = False
+    json_schema: str | None = None
+
+
+class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The load that is made, and how it is told."""
+
+    concurrency: tuple[int, ...] = (1, 8, 32)
+    rate: float | None = None
+    requests: int = 32
+    input_len: int = 128
+    output_len: int = 64
+    rounds: int = 3
+    text: bool = False
+    profile: bool = False
+    json: bool = False
+
+
+class ReportOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a report is written."""
+
+    json: bool = False
+
+
+def _positive(read: Callable[[str], float]) -> Callable[[str], float]:
+    def checked(word: str) -> float:
+        if not (value := read(word)) > 0.0:
+            raise ConfigError(f"a number over 0 is expected, got {word!r}")
+        return value
+
+    return checked
+
+
+def _count(least: int, most: int) -> Callable[[str], int]:
+    def checked(word: str) -> int:
+        if not least <= (value := read_count(word)) <= most:
+            raise ConfigError(f"a number in [{least}, {most}] is expected, got {word!r}")
+        return value
+
+    return checked
+
+
+def _url(word: str) -> str:
+    if not word.startswith(("http://", "https://")) or len(word.partition("://")[2].partition("/")[0]) == 0:
+        raise ConfigError(f"a URL such as {LOOPBACK} is expected, got {word!r}")
+    return word
+
+
+def _first_key(word: str) -> str:
+    """The environment may name several, for a server that takes them all."""
+    return word.partition(",")[0]
+
+
+SAMPLING_FLAGS: Final = (
+    Flag("max_tokens", read_count, "N", "tokens of an answer, at most"),
+    Flag("temperature", read_number, "X", "0 takes the likeliest token; higher is more varied"),
+    Flag("top_p", read_number, "X", "choose among the likeliest tokens that come to this probability"),
+    Flag("top_k", int, "N", "choose among so many of the likeliest tokens"),
+    Flag("min_p", read_number, "X", "leave out tokens below this share of the likeliest one's probability"),
+    Flag("presence_penalty", read_number, "X", "against tokens that the answer has already"),
+    Flag("frequency_penalty", read_number, "X", "against these as often as it has them"),
+    Flag("repetition_penalty", read_number, "X", "against tokens that prompt or answer have"),
+    Flag("stop", str, "TEXT", "ends the answer where it comes up", many=True),
+)
+CLIENT_FLAGS: Final = (
+    Flag("url", _url, "URL", "ask this server, which speaks OpenAI's API, and load no model here"),
+    Flag(
+        "api_key",
+        _first_key,
+        "KEY",
+        "of that server; ASERVE_API_KEY and OPENAI_API_KEY are looked at too, and show it to nobody else",
+    ),
+    Flag("timeout", read_seconds(0.1), "SECONDS", "that the server may be silent"),
+)
+CHAT_FLAGS: Final = (
+    Flag("system", str, "TEXT", "the system prompt"),
+    Flag("load", str, "FILE", "go on with a conversation that /save wrote"),
+    Flag("markdown", read_bool, "", "render answers, on a terminal"),
+    Flag("thoughts", read_bool, "", "show what the model thinks, dimmed"),
+    Flag("stats", read_bool, "", "tell after each answer how fast it was"),
+    Flag("history_file", str, "FILE", "where the lines typed are kept (if not given: in your state folder)"),
+)
+COMPLETE_FLAGS: Final = (
+    Flag("file", str, "FILE", "the prompt, in place of an argument or standard input", short="-f"),
+    Flag("chat", read_bool, "", "the prompt is a message of a chat, for the model's template"),
+    Flag("system", str, "TEXT", "the system prompt, with --chat"),
+    Flag("stream", read_bool, "", "write the answer as it comes"),
+    Flag("echo", read_bool, "", "write the prompt before it"),
+    Flag("json_schema", str, "FILE", "the answer is JSON by this schema"),
+)
+BENCH_FLAGS: Final = (
+    Flag("concurrency", _count(1, 2**16), "N", "clients that ask one request after another, load by load", many=True),
+    Flag("rate", _positive(read_number), "X", "in place of --concurrency: requests a second, at random times"),
+    Flag("requests", _count(1, MAX_INPUT), "N", "of a round with --rate; without it, at least a quarter as many"),
+    Flag("input_len", _count(1, MAX_INPUT), "N", "tokens of a prompt"),
+    Flag("output_len", _count(1, MAX_INPUT), "N", "tokens of an answer"),
+    Flag("rounds", _count(1, 1000), "N", "of each load; figures are their medians"),
+    Flag("text", read_bool, "", "send words, and only fields of OpenAI's API; lengths are about right"),
+    Flag("profile", read_bool, "", "in this process, on a CPU: tell where the time of a step goes"),
+    Flag("json", read_bool, "", "a line of JSON for each load"),
+)
+REPORT_FLAGS: Final = (Flag("json", read_bool, "", "write JSON for programs"),)

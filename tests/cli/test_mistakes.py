@@ -1,0 +1,268 @@
+"""What is asked wrongly is told in a line, with what was meant, before anything heavy is imported."""
+
+import json
+import re
+import socket
+from pathlib import Path
+
+import pytest
+
+from aserve.cli import checks, commands, settings
+from aserve.cli.command_table import ALL_NAMES, COMMANDS
+from aserve.cli.foreign_flags import FOREIGN, SHORT, find, sort_out
+from aserve.core.config import Options
+from aserve.core.errors import CheckpointError, ConfigError
+from aserve.model_folder import DEMO_FOLDER
+from tests.cli.program import ROOT, aserve, modules_after
+
+HEAVY = {"torch", "transformers", "rich", "prompt_toolkit", "hypercorn", "numpy", "httpx2", "uvloop"}
+
+
+def refusal(*argv: str, **environ: str) -> str:
+    """The line about a command line that is refused."""
+    with pytest.raises(ConfigError) as refused:
+        settings.parse_command(argv, environ)
+    return refused.value.message
+
+
+# Commands
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("bnech", "unknown command bnech; did you mean bench? (a model is served by: aserve serve bnech)"),
+        ("chta", "did you mean chat?"),
+        ("model", "did you mean models?"),
+        ("gpt2", "unknown command gpt2; the commands are serve, chat, complete,"),
+    ],
+)
+def test_an_unknown_command_is_named_with_the_nearest(word, told):
+    assert told in refusal(word)
+
+
+@pytest.mark.parametrize("word", ["demo", "Qwen/Qwen3-0.6B", "./folder", "~/folder", str(DEMO_FOLDER)])
+def test_what_can_only_be_a_model_is_served(word):
+    parsed = settings.parse_command([word, "--port", "0"], {})
+    assert (parsed.command, parsed.of(Options).model) == ("serve", word)
+
+
+def test_alone_it_prints_help(capsys):
+    for words in ([], ["--help"]):
+        with pytest.raises(SystemExit) as end:
+            commands.main(words)
+        assert end.value.code == 0
+        shown = capsys.readouterr().out
+        assert all(re.search(rf"^ +{name}\b", shown, re.MULTILINE) for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_each_command_has_a_help_that_fits(name, capsys):
+    with pytest.raises(SystemExit) as end:
+        commands.main([name, "--help"])
+    assert end.value.code == 0
+    shown = capsys.readouterr().out
+    for flag in COMMANDS[name].flags.values():
+        assert flag.option in shown
+
+
+def test_another_commands_option_is_told_whose_it_is():
+    assert refusal("serve", "--rounds", "3") == "--rounds is an option of aserve bench, and not of aserve serve"
+    assert refusal("models", "--no-markdown") == "--no-markdown is an option of aserve chat, and not of aserve models"
+    assert refusal("chat", "--ulr=x") == "unknown option --ulr; did you mean --url?"
+    assert refusal("completion", "tcsh").startswith("argument SHELL: invalid choice: 'tcsh'")
+    assert refusal("models", "demo") == "aserve models does not take the word 'demo'"
+
+
+# Flags of vLLM
+
+
+def test_each_flag_of_vllm_that_aserve_has_not_is_told_in_a_line():
+    told = refusal("serve", "demo", "-tp", "2", "--kv_cache_dtype=fp8", "--enable-chunked-prefill", "--port", "1")
+    assert told.splitlines() == [
+        "-tp: not supported yet: aserve is one process with one GPU or the CPU",
+        "aserve: --kv_cache_dtype: not supported yet: keys and values are of the model's type",
+        "aserve: --enable-chunked-prefill: not needed: every prompt is computed in pieces",
+    ]
+
+
+def test_what_makes_no_difference_is_left_out_with_a_line():
+    words = ("--tensor-parallel-size", "1", "m/x", "--disable-log-requests", "--no-enable-chunked-prefill")
+    parsed = settings.parse_command(["serve", *words, "--max_num_seqs", "7", "--no-enable_prefix_caching"], {})
+    options = parsed.of(Options)
+    assert (options.model, options.max_num_seqs, options.enable_prefix_caching) == ("m/x", 7, False)
+    assert [note.split(": ")[0] for note in parsed.notes] == [words[0], words[3], words[4]]
+
+
+def test_the_table_has_no_flag_of_aserve_and_reads_as_a_sentence():
+    assert not {name.replace("-", "_") for name in FOREIGN} & set(ALL_NAMES)
+    assert set(SHORT.values()) <= set(FOREIGN)
+    for name, flag in FOREIGN.items():
+        assert re.fullmatch(r"[a-z0-9-]+", name)
+        assert flag.why
+        assert not flag.why.endswith(".")
+
+
+def test_a_flag_of_ours_stays_where_the_table_has_its_name_too():
+    assert sort_out(["--task", "x"], ["--task"]).words == ["--task", "x"]
+    assert find("--no-such-flag") is None
+
+
+# The environment and the file
+
+
+def test_a_mistyped_variable_is_named_with_the_nearest():
+    assert refusal("serve", ASERVE_PROT="1") == "environment: unknown variable ASERVE_PROT; did you mean ASERVE_PORT?"
+    assert refusal("chat", ASERVE_ZZZ="1").startswith("environment: unknown variable ASERVE_ZZZ; ASERVE_ and the name")
+
+
+def test_what_another_command_reads_is_no_mistake():
+    assert settings.parse_command(["chat"], {"ASERVE_PORT": "1", "ASERVE_ROUNDS": "2"}).command == "chat"
+
+
+def test_what_kubernetes_sets_for_a_service_of_this_name_is_passed_over():
+    """Catches a pod that does not start beside a Service called aserve."""
+    environ = {
+        "ASERVE_SERVICE_HOST": "10.0.0.1",
+        "ASERVE_SERVICE_PORT": "8000",
+        "ASERVE_SERVICE_PORT_HTTP": "8000",
+        "ASERVE_PORT": "tcp://10.0.0.1:8000",
+        "ASERVE_PORT_8000_TCP": "tcp://10.0.0.1:8000",
+        "ASERVE_PORT_8000_TCP_ADDR": "10.0.0.1",
+        "ASERVE_DEMO_PORT": "tcp://10.0.0.2:8000",
+    }
+    assert settings.parse(["serve"], environ)[2].port == 8000
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("port: []", "--port (--config): one value is expected, got a list of 0"),
+        ("port: [1, 2]", "--port (--config): one value is expected, got a list of 2"),
+        ("port: {a: 1}", "--port (--config): one value is expected, got an object"),
+        ("model: [a]", "--model (--config): one value is expected, got a list of 1"),
+        ("api_key: [[a]]", "--api-key (--config): one value is expected, got a list"),
+        ("api_key: [null]", "--api-key (--config): one value is expected, got nothing"),
+        ("prot: 1", "--config: unknown option prot; did you mean port?"),
+        ("port: eight", "--port (--config): a whole number is expected, perhaps with k, M, G, Ki, Mi or Gi, got 'ei"),
+        ("a: [", "--config: "),
+        ("\xff", "--config: "),
+    ],
+)
+def test_a_wrong_file_is_told_by_its_field(tmp_path, content, told):
+    file = tmp_path / "a.yaml"
+    file.write_bytes(content.encode("latin-1"))
+    found = refusal("serve", "--config", str(file))
+    assert found.startswith(told)
+    assert "\n" not in found
+
+
+def test_null_in_a_file_is_as_if_it_were_not_there(tmp_path):
+    file = tmp_path / "a.yaml"
+    file.write_text("port:\nmax_model_len: null\nrounds: 3\n")
+    _, options, server = settings.parse(["serve", "--config", str(file)], {})
+    assert (server.port, options.max_model_len) == (8000, None)
+
+
+# What is there, and what is not
+
+
+def early(*argv: str) -> None:
+    checks.check_early(settings.parse_command(argv, {}))
+
+
+def test_a_wrong_folder_is_found(tmp_path):
+    with pytest.raises(CheckpointError, match="no such folder"):
+        early("serve", "/nonexistent", "--port", "0")
+    with pytest.raises(CheckpointError, match=r"there is no config\.json"):
+        early("chat", str(tmp_path))
+    early("serve", "some/id-of-the-hub", "--port", "0")
+
+
+def test_a_context_that_is_too_long_is_found(tmp_path):
+    with pytest.raises(ConfigError, match="max_model_len 100000 is over the model's context of 2048 tokens"):
+        early("serve", "--max-model-len", "100000", "--port", "0")
+    with pytest.raises(ConfigError, match="max_model_len 2048 does not fit the KV cache of 960 tokens"):
+        early("serve", "--max-model-len", "2048", "--kv-cache-memory-bytes", "1000000", "--port", "0")
+    config = json.loads((DEMO_FOLDER / "config.json").read_text()) | {"architectures": ["GPT2LMHeadModel"]}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 512}))
+    with pytest.raises(ConfigError, match="max_model_len 513 is over the model's context of 512 tokens"):
+        early("serve", str(tmp_path), "--load-format", "dummy", "--max-model-len", "513", "--port", "0")
+
+
+def test_a_missing_gpu_is_found(monkeypatch):
+    monkeypatch.setattr(checks, "DRIVER", "libnothing.so.9")
+    with pytest.raises(ConfigError, match=r"device cuda: there is no NVIDIA driver here \(libnothing.so.9 is not"):
+        early("serve", "--device", "cuda")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--chat-template", "/none"), "--chat-template: /none is no file"),
+        (("--lora-root", "/none"), "--lora-root: /none is no folder"),
+        (("--enable-lora", "--lora-modules", "a=/none"), "--lora-modules: /none, of a, is no folder"),
+        (("--api-keys-file", "/none"), "--api-keys-file: /none is no file"),
+    ],
+)
+def test_files_that_are_not_there_are_found(words, told):
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        early("serve", "--port", "0", *words)
+
+
+def test_a_port_in_use_is_found_and_one_that_is_free_stays_free():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}: the address is in use"):
+            early("serve", "--port", port)
+    early("serve", "--port", port)
+    early("serve", "--port", port)
+
+
+def test_options_of_a_model_here_are_refused_where_another_server_is_asked():
+    with pytest.raises(ConfigError, match="--block-size is of a model in this process, and --url asks one elsewhere"):
+        early("chat", "--url", "http://host", "--block-size", "32")
+    early("chat", "/nonexistent", "--url", "http://host")
+    assert refusal("chat", "--url", "host:8000").startswith("--url (flag): a URL such as http://127.0.0.1:8000")
+
+
+# The real command
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("serve", "/nonexistent"), "aserve: /nonexistent: no such folder"),
+        (("serve", "--max-model-len", "100000"), "aserve: max_model_len 100000 is over the model's context"),
+        (("serve", "--device", "cuda"), "aserve: device cuda: "),
+        (("bnech",), "aserve: unknown command bnech; did you mean bench?"),
+    ],
+)
+def test_a_mistake_ends_the_command_before_anything_heavy_is_imported(words, told):
+    code, modules = modules_after(*words)
+    assert code in (1, 2)
+    assert not modules & HEAVY
+    done = aserve(*words)
+    assert done.err.startswith(told)
+    assert (done.out, done.err.count("\n")) == ("", 1)
+
+
+@pytest.mark.timing
+def test_a_mistake_is_told_within_half_a_second():
+    assert min(aserve("serve", "/nonexistent").seconds for _ in range(5)) < 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+@pytest.mark.parametrize("words", [("--help",), ("serve", "--help"), ("--version",)])
+def test_help_and_what_looks_at_files_import_little(words):
+    code, modules = modules_after(*words)
+    assert code == 0
+    assert not modules & (HEAVY - {"httpx2"})  # the hub's own client comes with its cache
+
+
+def test_the_folder_of_this_test_is_the_real_one():
+    assert (ROOT / "aserve").is_dir()
+    assert Path(checks.__file__).is_relative_to(ROOT)
