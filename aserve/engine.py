@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from aserve.adapters import Adapters
 from aserve.answers import Answers, Prompt
 from aserve.core.config import EngineConfig, ModelInfo
-from aserve.core.ended import Observer
+from aserve.core.ended import EndListener
 from aserve.core.errors import AserveError, StepTimeoutError, UnavailableError
 from aserve.core.ids import RequestId
 from aserve.core.params import SamplingParams
@@ -41,6 +41,7 @@ from aserve.intake import (
 )
 from aserve.mailbox import Mailbox
 from aserve.metrics.engine_metrics import EngineMetrics
+from aserve.observe.observer import Observer
 from aserve.preparation import Preparer
 from aserve.scheduler.statistics import Statistics
 from aserve.structures import Structures
@@ -83,8 +84,8 @@ class Engine(Encoding, Answers, Vectors):
         """Prometheus metrics of this engine alone."""
         self.tenants = Tenants(clock)
         """Who may use how much of it, and has."""
-        self.observers: list[Observer] = []
-        """Called with each request when it is over; see `Observer`."""
+        self.end_listeners: list[EndListener] = []
+        """Called with each request when it is over; see `EndListener`."""
         self.died = asyncio.Event()
         """Set when the engine ends by itself, which is a bug of ours; then `failure` says what happened."""
         self.failure: BaseException | None = None
@@ -112,6 +113,11 @@ class Engine(Encoding, Answers, Vectors):
         return self._ready().config
 
     @property
+    def observer(self) -> Observer:
+        """Tells what happens in each step. Raises `UnavailableError` where no requests are taken."""
+        return self._serving()[1].observer
+
+    @property
     def adapters(self) -> Adapters:
         """Those that requests may name. Raises `UnavailableError` before the model is loaded."""
         return self._ready().adapters
@@ -128,7 +134,7 @@ class Engine(Encoding, Answers, Vectors):
         self._structures = Structures(parts.tokenizer, parts.info, self.workers)
         told = self.registry, parts.info.names[0], parts.scheduler.statistics, self.tenants.usages
         names = parts.adapters.names
-        metrics = EngineMetrics(*told, config=parts.config, adapter_names=names, observers=self.observers)
+        metrics = EngineMetrics(*told, config=parts.config, adapter_names=names, end_listeners=self.end_listeners)
         self._loop = EngineLoop(
             parts.scheduler,
             parts.runner,

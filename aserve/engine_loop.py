@@ -31,6 +31,7 @@ from aserve.core.request import Request
 from aserve.edges import aside, is_fault
 from aserve.mailbox import Mailbox
 from aserve.metrics.engine_metrics import EngineMetrics, RequestTimes
+from aserve.observe.observer import Observer
 from aserve.scheduler.scheduler import Scheduler
 from aserve.scheduler.statistics import Statistics
 from aserve.stepping import Stepper
@@ -91,7 +92,9 @@ class EngineLoop:
         tenants: Tenants | None = None,
     ) -> None:
         self._scheduler = scheduler
-        self._steps = Stepper(scheduler, runner, metrics, clock, self)
+        self.observer = Observer(scheduler.readings, clock)
+        """Tells whoever looks on."""
+        self._steps = Stepper(scheduler, runner, metrics, clock, self, self.observer)
         self._metrics = metrics
         self._clock = clock
         self._token_texts = token_texts
@@ -242,6 +245,7 @@ class EngineLoop:
             raise
         finally:
             self._has_ended = True
+            self.observer.close()
             for request_id in tuple(self._readers):
                 self.fail(request_id, UnavailableError(ENDED))
 
@@ -263,7 +267,10 @@ class EngineLoop:
         due_s = self._clock() + WATCH_S
         await asyncio.sleep(WATCH_S)
         now = self._clock()
-        self._metrics.loop_lags_s.append(max(0.0, now - due_s))
+        lag_s = max(0.0, now - due_s)
+        self._metrics.loop_lags_s.append(lag_s)
+        if self.observer.is_watched:
+            aside(_log, "observing", None, self.observer.looked, lag_s)
         self._expire()
         if (flight := self._steps.awaited) is not self._watched:
             self._watched, self._watched_since_s = flight, now

@@ -28,6 +28,7 @@ from aserve.core.plan import StepPlan, StepResult
 from aserve.core.ports import Clock, Flight, Runner
 from aserve.edges import aside, is_fault
 from aserve.metrics.engine_metrics import EngineMetrics
+from aserve.observe.observer import Observer
 from aserve.scheduler.scheduler import Scheduler
 
 MAX_RESTARTS: Final = 64
@@ -72,16 +73,26 @@ class _NeverLaunched:
 
 
 class Stepper:
-    """Steps a scheduler and a runner. awaited: the flight whose landing is waited for, if one is."""
+    """Steps a scheduler and a runner. awaited: the flight whose landing is waited for, if one is.
+
+    observer: is told of each step while somebody looks on.
+    """
 
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, metrics: EngineMetrics, clock: Clock, audience: Audience
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        metrics: EngineMetrics,
+        clock: Clock,
+        audience: Audience,
+        observer: Observer,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._metrics = metrics
         self._clock = clock
         self._audience = audience
+        self._observer = observer
         self._flying: deque[tuple[StepPlan, Flight, float]] = deque()
         self._last_landed_s = 0.0
         self._torn_by: BaseException | None = None
@@ -135,6 +146,9 @@ class Stepper:
 
     def _launch(self, plan: StepPlan, now: float) -> bool:
         """False for a step that could not be launched, behind which nothing is to be."""
+        is_watched = self._observer.is_watched
+        if is_watched:
+            aside(_log, "observing", None, self._observer.planned, plan, now)
         try:
             self._flying.append((plan, self._runner.launch(plan), now))
         except WISHES:
@@ -142,6 +156,8 @@ class Stepper:
         except BaseException as error:  # an edge: a step's failure is found out about where it would have landed
             self._flying.append((plan, _NeverLaunched(error), now))
             return False
+        if is_watched:
+            aside(_log, "observing", None, self._observer.launched, plan)
         return True
 
     async def _land(self) -> None:
@@ -149,6 +165,8 @@ class Stepper:
         plan, flight, launched_s = self._flying.popleft()
         self.awaited = flight
         try:
+            if self._observer.is_watched:
+                aside(_log, "observing", None, self._observer.awaited, plan)
             result = await flight.land()
             now = self._clock()
         except BaseException as error:  # the edge of a step
@@ -170,7 +188,12 @@ class Stepper:
             await self._start_over(error, now)
             return
         self._last_landed_s = now
+        is_watched = self._observer.is_watched
+        if is_watched:
+            aside(_log, "observing", None, self._observer.committed, plan, now)
         self._audience.publish(step, now)
+        if is_watched:
+            aside(_log, "observing", None, self._observer.published, plan, result, step)
 
     async def _landed(self, flight: Flight) -> StepResult:
         """Wait for a flight, and let others see that."""
@@ -197,6 +220,7 @@ class Stepper:
         Raises `DeviceLostError`.
         """
         aside(_log, "counting", None, self._metrics.step_failed, error)
+        self._tell_taken_back(plan.step_id)
         await self._drop_flying()
         try:
             await self._landed(self._runner.recover())
@@ -228,6 +252,7 @@ class Stepper:
         if self._num_restarts > MAX_RESTARTS:
             raise error
         restart = self._scheduler.restart(self._audience.open_requests())
+        self._tell_taken_back(None)
         self._audience.publish(restart.taken_in, now)
         lost = [request_id for request_id in restart.lost if not self._audience.is_told(request_id)]
         for request_id in lost:
@@ -236,6 +261,10 @@ class Stepper:
             log_fault(_log, "scheduling", error)
         await self._drop_flying()
         await asyncio.sleep(0)  # it may be called again and again, with nothing to wait for
+
+    def _tell_taken_back(self, step_id: int | None) -> None:
+        if self._observer.is_watched:
+            aside(_log, "observing", None, self._observer.taken_back, step_id)
 
     def _blame(self, request_id: RequestId, error: BaseException) -> None:
         """End a request at which steps fail."""

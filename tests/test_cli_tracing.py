@@ -147,7 +147,7 @@ async def test_off_the_application_is_as_it_is():
     app = create_app(engine)
     with traced(app, engine, {}) as served:
         assert served is app
-    assert engine.observers == []
+    assert engine.end_listeners == []
 
 
 @pytest.mark.parametrize(

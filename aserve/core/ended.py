@@ -29,5 +29,5 @@ class EndedRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     error: str | None = None
 
 
-Observer = Callable[[EndedRequest], None]
+EndListener = Callable[[EndedRequest], None]
 """Told of each request when it is over, in the task that asked, on the event loop's thread. Must not wait."""

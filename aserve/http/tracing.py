@@ -65,7 +65,7 @@ class Tracing:
     def __init__(self, app: ASGIApp, engine: Engine, tracer: Tracer) -> None:
         self._app = app
         self._tracer = tracer
-        engine.observers.append(self.request_ended)
+        engine.end_listeners.append(self.request_ended)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on; make its spans when it is over."""

@@ -68,6 +68,11 @@ class HostMemory:
         """Blocks of the tier."""
         return self._host.num_kept
 
+    @property
+    def kept_ids(self) -> Iterable[HostBlockId]:
+        """The blocks of the tier."""
+        return self._host.kept_ids()
+
     # Tables.
 
     def put(self, tables: Sequence[BlockTable]) -> tuple[SwapOut, ...] | None:

@@ -271,6 +271,33 @@ class PagedCache:
         self._pool.restart()
         self._host.restart()
 
+    # For who looks on.
+
+    def note_hashes(self, *, on: bool) -> None:
+        """From now on note which blocks get or lose a hash, for `take_rehashed`; or note nothing any more."""
+        self._pool.rehashed = set() if on else None
+
+    def take_rehashed(self) -> dict[BlockId, bool]:
+        """Blocks that got or lost a hash since the last call, and whether each bears one now."""
+        noted = self._pool.rehashed
+        if not noted:
+            return {}
+        self._pool.rehashed = set()
+        return {block_id: self._pool.hash_of(block_id) is not None for block_id in noted}
+
+    def hashed_blocks(self) -> list[BlockId]:
+        """All that bear a hash. Cost: the whole pool."""
+        return [block for block in map(BlockId, range(1, self._pool.num_blocks)) if self._pool.hash_of(block)]
+
+    def kept_on_host(self) -> frozenset[HostBlockId]:
+        """The blocks of the host tier."""
+        return frozenset(self._host.kept_ids)
+
+    @property
+    def num_kept_on_host(self) -> int:
+        """How many they are."""
+        return self._host.num_kept
+
     def statistics(self) -> CacheStatistics:
         """A snapshot."""
         return snapshot(self._pool, self._host, self._num_queried_tokens, self._num_hit_tokens)

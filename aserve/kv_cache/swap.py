@@ -35,6 +35,10 @@ class HostPool:
         """Blocks that bear a hash."""
         return len(self._kept)
 
+    def kept_ids(self) -> Iterable[HostBlockId]:
+        """The blocks that bear a hash."""
+        return self._kept.values()
+
     def is_held(self, host_id: HostBlockId) -> bool:
         """Whether somebody holds the block."""
         return self._refs[host_id] > 0

@@ -17,7 +17,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from aserve.core.config import METRICS_PREFIX, EngineConfig
-from aserve.core.ended import EndedRequest, Observer
+from aserve.core.ended import EndedRequest, EndListener
 from aserve.core.ids import AdapterId
 from aserve.core.outputs import FinishReason, RequestTimings
 from aserve.core.request import Request
@@ -56,7 +56,7 @@ class EngineMetrics(Collector):
     model_name: the value of the `model_name` label.
     statistics: called at each scrape. usages: of each tenant, called then, too; those without a name are left out.
     config: says the prefix, and what there is of blocks and adapters; without it the prefix is METRICS_PREFIX.
-    adapter_names: by id, of the adapters in memory; called at each scrape. observers: told of each request at its end.
+    adapter_names: by id, of the adapters in memory; called then, too. end_listeners: told of each request at its end.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class EngineMetrics(Collector):
         *,
         config: EngineConfig | None = None,
         adapter_names: Callable[[], Mapping[AdapterId, str]] = dict,
-        observers: Sequence[Observer] = (),
+        end_listeners: Sequence[EndListener] = (),
     ) -> None:
         prefix = METRICS_PREFIX if config is None else config.metrics_prefix
         self.model_name = model_name
         self.adapter_names = adapter_names
-        self.observers = observers
+        self.end_listeners = end_listeners
         self._families = Families(prefix, model_name)
         self._has_old_names = prefix == OLD_NAMES_PREFIX
         self._statistics = statistics
@@ -295,8 +295,8 @@ class RequestTimes:
             self.finished(now, reason)
 
     def told(self, now: float) -> None:
-        """Nobody waits for it any more: tell the observers."""
-        if not (observers := self._metrics.observers):
+        """Nobody waits for it any more: tell the listeners."""
+        if not (listeners := self._metrics.end_listeners):
             return
         metrics, adapter = self._metrics, self._request.adapter
         model = None if adapter is None else metrics.adapter_names().get(adapter)
@@ -310,5 +310,5 @@ class RequestTimes:
             finish_reasons=self.reasons,
             error=self.error,
         )
-        for observer in observers:
-            observer(ended)
+        for listener in listeners:
+            listener(ended)

@@ -40,6 +40,11 @@ class AdapterPlaces:
     def _adapters(self) -> set[AdapterId | None]:
         return {sequence.request.adapter for sequence in chain(self._running, self._swapped)} - {None}
 
+    @property
+    def holds_back(self) -> bool:
+        """Whether somebody was held back since the last admission of this step."""
+        return self._first is not None
+
     def allows(self, sequence: Sequence) -> bool:
         """Whether one that waits may run now. To be asked in the order of the queue."""
         adapter = sequence.request.adapter

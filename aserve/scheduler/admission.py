@@ -129,7 +129,7 @@ class Admission:
             source, num_common = forked
             num_matched = self._cache.num_cached(sequence.table, sequence.token_ids)
             if num_common > num_matched and self._cache.can_fork(source.table, num_common):
-                if source.id in settling or source.num_bound is not None or source.num_computed < num_common:
+                if not _is_ready(source, num_common, settling):
                     return None
                 return self._fork(sequence, source, num_common, num_spare_blocks)
         hits = self._cache.acquire(
@@ -186,6 +186,16 @@ def fork_source(sequence: Sequence) -> tuple[Sequence, int] | None:
     if origin is not None and origin.state is State.RUNNING:
         return origin, sequence.num_prompt - 1
     return None
+
+
+def awaits_source(sequence: Sequence, settling: Container[SeqId]) -> bool:
+    """Whether the one that it would fork from has not computed what they have in common."""
+    forked = fork_source(sequence)
+    return forked is not None and not _is_ready(*forked, settling)
+
+
+def _is_ready(source: Sequence, num_common: int, settling: Container[SeqId]) -> bool:
+    return source.id not in settling and source.num_bound is None and source.num_computed >= num_common
 
 
 class Pace:

@@ -15,12 +15,12 @@ from aserve.core.ids import BlockId, RequestId, SeqId
 from aserve.core.layout import STRETCH
 from aserve.core.plan import RowInit, SeqSlice, StepPlan
 from aserve.core.speculation import MAX_STEP_DRAFTS
-from aserve.scheduler.admission import Admission, Pace
+from aserve.scheduler.admission import Admission, Pace, awaits_source
 from aserve.scheduler.drafting import Drafter
 from aserve.scheduler.preemption import choose_victims
 from aserve.scheduler.residents import Residents, is_flying
 from aserve.scheduler.sequence import Sequence
-from aserve.scheduler.states import State
+from aserve.scheduler.states import Hold, State
 from aserve.scheduler.step_cost import Allowance, StreamPace
 from aserve.scheduler.undo import StepBudget
 
@@ -63,6 +63,8 @@ class Planner:
         """Whether somebody waits whom that plan did not admit."""
         self.last_long_id = -1
         """The newest step with more than one token of a sequence: of its prompt, or drafts."""
+        self.hold: Hold | None = None
+        """Why the plan made last did not admit the first of those who wait, where it left somebody waiting."""
         self.at: Sequence | None = None
         """For whom the plan in progress is taking blocks; after one that raised, at whom that was."""
 
@@ -259,25 +261,35 @@ class Planner:
             self.at = residents.swapped.first
             returned = residents.bring_back(oldest_flying)
             if not returned and residents.swapped:
+                self.hold = Hold.SWAPPED
                 return
             for sequence in returned:
                 if budget:
                     budget -= min(budget, self._first_chunk(sequence, budget, draft))
         residents.settle()
+        hold = None
         while budget and (newcomer := residents.next_up(only)) is not None:
-            if is_flying(newcomer, oldest_flying):
-                break
-            if draft.slices and not self._pace.allows(now, newcomer.request.arrival_s):
-                break
-            if (allowance := self._allowance(draft)) is not None and allowance.is_spent:
-                break
-            self.at = newcomer
-            if not residents.admit(newcomer, self._settling):
+            if (hold := self._admit(now, newcomer, draft, oldest_flying)) is not None:
                 break
             self._admission.count(newcomer, now)
             budget -= min(budget, self._first_chunk(newcomer, budget, draft))
             self._pace.admitted()
         self.leaves_waiting = bool(residents.waiting)
+        if self.leaves_waiting:
+            self.hold = hold or (residents.why_nobody if budget else Hold.BUDGET)
+
+    def _admit(self, now: float, newcomer: Sequence, draft: "_Draft", oldest_flying: int | None) -> Hold | None:
+        """Let a newcomer run; or why it cannot."""
+        if is_flying(newcomer, oldest_flying):
+            return Hold.FLIGHT
+        if draft.slices and not self._pace.allows(now, newcomer.request.arrival_s):
+            return Hold.PACE
+        if (allowance := self._allowance(draft)) is not None and allowance.is_spent:
+            return Hold.STREAMS
+        self.at = newcomer
+        if self._residents.admit(newcomer, self._settling):
+            return None
+        return Hold.SIBLING if awaits_source(newcomer, self._settling) else Hold.MEMORY
 
     def _first_chunk(self, sequence: Sequence, budget: int, draft: "_Draft") -> int:
         """Plan the first known tokens of a sequence that was just admitted, as `_known`, and return their number.

@@ -22,7 +22,7 @@ from aserve.scheduler.admission import Admission
 from aserve.scheduler.preemption import PreemptionRule, choose_victims
 from aserve.scheduler.queue import SequenceQueue, Waiting
 from aserve.scheduler.sequence import Sequence
-from aserve.scheduler.states import State, move
+from aserve.scheduler.states import Hold, State, move
 
 NewWaiting = Callable[[SequenceQueue], Waiting]
 """Makes the queue of those who wait, of those who run."""
@@ -98,6 +98,13 @@ class Residents:
             return self.waiting.next_up(len(self._free_rows), allows)
         theirs = (sequence for sequence in self.waiting if sequence.request_id in only)
         return next(filter(allows, theirs) if allows else theirs, None)
+
+    @property
+    def why_nobody(self) -> Hold:
+        """Why `next_up` has nobody, where somebody waits."""
+        if not self._free_rows:
+            return Hold.ROWS
+        return Hold.TURN if self._places is None or not self._places.holds_back else Hold.ADAPTERS
 
     def admit(self, sequence: Sequence, settling: Container[SeqId]) -> bool:
         """Let a waiting sequence run, if there is a row, and blocks for all of its tokens. See `Admission.admit`."""

@@ -51,6 +51,7 @@ from aserve.scheduler.landing import Landing
 from aserve.scheduler.planner import FEW_TOKENS, Planner
 from aserve.scheduler.preemption import PreemptionRule
 from aserve.scheduler.queue import Arrival, Policy, WaitingQueue, first_come_first_served
+from aserve.scheduler.readings import Readings
 from aserve.scheduler.residents import NewWaiting, Residents
 from aserve.scheduler.roster import Roster
 from aserve.scheduler.sequence import Sequence
@@ -343,6 +344,11 @@ class Scheduler:
         self.cancel(request_id)
 
     # What is going on.
+
+    @property
+    def readings(self) -> Readings:
+        """For who looks on."""
+        return Readings(self._roster.sequences, self._cache, self._residents, self._planner)
 
     def statistics(self) -> Statistics:
         """A snapshot."""

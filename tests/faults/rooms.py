@@ -14,7 +14,7 @@ from aserve.constraints.thinking import BoundedThinking, Budget, ThinkingConstra
 from aserve.drafting.draft_model import DraftModelProposer
 from aserve.engine import Engine
 from aserve.engine_loop import EngineLoop
-from aserve.http import doorman
+from aserve.http import doorman, inspector
 from aserve.http.direct import DirectLine
 from aserve.http.doorman import Doorman
 from aserve.http.openai import adapters as adapter_routes
@@ -23,6 +23,9 @@ from aserve.http.openai.speech import Speech
 from aserve.kv_cache.paged_cache import PagedCache
 from aserve.mailbox import Keeper, Mailbox
 from aserve.models.lora import LoraLayers
+from aserve.observe import mirror
+from aserve.observe.mirror import Mirror
+from aserve.observe.observer import Observer, Viewer
 from aserve.preparation import Preparer
 from aserve.runner import adapters, batch, landing, masks, sampler, scoring, step
 from aserve.runner.adapters import AdapterSlots
@@ -41,6 +44,7 @@ from aserve.runner.threads import StepThreads
 from aserve.scheduler.adapter_places import AdapterPlaces
 from aserve.scheduler.drafting import Drafter
 from aserve.scheduler.foresight import Foresight
+from aserve.scheduler.readings import Readings
 from aserve.server import door
 from aserve.server.connections import Connections
 from aserve.server.door import Doors
@@ -55,6 +59,7 @@ from tests.faults.guided_world import GuidedWorld
 from tests.faults.kept_rooms import KEPT
 from tests.faults.points import FAILING, LOST, POINTS, Point, at, of
 from tests.faults.small_world import SmallWorld
+from tests.faults.watched_world import WatchedWorld
 
 GUIDED = (
     # Adapters.
@@ -206,6 +211,30 @@ SMALL = (
     Point("cache distrust_host", at((PagedCache, "distrust_host")), of_nobody=True, failing_steps=FAILING),
 )
 
+WATCHED = (
+    # Somebody looks on: what fails there is nobody's.
+    Point("observer planned", at((Observer, "planned")), of_nobody=True),
+    Point("observer launched", at((Observer, "launched")), of_nobody=True),
+    Point("observer awaited", at((Observer, "awaited")), of_nobody=True),
+    Point("observer committed", at((Observer, "committed")), of_nobody=True),
+    Point("observer published", at((Observer, "published")), of_nobody=True),
+    Point("observer looked", at((Observer, "looked")), of_nobody=True),
+    Point("observer taken_back", at((Observer, "taken_back")), of_nobody=True, failing_steps=FAILING),
+    Point("observer clock", at((Observer, "now_us"))),
+    Point("observer viewer", at((Observer, "viewer"))),
+    Point("observer snapshot", at((Observer, "snapshot"))),
+    Point("viewer news", at((Viewer, "news"))),
+    Point("viewer offer", at((Viewer, "offer")), of_nobody=True),
+    Point("mirror change", at((Mirror, "change"))),
+    Point("mirror meet", at((Mirror, "meet")), of_nobody=True),
+    Point("mirror cards", at((mirror, "card_of")), of_nobody=True),
+    Point("readings sequence", at((Readings, "sequence")), of_nobody=True),
+    Point("cache rehashed", at((PagedCache, "take_rehashed"))),
+    Point("feed made", at((inspector, "Feed"))),
+    Point("feed hello", at((inspector.Feed, "hello"))),
+    Point("feed events", at((inspector.Feed, "events"))),
+)
+
 LATER = (
     # Of every server: what came later to rooms that have points.
     Point("terms new", at((engine, "new_terms"))),
@@ -241,5 +270,6 @@ ALL_POINTS = (
     *(replace(point, world=ComputedWorld) for point in COMPUTED),
     *(replace(point, world=SmallWorld) for point in SMALL),
     *(replace(point, world=DoorWorld) for point in DOOR),
+    *(replace(point, world=WatchedWorld) for point in WATCHED),
     *KEPT,
 )

@@ -31,6 +31,8 @@ NO_POINT: Mapping[str, Sequence[str]] = {
         "aserve.kv_cache.paged_cache PagedCache.statistics",
         "aserve.metrics.engine_metrics EngineMetrics.__init__",
         "aserve.models.lora LoraLayers.blank",
+        "aserve.observe.observer Observer.__init__",
+        "aserve.observe.observer Observer.close",
         "aserve.preparation Preparer.__init__",
         "aserve.scheduler.scheduler Scheduler.statistics",
         "aserve.stores.batches BatchStore.__init__",

@@ -184,7 +184,7 @@ def test_what_the_process_takes_is_told(registry, metrics):
 
 def test_who_watches_is_told_of_a_request_once_it_is_over(registry):
     told = []
-    metrics = EngineMetrics(registry, "model", lambda: COUNTS, observers=[told.append])
+    metrics = EngineMetrics(registry, "model", lambda: COUNTS, end_listeners=[told.append])
     asked = request(5)
     times = metrics.arrived(asked, 10.0)
     times.tokens(11.0, 1, 0.25, num_cached=4)

@@ -1,0 +1,220 @@
+"""Mirror: what whoever looks on has been told, held against what is there: the difference is what to tell next.
+
+    told     tables {4: [7, 3]}     cached {7}        state of 4: running
+    there    tables {4: [7, 3, 9]}  cached {7, 3}     state of 4: running
+    change   Splice(4, 2, (9,)), cached (3,)
+
+The cost of a look is that of the sequences that run, and of the blocks that have changed; a whole pool is read when the
+mirror is made, and host blocks when some have moved.
+"""
+
+from collections.abc import Iterable
+from itertools import islice
+
+from aserve.core.ids import BlockId, ChoiceId, HostBlockId, SeqId
+from aserve.observe.records import (
+    MAX_CARD_TOKENS,
+    MAX_QUEUED,
+    NO_CHANGE,
+    BlockChange,
+    Card,
+    Held,
+    Move,
+    Queue,
+    Snapshot,
+    Splice,
+)
+from aserve.scheduler.readings import Readings
+from aserve.scheduler.sequence import Sequence
+from aserve.scheduler.states import State
+
+ON_HOST_NULL = -1
+"""In a table on the host: no block."""
+
+
+class _Told:
+    """What was told of a sequence. only_grows: its table does, until it gives it back: no beam's, and no window's."""
+
+    __slots__ = ("blocks", "card", "host_blocks", "num_preemptions", "only_grows", "sequence", "state")
+
+    def __init__(self, sequence: Sequence, card: Card, *, only_grows: bool) -> None:
+        self.only_grows = only_grows
+        self.sequence = sequence
+        self.card = card
+        self.state = sequence.state
+        self.num_preemptions = sequence.num_preemptions
+        self.blocks: list[BlockId] = []
+        self.host_blocks: list[HostBlockId | None] = []
+
+
+class Change:
+    """What is to be told: the fields are those of `Record`."""
+
+    __slots__ = ("blocks", "cards", "moves", "queue")
+
+    def __init__(self) -> None:
+        self.cards: list[Card] = []
+        self.moves: list[Move] = []
+        self.queue: Queue | None = None
+        self.blocks = NO_CHANGE
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing."""
+        return not (self.cards or self.moves or self.queue) and self.blocks is NO_CHANGE
+
+
+class Mirror:
+    """Of one scheduler, which notes from now on what changes. Begins with everything as it is told."""
+
+    def __init__(self, readings: Readings) -> None:
+        self._readings = readings
+        self._has_windows = readings.cache.footprint.has_windows
+        self._told: dict[SeqId, _Told] = {}
+        self._new_cards: list[Card] = []
+        self._queue = Queue()
+        cache = readings.cache
+        cache.note_hashes(on=True)
+        self._cached = set(map(int, cache.hashed_blocks()))
+        self._kept = cache.kept_on_host()
+        for sequence in readings.sequences:
+            if sequence.state is not State.WAITING or sequence.num_preemptions:
+                self.meet(sequence)
+        self.change({}, has_swapped=True)
+
+    def meet(self, sequence: Sequence) -> _Told:
+        """A sequence is to be told of; its card goes out with the next change, if it has not yet."""
+        told = self._told.get(sequence.id)
+        if told is None:
+            card = card_of(sequence)
+            only_grows = card.shows_tokens and not self._has_windows
+            told = self._told[sequence.id] = _Told(sequence, card, only_grows=only_grows)
+            self._new_cards.append(told.card)
+        return told
+
+    def was_swapped(self, seq_id: SeqId) -> bool:
+        """Whether a sequence was swapped out, as far as has been told."""
+        told = self._told.get(seq_id)
+        return told is not None and told.state is State.SWAPPED
+
+    def card(self, seq_id: SeqId) -> Card | None:
+        """A sequence's, if it has not been told to have ended."""
+        told = self._told.get(seq_id)
+        return None if told is None else told.card
+
+    def change(self, ends: dict[ChoiceId, str], *, has_swapped: bool) -> Change:
+        """What to tell now, which counts as told from then on.
+
+        ends: why choices have ended, by request id and index. has_swapped: whether blocks have gone to the host or
+        come from it.
+        """
+        change, tables, host_tables = Change(), list[Splice](), list[Splice]()
+        self._look_at_queue(change)
+        for told in self._told.values():
+            sequence = told.sequence
+            table = sequence.table
+            if sequence.state is told.state and sequence.num_preemptions == told.num_preemptions:
+                if told.only_grows and len(table.block_ids) == len(told.blocks):
+                    continue
+            else:
+                self._moved(told, change, ends)
+            if table.block_ids != told.blocks:
+                tables.append(_splice(sequence.id, told.blocks, table.block_ids))
+                told.blocks = list(table.block_ids)
+            if table.host_ids != told.host_blocks:
+                host_tables.append(_splice(sequence.id, told.host_blocks, table.host_ids))
+                told.host_blocks = list(table.host_ids)
+        for move in change.moves:
+            if move.what == "ended":
+                del self._told[SeqId(move.seq)]
+        change.cards, self._new_cards = self._new_cards, []
+        self._look_at_blocks(change, tables, host_tables, has_swapped=has_swapped)
+        return change
+
+    def snapshot(self, number: int, at_us: int) -> Snapshot:
+        """All that has been told, up to a record of that number."""
+        held = Held()
+        held.tables = {seq_id: tuple(told.blocks) for seq_id, told in self._told.items() if told.blocks}
+        swapped = [told for told in self._told.values() if told.host_blocks]
+        held.host_tables = {told.sequence.id: tuple(map(_host_number, told.host_blocks)) for told in swapped}
+        held.cached, held.kept = self._cached, set(map(int, self._kept))
+        cards = tuple(told.card for told in self._told.values())
+        states = tuple((int(seq_id), told.state.value) for seq_id, told in self._told.items())
+        return Snapshot(number, at_us, cards, states, self._queue, held.whole())
+
+    def _moved(self, told: _Told, change: Change, ends: dict[ChoiceId, str]) -> None:
+        """The state of a sequence is another."""
+        sequence = told.sequence
+        if sequence.num_preemptions != told.num_preemptions:
+            what = "swap" if sequence.state is State.SWAPPED else "recompute"
+            change.moves.append(Move(sequence.id, what))
+        elif told.state is State.SWAPPED and sequence.state is State.WAITING:
+            change.moves.append(Move(sequence.id, "recompute"))  # its copy on the host is lost
+        told.state, told.num_preemptions = sequence.state, sequence.num_preemptions
+        if sequence.state is State.FINISHED:
+            change.moves.append(Move(sequence.id, "ended", ends.get(sequence.choice_id, "")))
+
+    def _look_at_queue(self, change: Change) -> None:
+        readings = self._readings
+        num_waiting = readings.num_waiting
+        if not num_waiting:
+            queue = _NOBODY
+        else:
+            first = tuple(islice(readings.waiting, MAX_QUEUED))
+            for sequence in first:
+                self.meet(sequence)
+            hold = readings.hold
+            queue = Queue(num_waiting, tuple(s.id for s in first), "" if hold is None else hold.value)
+        if queue is not self._queue and queue != self._queue:
+            self._queue = change.queue = queue
+
+    def _look_at_blocks(
+        self, change: Change, tables: list[Splice], host_tables: list[Splice], *, has_swapped: bool
+    ) -> None:
+        cache = self._readings.cache
+        rehashed = cache.take_rehashed()
+        cached = [int(block) for block, is_cached in rehashed.items() if is_cached and block not in self._cached]
+        uncached = [int(block) for block, is_cached in rehashed.items() if not is_cached and block in self._cached]
+        self._cached.update(cached)
+        self._cached.difference_update(uncached)
+        kept: Iterable[int] = ()
+        dropped: Iterable[int] = ()
+        if has_swapped or cache.num_kept_on_host != len(self._kept):
+            now = cache.kept_on_host()
+            kept, dropped, self._kept = now - self._kept, self._kept - now, now
+        if tables or host_tables or cached or uncached or kept or dropped:
+            change.blocks = BlockChange(
+                tuple(tables), tuple(host_tables), tuple(cached), tuple(uncached), tuple(kept), tuple(dropped)
+            )
+
+
+_NOBODY = Queue()
+
+
+def card_of(sequence: Sequence) -> Card:
+    """Who a sequence is."""
+    request = sequence.request
+    return Card(
+        seq=sequence.id,
+        request=sequence.id - sequence.index,
+        index=sequence.index,
+        num_prompt=sequence.num_prompt,
+        max_tokens=request.max_tokens,
+        arrived_us=round(request.arrival_s * 1e6),
+        shows_tokens=sequence.group is None or sequence.group.beams is None,
+        id=request.id,
+        tenant=request.tenant,
+        lora=request.adapter,
+        prompt_ids=request.prompt_token_ids[:MAX_CARD_TOKENS],
+    )
+
+
+def _splice(seq: int, old: list, new: list) -> Splice:  # type: ignore[type-arg]  # of blocks of either place
+    num_kept = len(old)
+    if new[:num_kept] != old:
+        num_kept = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+    return Splice(seq, num_kept, tuple(map(_host_number, new[num_kept:])))
+
+
+def _host_number(block: int | None) -> int:
+    return ON_HOST_NULL if block is None else int(block)

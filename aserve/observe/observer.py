@@ -1,0 +1,321 @@
+"""Observer: tells whoever looks on what happens in an engine's steps. Costs a look at `is_watched` where nobody does.
+
+    engine loop   planned   launched   committed   published ...      a look ten times a second, steps or none
+                     '---------'-----------'-----------'--> Record --> each Viewer's queue --> who reads it, in his time
+
+A viewer who reads slowly loses records, never their order: when his queue is full it is emptied, he is told how many
+are gone, and goes on from a new snapshot. So what he holds is bounded, and nothing waits for him. What is raised here
+is told to the log by whoever calls, and ends nobody's request; the viewers then begin anew.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+import msgspec
+
+from aserve.core.errors import OverloadedError, UnavailableError
+from aserve.core.ids import ChoiceId, SeqId
+from aserve.core.outputs import StepTokens
+from aserve.core.plan import SeqSlice, StepPlan, StepResult
+from aserve.core.ports import Clock
+from aserve.observe.mirror import Mirror
+from aserve.observe.records import NO_TOKEN, Admission, Card, Phases, Piece, Record, Snapshot, Work
+from aserve.scheduler.readings import Readings
+from aserve.scheduler.sequence import Sequence
+
+MAX_VIEWERS: Final = 8
+MAX_RECORDS: Final = 1024
+"""That wait for a viewer. At a thousand steps a second he has a second to take them."""
+MAX_ADMITTED_BLOCKS: Final = 1024
+"""Of those that an admission tells."""
+
+_NONE: Final = "none"
+
+
+class News(msgspec.Struct, frozen=True):
+    """What a viewer has not seen. num_lost: records that are gone; then, and at first, all begins with a snapshot."""
+
+    num_lost: int
+    snapshot: Snapshot | None
+    records: tuple[Record, ...]
+
+
+class Viewer:
+    """Somebody who looks on. Ends, for `news`, when the engine does."""
+
+    def __init__(self, observer: "Observer", max_records: int) -> None:
+        self._observer = observer
+        self._records: deque[Record] = deque()
+        self._max_records = max_records
+        self._num_lost = 0
+        self._needs_snapshot = True
+        self._has_ended = False
+        self._bell = asyncio.Event()
+        self._bell.set()
+
+    async def news(self) -> News:
+        """What has come since the last call; waits for something. Raises `UnavailableError` at the engine's end."""
+        await self._bell.wait()
+        self._bell.clear()
+        if self._has_ended:
+            raise UnavailableError("the engine has stopped")
+        num_lost, self._num_lost = self._num_lost, 0
+        snapshot = self._observer.snapshot() if self._needs_snapshot else None
+        self._needs_snapshot = False
+        records = tuple(self._records)
+        self._records.clear()
+        return News(num_lost, snapshot, records)
+
+    def offer(self, record: Record) -> None:
+        """Something happened."""
+        if self._needs_snapshot:
+            self._num_lost += self._num_lost > 0  # counted from the first that was lost to the next snapshot
+        elif len(self._records) < self._max_records:
+            self._records.append(record)
+        else:
+            self.begin_anew(len(self._records) + 1)
+        self._bell.set()
+
+    def begin_anew(self, num_lost: int) -> None:
+        """What waits is of no use any more."""
+        self._num_lost += num_lost
+        self._records.clear()
+        self._needs_snapshot = True
+        self._bell.set()
+
+    def end(self) -> None:
+        """Nothing will come."""
+        self._has_ended = True
+        self._bell.set()
+
+
+class _Begun:
+    """A step that has been planned: the times of what was done about it so far, and whom it admits."""
+
+    __slots__ = ("admitted", "began_s", "committed_s", "landed_s", "launched_s", "planned_s", "waited_s")
+
+    def __init__(self, began_s: float, planned_s: float, admitted: tuple[Admission, ...]) -> None:
+        self.began_s = began_s
+        self.planned_s = self.launched_s = self.waited_s = self.landed_s = self.committed_s = planned_s
+        self.admitted = admitted
+
+    def phases(self, published_s: float) -> Phases:
+        """How long each part took."""
+        return Phases(
+            _us(self.planned_s - self.began_s),
+            _us(self.launched_s - self.planned_s),
+            _us(self.landed_s - self.launched_s),
+            _us(self.landed_s - max(self.waited_s, self.launched_s)),
+            _us(self.committed_s - self.landed_s),
+            _us(published_s - self.committed_s),
+        )
+
+
+class Observer:
+    """Of one engine. is_watched: whether anything but `is_watched` is to be asked or called."""
+
+    def __init__(
+        self, readings: Readings, clock: Clock, *, max_viewers: int = MAX_VIEWERS, max_records: int = MAX_RECORDS
+    ) -> None:
+        self.is_watched = False
+        self._readings = readings
+        self._clock = clock
+        self._max_viewers = max_viewers
+        self._max_records = max_records
+        self._viewers: list[Viewer] = []
+        self._mirror: Mirror | None = None
+        self._begun: dict[int, _Begun] = {}
+        self._number = 0
+        self._has_closed = False
+
+    # Who looks on.
+
+    @contextmanager
+    def viewer(self) -> Iterator[Viewer]:
+        """Look on, inside the block. Raises `OverloadedError` where enough do, `UnavailableError` at the end."""
+        if self._has_closed:
+            raise UnavailableError("the engine has stopped")
+        if len(self._viewers) >= self._max_viewers:
+            raise OverloadedError(f"{self._max_viewers} look on already, which is the most there may be")
+        viewer = Viewer(self, self._max_records)
+        self._viewers.append(viewer)
+        self.is_watched = True
+        try:
+            yield viewer
+        finally:
+            if viewer in self._viewers:
+                self._viewers.remove(viewer)
+            if not self._viewers:
+                self._rest()
+
+    def close(self) -> None:
+        """The engine ends, and so does looking on."""
+        self._has_closed = True
+        for viewer in self._viewers:
+            viewer.end()
+        self._rest()
+
+    def snapshot(self) -> Snapshot:
+        """What is there after the newest record."""
+        return self._looking().snapshot(self._number, self.now_us())
+
+    def now_us(self) -> int:
+        """The engine's clock."""
+        return _us(self._clock())
+
+    def _rest(self) -> None:
+        self.is_watched = False
+        self._mirror = None
+        self._begun.clear()
+        self._readings.cache.note_hashes(on=False)
+
+    # What happens. To be called only while `is_watched`.
+
+    def planned(self, plan: StepPlan, began_s: float) -> None:
+        """A plan was made, at this moment; it was begun then."""
+        admitted = tuple(self._admissions(plan)) if plan.inits else ()
+        self._begun[plan.step_id] = _Begun(began_s, self._clock(), admitted)
+
+    def launched(self, plan: StepPlan) -> None:
+        """It has been handed to the device, at this moment."""
+        if (begun := self._begun.get(plan.step_id)) is not None:
+            begun.launched_s = self._clock()
+
+    def awaited(self, plan: StepPlan) -> None:
+        """The loop has nothing to do but wait for it, from this moment on."""
+        if (begun := self._begun.get(plan.step_id)) is not None:
+            begun.waited_s = self._clock()
+
+    def committed(self, plan: StepPlan, landed_s: float) -> None:
+        """It was committed, at this moment, and landed then."""
+        if (begun := self._begun.get(plan.step_id)) is not None:
+            begun.landed_s, begun.committed_s = landed_s, self._clock()
+
+    def published(self, plan: StepPlan, result: StepResult, step: StepTokens) -> None:
+        """It has been published, at this moment: it is over, and told."""
+        begun = self._begun.pop(plan.step_id, None)
+        if begun is None:  # somebody began to look on while it was under way
+            return
+        phases = begun.phases(self._clock())
+        computed = _computed(plan, result, self._looking())
+        ops, num_drafts = plan.block_ops, sum(one.num_tokens for one in plan.drafting)
+        moves = () if ops is None else (ops.copies, ops.swap_outs, ops.swap_ins)
+        pieces, began_us = tuple(computed.pieces), _us(begun.began_s)
+        work = Work(plan.step_id, began_us, phases, tuple(computed.decodes), pieces, num_drafts, *moves)
+        told = {"work": work, "decoded": tuple(computed.decoded), "token_ids": tuple(computed.token_ids)}
+        ends = {(d.request_id, d.index): str(d.finish_reason.value) for d in step.deltas if d.finish_reason is not None}
+        self._tell(ends, has_swapped=ops is not None, admitted=begun.admitted, **told)
+
+    def taken_back(self, step_id: int | None) -> None:
+        """A step raised, and those on top of it are gone as well; None where what holds what is made anew."""
+        self._begun.clear()
+        self._tell({}, failed_step=step_id, has_swapped=True)
+
+    def looked(self, lag_s: float) -> None:
+        """It was looked how late the event loop is."""
+        self._tell({}, lag_us=_us(lag_s), has_swapped=False)
+
+    def _tell(self, ends: dict[ChoiceId, str], *, has_swapped: bool, **what: object) -> None:
+        """Make a record of what is given, and of all that has changed, and offer it to everybody."""
+        try:
+            change = self._looking().change(ends, has_swapped=has_swapped)
+        except BaseException:  # what has been told is not known any more
+            self._begin_anew()
+            raise
+        self._number += 1
+        moves = tuple(change.moves)
+        changed = {"cards": tuple(change.cards), "moves": moves, "queue": change.queue, "blocks": change.blocks}
+        record = Record(self._number, self.now_us(), **changed, **what)  # type: ignore[arg-type]  # by name
+        for viewer in self._viewers:
+            viewer.offer(record)
+
+    def _looking(self) -> Mirror:
+        """The mirror; it is made when the first viewer's first news are."""
+        if self._mirror is None:
+            self._mirror = Mirror(self._readings)
+        return self._mirror
+
+    def _begin_anew(self) -> None:
+        self._mirror = None
+        for viewer in self._viewers:
+            viewer.begin_anew(1)
+
+    def _admissions(self, plan: StepPlan) -> Iterator[Admission]:
+        """Of those who took a row in a plan that was just made."""
+        mirror = self._looking()
+        starts = {piece.seq_id: piece.start for piece in plan.slices}
+        coming = [init.seq_id for init in plan.inits]
+        for place, init in enumerate(plan.inits):
+            sequence = self._readings.sequence(init.seq_id)
+            if sequence is None or sequence.settled_in != plan.step_id:
+                continue  # it has its row anew, and has run
+            num_matched = starts.get(init.seq_id, 0)
+            source = _NONE
+            if num_matched:
+                before = _siblings(sequence, coming[place:])
+                source = "swap" if mirror.was_swapped(init.seq_id) else self._source(sequence, num_matched, before)
+            mirror.meet(sequence)
+            yield Admission(init.seq_id, num_matched, source, init.block_ids[:MAX_ADMITTED_BLOCKS])
+
+    def _source(self, sequence: Sequence, num_matched: int, before: list[Sequence]) -> str:
+        """Where a newcomer has what it need not compute: what is found by hash ends with a block."""
+        first = sequence.table.block_ids[:1]
+        is_fork = num_matched % self._readings.cache.block_size or any(
+            one.table.block_ids[:1] == first for one in before
+        )
+        return "fork" if is_fork else "cache"
+
+
+def _siblings(sequence: Sequence, coming: list[SeqId]) -> list[Sequence]:
+    """Those of its group that run already, without who comes later in the same step."""
+    group = sequence.group
+    return [] if group is None else [one for one in group.running() if one.id not in coming]
+
+
+class _Computed(NamedTuple):
+    """What came of a plan's slices: the fields of `Work` and `Record`."""
+
+    decodes: list[SeqId]
+    decoded: list[int]
+    pieces: list[Piece]
+    token_ids: list[tuple[int, tuple[int, ...]]]
+
+
+def _computed(plan: StepPlan, result: StepResult, mirror: Mirror) -> _Computed:
+    """Who computed one more token, who more than that, and which tokens came of it."""
+    slices, sampled = plan.slices, result.token_ids
+    decodes = [piece.seq_id for piece in slices if not piece.token_ids]
+    if len(decodes) == len(slices):  # as in most steps
+        return _Computed(decodes, list(sampled), [], [])
+    pools, first = bool(result.vectors), 0
+    accepted = iter(result.num_accepted)
+    computed = _Computed([], [], [], [])
+    for piece in slices:
+        num_accepted, card = 0, mirror.card(piece.seq_id)
+        token_ids: tuple[int, ...] = ()
+        if piece.num_samples and not pools:
+            num_accepted = next(accepted, 0)
+            token_ids = sampled[first : first + num_accepted + 1] if card is not None and card.shows_tokens else ()
+            first += num_accepted + 1
+        if piece.num_tokens == 1 and _is_next(piece, card):
+            computed.decodes.append(piece.seq_id)
+            computed.decoded.append(token_ids[0] if token_ids else NO_TOKEN)
+            continue
+        num_drafts = max(0, piece.num_samples - 1)
+        kind = "draft" if num_drafts else "pooled" if pools and piece.num_samples else "prefill"
+        computed.pieces.append(Piece(piece.seq_id, kind, piece.start, piece.num_tokens, num_drafts, num_accepted))
+        if token_ids:
+            computed.token_ids.append((piece.seq_id, token_ids))
+    return computed
+
+
+def _is_next(piece: SeqSlice, card: Card | None) -> bool:
+    """Whether a slice is of the newest token: that is on the device alone, or was waited for, as beams do."""
+    return piece.num_samples == 1 and (not piece.token_ids or (card is not None and piece.start >= card.num_prompt))
+
+
+def _us(seconds: float) -> int:
+    return int(seconds * 1e6)

@@ -1,0 +1,49 @@
+"""Readings: what who looks on is told of a scheduler between two of its calls. Changes nothing that it decides by.
+
+Sequences are shown as they are: whoever reads them copies what it wants to keep, and writes nothing.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from aserve.core.ids import SeqId
+from aserve.kv_cache.paged_cache import PagedCache
+from aserve.scheduler.planner import Planner
+from aserve.scheduler.residents import Residents
+from aserve.scheduler.sequence import Sequence
+from aserve.scheduler.states import Hold
+
+
+class Readings:
+    """Of one scheduler. sequences: all that have not ended, by id. cache: who holds what is in their tables."""
+
+    def __init__(
+        self, sequences: Mapping[SeqId, Sequence], cache: PagedCache, residents: Residents, planner: Planner
+    ) -> None:
+        self._sequences = sequences
+        self.cache = cache
+        self._residents = residents
+        self._planner = planner
+
+    def sequence(self, seq_id: SeqId) -> Sequence | None:
+        """The one with that id, if it has not ended."""
+        return self._sequences.get(seq_id)
+
+    @property
+    def sequences(self) -> Iterable[Sequence]:
+        """All that have not ended."""
+        return self._sequences.values()
+
+    @property
+    def num_waiting(self) -> int:
+        """How many wait to be admitted."""
+        return len(self._residents.waiting)
+
+    @property
+    def waiting(self) -> Iterable[Sequence]:
+        """They, in the queue's order; where tenants take turns, those of one behind those of another."""
+        return self._residents.waiting
+
+    @property
+    def hold(self) -> Hold | None:
+        """Why the last plan did not admit the first of them; None where nobody was left waiting."""
+        return self._planner.hold if self._planner.leaves_waiting else None

@@ -1,0 +1,216 @@
+"""The observer beside an engine's loop: its cost, what slow and late viewers get, and what becomes of its faults."""
+
+import asyncio
+from contextlib import ExitStack
+
+import pytest
+
+from aserve.core.errors import OverloadedError, UnavailableError
+from aserve.observe.mirror import Mirror
+from aserve.observe.observer import MAX_VIEWERS, Observer
+from aserve.observe.records import BlockChange, Held, Splice
+from tests.engines import byte_tokenizer
+from tests.fakes import FakeClock
+from tests.observe.watched import Follower, WatchedLoop, news_of, truth
+from tests.scheduler.sync_loop import SyncLoop, request
+from tests.test_engine_loop import Bench, fake_kv, running
+
+PROMPT = tuple(range(1, 20))
+
+
+class Telltale(Observer):
+    """Says what it is asked."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.asked = []
+
+    def __getattribute__(self, name):
+        if name in ("planned", "launched", "awaited", "committed", "published", "looked", "taken_back", "_tell"):
+            self.asked.append(name)
+        return super().__getattribute__(name)
+
+
+def watched_bench(**options):
+    """An engine's loop with such an observer."""
+    bench = Bench(byte_tokenizer(), fake_kv(), **options)
+    observer = Telltale(bench.scheduler.readings, bench.clock)
+    bench.loop.observer = bench.loop._steps._observer = observer
+    return bench, observer
+
+
+async def test_nothing_is_done_while_nobody_looks_on():
+    bench, observer = watched_bench()
+    async with running(bench):
+        await bench.ask("a", PROMPT, 9)
+        assert observer.asked == []
+        assert observer._mirror is None
+        assert bench.scheduler._cache._pool.rehashed is None
+        with observer.viewer() as viewer:
+            await viewer.news()
+            await bench.ask("b", PROMPT, 9)
+            assert set(observer.asked) == {"planned", "launched", "awaited", "committed", "published", "_tell"}
+        observer.asked.clear()
+        await bench.ask("c", PROMPT, 9)
+        assert observer.asked == []
+        assert observer._mirror is None
+        assert bench.scheduler._cache._pool.rehashed is None
+
+
+async def test_who_comes_while_a_step_is_under_way_sees_what_is_there_and_then_whole_steps():
+    bench, observer = watched_bench()
+    bench.runner.hold()
+    async with running(bench):
+        asked = asyncio.create_task(bench.ask("a", PROMPT, 9))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        with observer.viewer() as viewer:
+            follower = Follower(viewer)
+            follower.follow()
+            assert follower.held.tables == truth(bench.scheduler).tables != {}
+            bench.runner.let_land()
+            await asked
+            follower.follow()
+            steps = [record.work.step for record in follower.records if record.work is not None]
+            assert steps == list(range(2, 2 + len(steps)))  # two were under way
+            assert steps
+            assert follower.held.tables == {}
+
+
+async def test_times_are_those_of_the_clock():
+    bench, observer = watched_bench(max_in_flight=1)
+    plan, clock = bench.scheduler.plan, bench.clock
+
+    def slow_plan(now):
+        clock.advance(0.002)
+        return plan(now)
+
+    bench.scheduler.plan = slow_plan
+    async with running(bench):
+        with observer.viewer() as viewer:
+            await viewer.news()
+            clock.advance(1.0)
+            await bench.ask("a", PROMPT, 2)
+            [first, *_] = [record for record in news_of(viewer).records if record.work is not None]
+    assert first.work.began_us == 1_000_000
+    assert first.work.phases.plan == 2000
+    assert first.at_us >= 1_002_000
+    assert (first.work.phases.launch, first.work.phases.publish) == (0, 0)
+
+
+def test_who_reads_slowly_loses_records_and_is_told_how_many():
+    loop = SyncLoop()
+    observer = Observer(loop.scheduler.readings, FakeClock(), max_records=10)
+    with observer.viewer() as slow, observer.viewer() as quick:
+        followers = [Follower(slow), Follower(quick)]
+        for follower in followers:
+            follower.follow()
+        for _ in range(35):
+            observer.looked(0.0)
+            followers[1].follow()
+            assert len(slow._records) <= 10
+        followers[0].follow()
+        assert (followers[0].num_lost, followers[0].number, followers[0].records) == (35, 35, [])
+        assert (followers[1].num_lost, followers[1].number, len(followers[1].records)) == (0, 35, 35)
+        observer.looked(0.0)
+        followers[0].follow()
+        assert [record.number for record in followers[0].records] == [36]
+
+
+def test_there_are_no_more_than_may_be_and_none_after_the_end():
+    observer = Observer(SyncLoop().scheduler.readings, FakeClock())
+    with ExitStack() as looking:
+        viewers = [looking.enter_context(observer.viewer()) for _ in range(MAX_VIEWERS)]
+        with pytest.raises(OverloadedError, match="8 look on already"), observer.viewer():
+            pass
+        observer.close()
+        for viewer in viewers:
+            with pytest.raises(UnavailableError):
+                viewer.news().send(None)
+    assert not observer.is_watched
+    with pytest.raises(UnavailableError), observer.viewer():
+        pass
+
+
+def test_who_stays_is_told_on_when_another_leaves():
+    loop = SyncLoop()
+    observer = Observer(loop.scheduler.readings, FakeClock())
+    with observer.viewer() as stays:
+        with observer.viewer():
+            pass
+        assert observer.is_watched
+        news_of(stays)
+        observer.looked(0.5)
+        assert [record.lag_us for record in news_of(stays).records] == [500_000]
+    assert not observer.is_watched
+
+
+async def test_a_fault_of_the_observer_is_nobodys_and_viewers_begin_anew(monkeypatch, caplog):
+    bench, observer = watched_bench()
+    change = Mirror.change
+    faults = iter([RuntimeError("a canary"), MemoryError()])
+
+    def faulty(mirror, *arguments, **options):
+        result = change(mirror, *arguments, **options)
+        if len(mirror._told) and (fault := next(faults, None)) is not None:
+            raise fault
+        return result
+
+    async with running(bench):
+        with observer.viewer() as viewer:
+            follower = Follower(viewer)
+            follower.follow()
+            monkeypatch.setattr(Mirror, "change", faulty)
+            answer = await bench.ask("a", PROMPT, 9)
+            assert len(answer[0]) == 9
+            observer.looked(0.0)
+            follower.follow()
+            there = truth(bench.scheduler)
+            assert (follower.held.tables, follower.held.cached) == (there.tables, there.cached)
+            assert follower.num_lost
+    assert "canary" not in caplog.text
+    assert "in observing" in caplog.text
+    assert bench.held() == (0, 0, 0, 0)
+
+
+async def test_bookkeeping_that_is_made_anew_is_told():
+    bench, observer = watched_bench()
+    commit = bench.scheduler.commit
+    faults = iter([RuntimeError()])
+
+    def torn(result, took_s=0.0):
+        if result.step_id == 3 and (fault := next(faults, None)) is not None:
+            raise fault
+        return commit(result, took_s)
+
+    bench.scheduler.commit = torn
+    async with running(bench):
+        with observer.viewer() as viewer:
+            follower = Follower(viewer)
+            follower.follow()
+            answer = await bench.ask("a", PROMPT, 9)
+            assert len(answer[0]) == 9
+            observer.looked(0.0)
+            follower.follow()
+    assert [move.what for record in follower.records for move in record.moves] == ["recompute", "ended"]
+    assert follower.held.tables == {}
+
+
+def test_a_prefix_a_fork_and_a_swap_are_told_apart():
+    loop = WatchedLoop(num_blocks=14, max_num_batched_tokens=32)
+    loop.add(request("first", (1, 1, 2, 2, 1), 1))
+    loop.drain()
+    loop.add(request("again", (1, 1, 2, 2, 2), 3, n=2, temperature=1.0))
+    loop.drain()
+    admitted = [one for record in loop.follower.records for one in record.admitted]
+    told = [(one.seq, one.num_matched, one.source) for one in admitted]
+    assert told == [(0, 0, "none"), (1, 4, "cache"), (2, 4, "fork")]
+
+
+def test_held_is_made_of_what_it_says_of_itself():
+    held = Held(BlockChange(tables=(Splice(1, 0, (4, 5)),), cached=(4,), kept=(2,)))
+    held.apply(BlockChange(tables=(Splice(1, 1, (7,)), Splice(2, 0, (4,))), cached=(7,), uncached=(4,), dropped=(2,)))
+    assert held.tables == {1: (4, 7), 2: (4,)}
+    assert (held.cached, held.kept) == ({7}, set())
+    again = Held(held.whole())
+    assert (again.tables, again.host_tables, again.cached, again.kept) == (held.tables, {}, {7}, set())
