@@ -9,7 +9,8 @@
 
 `total` is all of them but land. Every request is a stream over the whole HTTP path (step_stages.py). With --runner
 scripted, the default, no model is computed; --runner real serves --model. `plan_commit` is plan and commit on their
-own, with nothing else in the processor's caches, as scheduler benchmarks have it. One JSON line a size.
+own, with nothing else in the processor's caches, as scheduler benchmarks have it.
+One JSON line a size. --viewers: how many follow the inspector's feed meanwhile.
 
     python scripts/bench_step.py --sizes 1,64,256,1024 --steps 500
     python scripts/bench_step.py --sizes 1,64 --steps 200 --runner real --model demo
@@ -116,12 +117,13 @@ def build_times_us(num_seqs: int, num_steps: int) -> list[float]:
     return times_us[NUM_WARMUP_STEPS:]
 
 
-def stage_times_us(load: Loader, num_seqs: int, num_steps: int, *, scripted: bool) -> Stages:
+def stage_times_us(load: Loader, num_seqs: int, num_steps: int, *, scripted: bool, num_viewers: int = 0) -> Stages:
     """Microseconds by stage, of steps in a serving process."""
 
     async def run() -> Stages:
         watch = Stopwatch()
-        return await measure(timed(load, watch, waits=scripted), watch, num_seqs, num_steps, NUM_WARMUP_STEPS)
+        in_time = timed(load, watch, waits=scripted)
+        return await measure(in_time, watch, num_seqs, num_steps, NUM_WARMUP_STEPS, num_viewers)
 
     with asyncio.Runner(loop_factory=_event_loop) as runner:
         return runner.run(run())
@@ -136,7 +138,7 @@ def _event_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-def figures(num_seqs: int, num_steps: int, model: str | None) -> dict[str, float]:
+def figures(num_seqs: int, num_steps: int, model: str | None, num_viewers: int = 0) -> dict[str, float]:
     """The medians of one size. model: None computes none."""
     max_model_len = NUM_PROMPT_TOKENS + NUM_WARMUP_STEPS + num_steps + NUM_SPARE_TOKENS + 1
     if model is None:
@@ -145,7 +147,7 @@ def figures(num_seqs: int, num_steps: int, model: str | None) -> dict[str, float
         # As with the scripted runner: all of them begin in one step.
         limits = {"max_num_seqs": num_seqs, "max_num_batched_tokens": num_seqs * NUM_PROMPT_TOKENS}
         load = loader(make_options(model=model, **limits))
-    stages = stage_times_us(load, num_seqs, num_steps, scripted=model is None)
+    stages = stage_times_us(load, num_seqs, num_steps, scripted=model is None, num_viewers=num_viewers)
     medians = {name: percentile(stages[name], 50) for name in ("plan", "launch", "land", "commit")}
     medians["publish"] = percentile(stages["publish"], 50)
     if model is None:  # else tasks run while the model computes, and nobody waits for them
@@ -162,12 +164,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500, help="steps timed for each size")
     parser.add_argument("--runner", choices=("scripted", "real"), default="scripted")
     parser.add_argument("--model", default="demo", help="for --runner real")
+    parser.add_argument("--viewers", type=int, default=0, help="of the inspector's feed")
     arguments = parser.parse_args()
     for num_seqs in map(int, arguments.sizes.split(",")):
         gc.collect()
         gc.freeze()  # as the server does after warm-up
         times_us = step_times_us(num_seqs, arguments.steps)
-        stages_us = figures(num_seqs, arguments.steps, arguments.model if arguments.runner == "real" else None)
+        model = arguments.model if arguments.runner == "real" else None
+        stages_us = figures(num_seqs, arguments.steps, model, arguments.viewers)
         gc.unfreeze()
         config = {"num_running": num_seqs, "num_steps": arguments.steps, "runner": arguments.runner}
         plan_commit = {"plan_commit_us_p50": percentile(times_us, 50), "plan_commit_us_p99": percentile(times_us, 99)}

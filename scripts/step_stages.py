@@ -21,6 +21,7 @@ from aserve.core.plan import StepPlan, StepResult
 from aserve.core.ports import Flight, Runner
 from aserve.engine import Engine, EngineParts, Loader, Progress
 from aserve.http import create_app
+from aserve.http.inspector import Feed, followed
 from aserve.model_folder import DEMO_FOLDER
 from aserve.scheduler.scheduler import Scheduler
 from aserve.server.connection import Connection
@@ -296,9 +297,15 @@ def streamed_request(index: int, num_tokens: int) -> bytes:
     return (head % len(body)).encode() + body
 
 
-async def measure(load: Loader, watch: Stopwatch, num_seqs: int, num_steps: int, num_warmup: int) -> Stages:
-    """Microseconds by stage of at least `num_steps` steps in which `num_seqs` streams are written to."""
+async def measure(
+    load: Loader, watch: Stopwatch, num_seqs: int, num_steps: int, num_warmup: int, num_viewers: int = 0
+) -> Stages:
+    """Microseconds by stage of at least `num_steps` steps in which `num_seqs` streams are written to.
+
+    num_viewers: of the inspector's feed, who take all that it has to tell.
+    """
     async with Engine(load) as engine, asyncio.TaskGroup() as tasks:
+        viewers = [tasks.create_task(_look_on(engine)) for _ in range(num_viewers)]
         connections = Connections(create_app(engine), Limits(max_connections=num_seqs), tasks)
         sock = socket.socket()  # of all: only its family is looked at
         wires = [Wire(connections, watch, sock) for _ in range(num_seqs)]
@@ -308,6 +315,8 @@ async def measure(load: Loader, watch: Stopwatch, num_seqs: int, num_steps: int,
             await watch.run(num_steps)
             return {name: [time_ns / 1000 for time_ns in times] for name, times in watch.stages.items()}
         finally:
+            for viewer in viewers:
+                viewer.cancel()
             watch.num_expected = 0
             watch.delivered.set()
             connections.abort()
@@ -324,6 +333,11 @@ async def _begin(engine: Engine, watch: Stopwatch, wires: Sequence[Wire], num_to
     watch.num_expected = len(wires)
     watch.num_writes = len(wires)  # what landed last was delivered: waiting begins with the next step
     watch.delivered.set()
+
+
+async def _look_on(engine: Engine) -> None:
+    async for _ in followed(engine.observer, Feed(engine, None)):
+        pass
 
 
 async def _until(condition: Callable[[], bool]) -> None:

@@ -20,6 +20,7 @@ from aserve.http.batch.routes import batch_routes, create_batch
 from aserve.http.body import Glance, at_nothing
 from aserve.http.endpoint import Edge, Handler, JsonEndpoint
 from aserve.http.errors import handle_error
+from aserve.http.inspector import inspector_route
 from aserve.http.keys import Keyring
 from aserve.http.middleware import MAX_BODY_BYTES, MAX_TOTAL_BODY_BYTES, PUBLIC_PATHS, guard
 from aserve.http.openai.adapters import load_adapter, unload_adapter
@@ -78,6 +79,8 @@ def create_app(  # noqa: PLR0913  all but the engine may be left out
     routes = _routes(engine, limits, options, handlers, kept, batches)
     public_paths = PUBLIC_PATHS
     if options.ui:
+        is_open = not api_keys if keyring is None else keyring.is_open
+        routes.append(inspector_route(engine, limits, is_open=is_open))
         pages = StaticPages()
         routes += pages.routes()
         public_paths |= pages.paths

@@ -91,6 +91,9 @@ STREAMING: Final = frozenset(
         *("/v1/responses", "/v1/responses/{response_id}"),
     }
 )
+INSPECT: Final = "/v1/inspect/events"
+EVENTS: Final = frozenset({INSPECT})
+"""Routes that answer in events alone."""
 ERROR: Final = {
     "type": "object",
     "required": ["error"],
@@ -154,6 +157,8 @@ def openapi(options: AppOptions = DEFAULTS) -> dict[str, Any]:
         paths.setdefault(path, {})[method] = _operation(path, summary)
     if options.enable_tokenizer_info_endpoint:
         paths["/tokenizer_info"] = {"get": _operation("/tokenizer_info", "What the tokenizer's configuration says.")}
+    if options.ui:
+        paths[INSPECT] = {"get": _operation(INSPECT, "What happens in the engine's steps, as server-sent events.")}
     return {
         "openapi": "3.1.0",
         "info": {"title": "aserve", "version": __version__, "license": {"name": "Apache-2.0"}},
@@ -181,6 +186,8 @@ def _takes(kind: type[msgspec.Struct]) -> dict[str, Any]:
 
 def _operation(path: str, summary: str) -> dict[str, Any]:
     media: Sequence[str] = ("text/plain",) if path in TEXT else ("application/json",)
+    if path in EVENTS:
+        media = ("text/event-stream",)
     if path in STREAMING:
         media = (*media, "text/event-stream")
     error = "Error" if dialect_at(path, (ANTHROPIC,)) is None else "AnthropicError"

@@ -27,7 +27,7 @@ class AppOptions:
     lenient: a field that nobody knows is left out, and told in `warnings`, and is no error.
     enable_force_include_usage, return_tokens_as_token_ids: for all requests.
     enable_tokenizer_info_endpoint: there is a GET /tokenizer_info.
-    ui: there are pages for browsers: a chat at /.
+    ui: there are pages for browsers: a chat at /, an inspector at /inspect, and the events that it draws.
     batch_store: the SQLite file of /v1/files and /v1/batches; ":memory:" is none. batch_store_bytes: see `BatchStore`.
     """
 

@@ -65,6 +65,7 @@ async def test_twenty_thousand_requests_from_the_document_find_no_5xx_and_leave_
         before = held()
         command = [sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json", "--checks", CHECKS]
         command += ["--max-examples", "3800", "--phases", "examples,coverage,fuzzing", "--continue-on-failure"]
+        command += ["--exclude-path", "/v1/inspect/events"]  # it never ends
         command += ["--no-color", "--seed", "1", "--generation-database", "none", "--suppress-health-check", "all"]
         report = tmp_path / "report.txt"
         with report.open("wb") as out:

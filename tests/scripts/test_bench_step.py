@@ -31,6 +31,11 @@ def test_the_real_runner_has_a_batch_to_build():
     assert figures["land_us"] > figures["plan_us"]
 
 
+def test_viewers_may_look_on():
+    figures = bench_step.figures(3, 4, None, num_viewers=2)
+    assert figures["total_us"] > 0
+
+
 def test_all_sequences_decode_in_every_timed_step():
     scheduler = bench_step.decoding_scheduler(5, 40)
     flying = scheduler.plan(0.0)

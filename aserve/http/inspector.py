@@ -1,0 +1,257 @@
+"""GET /v1/inspect/events: what happens in the engine's steps, as server-sent events; what the inspector page reads.
+
+    {"type": "hello", ...}       the engine's sizes, once
+    {"type": "snapshot", ...}    all that is there, first, and again when the client read too slowly
+    {"type": "records", ...}     what has happened since, ten times a second at most
+
+The values are those of aserve/observe/records.py, without what is as a rule. Who has a key sees whose it is: ids, names
+and texts of other tenants' requests are left out, and what remains of them is numbers. Where no key is asked for,
+everything is shown.
+"""
+
+import asyncio
+import codecs
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Final
+
+import msgspec
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from aserve.core.config import EngineConfig
+from aserve.core.errors import AserveError
+from aserve.engine import Engine
+from aserve.http.connection import while_connected
+from aserve.http.endpoint import Reply
+from aserve.http.errors import error_body
+from aserve.http.keys import tenant_of
+from aserve.http.request_id import SCOPE_KEY
+from aserve.http.sse import EventStream, StreamLimits, event
+from aserve.observe.observer import News, Observer
+from aserve.observe.records import (
+    NO_CHANGE,
+    NO_TOKEN,
+    Admission,
+    BlockChange,
+    Card,
+    Move,
+    Queue,
+    Record,
+    Work,
+)
+
+PATH: Final = "/v1/inspect/events"
+VERSION: Final = 1
+"""Of the events' form; recordings have it, too."""
+FLUSH_S: Final = 0.1
+"""Between two lists of records, which costs less than an event for each."""
+
+_encoder: Final = msgspec.json.Encoder()
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """The engine's sizes: `num_blocks` includes block 0, which is never used. now_us: the engine's clock now, unix_s:
+    and everybody's. sees_all: whether all requests are shown whole.
+    """
+
+    version: int
+    model: str
+    now_us: int
+    unix_s: float
+    sees_all: bool
+    block_size: int
+    num_blocks: int
+    num_host_blocks: int
+    num_groups: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+
+class ShownCard(msgspec.Struct, frozen=True, omit_defaults=True):
+    """As `Card`; own: whether what follows is there. prompt: the text of its first tokens."""
+
+    seq: int
+    request: int
+    index: int
+    num_prompt: int
+    max_tokens: int
+    arrived_us: int
+    own: bool = False
+    id: str = ""
+    tenant: str = ""
+    lora: int | None = None
+    prompt: str = ""
+
+
+class ShownRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """As `Record`; said: the text of each of `decoded`, None where it is not shown, or not a whole character. texts: of
+    `token_ids`, and characters that have become whole.
+    """
+
+    number: int
+    at_us: int
+    cards: tuple[ShownCard, ...] = ()
+    work: Work | None = None
+    said: Sequence[str | None] = ()
+    texts: Sequence[tuple[int, str]] = ()
+    admitted: tuple[Admission, ...] = ()
+    moves: tuple[Move, ...] = ()
+    queue: Queue | None = None
+    blocks: BlockChange = NO_CHANGE
+    lag_us: int | None = None
+    failed_step: int | None = None
+
+
+class ShownSnapshot(msgspec.Struct, frozen=True, tag="snapshot"):
+    """As `Snapshot`. num_lost: records that came before it, and were never sent."""
+
+    number: int
+    at_us: int
+    num_lost: int
+    cards: tuple[ShownCard, ...]
+    states: tuple[tuple[int, str], ...]
+    queue: Queue
+    blocks: BlockChange
+
+
+class ShownRecords(msgspec.Struct, frozen=True, tag="records"):
+    """In their order."""
+
+    records: list[ShownRecord]
+
+
+class Feed:
+    """What one client is sent. tenant: whose key it has; None where everything is shown."""
+
+    def __init__(self, engine: Engine, tenant: str | None) -> None:
+        self._tokenizer = engine.texts.tokenizer
+        self._tenant = tenant
+        self._own: set[int] = set()
+        """The sequences whose texts it may see."""
+        self._unfinished: dict[int, codecs.IncrementalDecoder] = {}
+        """Of those whose last character is not whole: one may be made of several tokens."""
+
+    def hello(self, model: str, config: EngineConfig, now_us: int) -> bytes:
+        """The first event."""
+        hello = Hello(
+            version=VERSION,
+            model=model,
+            now_us=now_us,
+            unix_s=time.time(),
+            sees_all=self._tenant is None,
+            block_size=config.block_size,
+            num_blocks=config.num_blocks,
+            num_host_blocks=config.num_host_blocks,
+            num_groups=len(config.kv_windows),
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=config.max_model_len,
+        )
+        return event(_encoder.encode(hello))
+
+    def events(self, news: News) -> bytes:
+        """What it is told next."""
+        told = b""
+        if (snapshot := news.snapshot) is not None:
+            self._own.clear()
+            self._unfinished.clear()
+            cards = tuple(map(self._card, snapshot.cards))
+            shown = ShownSnapshot(
+                *(snapshot.number, snapshot.at_us, news.num_lost, cards, snapshot.states),
+                *(snapshot.queue, snapshot.blocks),
+            )
+            told = event(_encoder.encode(shown))
+        if news.records:
+            told += event(_encoder.encode(ShownRecords([self._record(record) for record in news.records])))
+        return told
+
+    def _record(self, record: Record) -> ShownRecord:
+        cards = tuple(map(self._card, record.cards))
+        texts = [(seq, self._text(seq, token_ids)) for seq, token_ids in record.token_ids if seq in self._own]
+        said: Sequence[str | None] = ()
+        if record.decoded and record.work is not None:
+            said = self._said(record.work.decodes, record.decoded, texts)
+        for move in record.moves:
+            if move.what == "ended":
+                self._own.discard(move.seq)
+                self._unfinished.pop(move.seq, None)
+        return ShownRecord(
+            *(record.number, record.at_us, cards, record.work, said, texts, record.admitted, record.moves),
+            *(record.queue, record.blocks, record.lag_us, record.failed_step),
+        )
+
+    def _said(
+        self, decodes: Sequence[int], decoded: Sequence[int], texts: list[tuple[int, str]]
+    ) -> Sequence[str | None]:
+        """What is shown of each; what may have become whole goes to `texts`."""
+        token_texts = self._tokenizer.token_texts
+        if self._tenant is None and not self._unfinished and NO_TOKEN not in decoded:
+            said = list(map(token_texts.__getitem__, decoded))
+            if None not in said:  # as in most steps
+                return said
+        shown: list[str | None] = []
+        for seq, token_id in zip(decodes, decoded, strict=True):
+            is_told = token_id != NO_TOKEN and seq in self._own
+            text = token_texts[token_id] if is_told and seq not in self._unfinished else None
+            shown.append(text)
+            if is_told and text is None:
+                texts.append((seq, self._text(seq, (token_id,))))
+        return shown
+
+    def _text(self, seq: int, token_ids: Sequence[int]) -> str:
+        """The text of tokens as far as characters are whole."""
+        raw = b"".join(map(self._tokenizer.token_bytes.__getitem__, token_ids))
+        decoder = self._unfinished.pop(seq, None) or codecs.getincrementaldecoder("utf-8")("replace")
+        text = decoder.decode(raw)
+        if decoder.getstate()[0]:
+            self._unfinished[seq] = decoder
+        return text
+
+    def _card(self, card: Card) -> ShownCard:
+        sizes = card.seq, card.request, card.index, card.num_prompt, card.max_tokens, card.arrived_us
+        if self._tenant is not None and card.tenant != self._tenant:
+            return ShownCard(*sizes)
+        self._own.add(card.seq)
+        prompt = b"".join(map(self._tokenizer.token_bytes.__getitem__, card.prompt_ids)).decode("utf-8", "replace")
+        return ShownCard(*sizes, True, card.id, card.tenant, card.lora, prompt)
+
+
+class InspectEvents:
+    """The ASGI application of the route. is_open: whether no key is asked for."""
+
+    def __init__(self, engine: Engine, limits: StreamLimits, *, is_open: bool) -> None:
+        self._engine = engine
+        self._limits = limits
+        self._is_open = is_open
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer until the client leaves, or the engine ends."""
+        engine = self._engine
+        observer = engine.observer
+        feed = Feed(engine, None if self._is_open else tenant_of(scope))
+        hello = feed.hello(engine.info.names[0], engine.config, observer.now_us())
+        reply = Reply(scope, receive, send, dict)
+        async with while_connected(receive), aclosing(followed(observer, feed)) as events:
+            first = await anext(events)
+            await reply(EventStream(hello + first, events, self._limits, _failure, scope[SCOPE_KEY]))
+
+
+async def followed(observer: Observer, feed: Feed) -> AsyncGenerator[bytes]:
+    """The feed's events, from a snapshot on. Raises as `Observer.viewer` and `Viewer.news`."""
+    with observer.viewer() as viewer:
+        while True:
+            if told := feed.events(await viewer.news()):
+                yield told
+            await asyncio.sleep(FLUSH_S)
+
+
+def inspector_route(engine: Engine, limits: StreamLimits, *, is_open: bool) -> Route:
+    """GET /v1/inspect/events."""
+    return Route(PATH, InspectEvents(engine, limits, is_open=is_open), methods=["GET"])
+
+
+def _failure(error: AserveError) -> bytes:
+    return event(error_body(error))

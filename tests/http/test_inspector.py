@@ -1,0 +1,258 @@
+"""The inspector's feed: what it tells to whom, that slow and departed readers cost nothing, and who is refused."""
+
+import asyncio
+import json
+
+from aserve.engine import Engine
+from aserve.http import AppOptions, Keyring, create_app
+from aserve.http.inspector import PATH
+from aserve.observe.observer import MAX_RECORDS, MAX_VIEWERS
+from aserve.observe.records import BlockChange, Held, Splice
+from tests.engines import says, scripted_engine, scripted_loader
+from tests.fakes import FakeScript, ScriptedRunner
+from tests.http.conftest import client_of
+from tests.http.peer import Peer, until
+
+PROMPT = {"prompt": "a prompt of three blocks and more", "max_tokens": 4}
+KEYS = "- {name: lab, key: of-lab}\n- {name: shop, key: of-shop}\n"
+
+
+class Watcher(Peer):
+    """A client of the feed."""
+
+    def __init__(self, app, key=""):
+        super().__init__(app, PATH, None)
+        self._scope["method"] = "GET"
+        self._incoming.put_nowait({"type": "http.request", "body": b"", "more_body": False})
+        if key:
+            self._scope["headers"].append((b"authorization", f"Bearer {key}".encode()))
+
+    @property
+    def events(self):
+        lines = self.text.split("\n\n")
+        return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+
+    def of_type(self, kind):
+        return [event for event in self.events if event["type"] == kind]
+
+    @property
+    def records(self):
+        return [record for event in self.of_type("records") for record in event["records"]]
+
+    def values(self, field):
+        return [value for record in self.records for value in record.get(field, ())]
+
+    @property
+    def said(self):
+        parts = []
+        for record in self.records:
+            parts += [text or "" for text in record.get("said", ())]
+            parts += [text for _, text in record.get("texts", ())]
+        return "".join(parts)
+
+    async def see(self, condition):
+        async with asyncio.timeout(20):
+            while not condition(self):  # noqa: ASYNC110  it is sent ten times a second
+                await asyncio.sleep(0.02)
+
+
+def held_of(watcher):
+    """What its events say of who holds which block."""
+
+    def change(raw):
+        tables = {name: tuple(Splice(*splice[:2], tuple(splice[2])) for splice in raw.get(name, ())) for name in TABLES}
+        return BlockChange(**tables, **{name: tuple(raw.get(name, ())) for name in MARKS})
+
+    held = Held(change(watcher.of_type("snapshot")[-1]["blocks"]))
+    for record in watcher.records:
+        held.apply(change(record.get("blocks", {})))
+    return held
+
+
+TABLES = ("tables", "host_tables")
+MARKS = ("cached", "uncached", "kept", "dropped")
+
+
+async def left(watcher, task):
+    watcher.leave()
+    await task
+
+
+async def test_a_request_is_told_from_its_card_to_its_end(engine):
+    app = create_app(engine)
+    watcher = Watcher(app)
+    task = watcher.start()
+    await watcher.see(lambda w: w.of_type("snapshot"))
+    async with client_of(app) as client:
+        answer = await client.post("/v1/completions", json=PROMPT)
+    await watcher.see(lambda w: w.values("moves"))
+    hello, snapshot = watcher.events[:2]
+    assert (hello["type"], hello["version"], hello["block_size"], hello["sees_all"]) == ("hello", 1, 8, True)
+    assert (snapshot["type"], snapshot["cards"], snapshot["num_lost"]) == ("snapshot", [], 0)
+    [card] = watcher.values("cards")
+    assert (card["own"], card["prompt"], card["num_prompt"], card["max_tokens"]) == (True, PROMPT["prompt"], 33, 4)
+    assert watcher.said == answer.json()["choices"][0]["text"] == "Hell"
+    works = [record["work"] for record in watcher.records if "work" in record]
+    assert [work.get("pieces") for work in works] == [[[0, "prefill", 0, 33, 0, 0]], None, None, None]
+    assert [work.get("decodes") for work in works] == [None, [0], [0], [0]]
+    assert all(len(work["phases"]) == 6 and min(work["phases"]) >= 0 for work in works)
+    assert watcher.values("moves") == [[0, "ended", "length"]]
+    assert [number for number, *_ in watcher.values("admitted")] == [0]
+    numbers = [record["number"] for record in watcher.records]
+    assert numbers == list(range(snapshot["number"] + 1, snapshot["number"] + 1 + len(numbers)))
+    held = held_of(watcher)
+    assert not held.tables
+    assert len(held.cached) == 4
+    await left(watcher, task)
+
+
+async def test_a_second_request_finds_the_first_ones_blocks(engine):
+    app = create_app(engine)
+    watcher = Watcher(app)
+    task = watcher.start()
+    await watcher.see(lambda w: w.of_type("snapshot"))
+    async with client_of(app) as client:
+        for _ in range(2):
+            await client.post("/v1/completions", json=PROMPT)
+    await watcher.see(lambda w: len(w.values("moves")) == 2)
+    first, second = watcher.values("admitted")
+    assert first == [0, 0, "none", []]
+    assert second[:3] == [1, 32, "cache"]
+    assert set(second[3]) <= held_of(watcher).cached
+    await left(watcher, task)
+
+
+async def test_who_comes_later_sees_what_is_there():
+    runner = ScriptedRunner(model=FakeScript(says("Hello")))
+    async with scripted_engine(runner=runner) as engine:
+        app = create_app(engine)
+        runner.hold()
+        asked = Peer(app, "/v1/completions", PROMPT)
+        asking = asked.start()
+        await until(lambda: engine.statistics().num_running)
+        watcher = Watcher(app)
+        task = watcher.start()
+        await watcher.see(lambda w: w.of_type("snapshot"))
+        [snapshot] = watcher.of_type("snapshot")
+        assert (snapshot["states"], snapshot["cards"][0]["prompt"]) == ([[0, "running"]], PROMPT["prompt"])
+        assert len(held_of(watcher).tables[0]) == 5
+        runner.let_land()
+        await asking
+        await watcher.see(lambda w: w.values("moves"))
+        assert not held_of(watcher).tables
+        await left(watcher, task)
+
+
+async def test_of_beams_there_is_no_text(engine):
+    """What is sampled for a beam is not its answer: the search chooses."""
+    app = create_app(engine)
+    watcher = Watcher(app)
+    task = watcher.start()
+    await watcher.see(lambda w: w.of_type("snapshot"))
+    async with client_of(app) as client:
+        beams = {"n": 2, "use_beam_search": True, "temperature": 0}
+        await client.post("/v1/completions", json=PROMPT | beams)
+    await watcher.see(lambda w: len(w.values("moves")) == 2)
+    assert watcher.said == ""
+    assert {text for record in watcher.records for text in record.get("said", ())} == {None}
+    await left(watcher, task)
+
+
+async def test_a_character_of_several_tokens_is_told_when_it_is_whole():
+    async with scripted_engine(says("aé€b")) as engine:
+        app = create_app(engine)
+        watcher = Watcher(app)
+        task = watcher.start()
+        await watcher.see(lambda w: w.of_type("snapshot"))
+        async with client_of(app) as client:
+            await client.post("/v1/completions", json=PROMPT | {"max_tokens": 20})
+        await watcher.see(lambda w: w.values("moves"))
+        assert watcher.said.startswith("aé€b")
+        assert "\ufffd" not in watcher.said
+        await left(watcher, task)
+
+
+async def test_of_other_tenants_there_are_numbers(tmp_path):
+    path = tmp_path / "keys.yaml"
+    path.write_text(KEYS)
+    engine = Engine(scripted_loader(says("Secret")))
+    app = create_app(engine, keyring=Keyring(path=path, tenants=engine.tenants))
+    async with engine:
+        watchers = {key: Watcher(app, key) for key in ("of-lab", "of-shop")}
+        tasks = {key: watcher.start() for key, watcher in watchers.items()}
+        for watcher in watchers.values():
+            await watcher.see(lambda w: w.of_type("snapshot"))
+        async with client_of(app) as client:
+            await client.post("/v1/completions", json=PROMPT, headers={"Authorization": "Bearer of-lab"})
+        for key, watcher in watchers.items():
+            await watcher.see(lambda w: w.values("moves"))
+            assert not watcher.of_type("hello")[0]["sees_all"]
+            [card] = watcher.values("cards")
+            assert card["num_prompt"] == 33
+            if key == "of-lab":
+                assert (card["tenant"], card["prompt"]) == ("lab", PROMPT["prompt"])
+                assert watcher.said == "Secr"
+            else:
+                assert card.keys() == {"seq", "request", "index", "num_prompt", "max_tokens", "arrived_us"}
+                assert watcher.said == ""
+                for secret in ("lab", "three blocks", "Secr"):
+                    assert secret not in watcher.text
+            await left(watcher, tasks[key])
+
+
+async def test_it_asks_for_a_key_where_others_do_and_goes_with_the_pages(engine):
+    for options in (AppOptions(), AppOptions(ui=False)):
+        async with client_of(create_app(engine, api_keys=["key"], options=options)) as client:
+            assert (await client.get(PATH)).status_code == 401
+    async with client_of(create_app(engine, options=AppOptions(ui=False))) as client:
+        assert (await client.get(PATH)).status_code == 404
+        assert PATH not in (await client.get("/openapi.json")).json()["paths"]
+
+
+async def test_there_are_no_more_viewers_than_may_be(engine):
+    app = create_app(engine)
+    watchers = [Watcher(app) for _ in range(MAX_VIEWERS)]
+    tasks = [watcher.start() for watcher in watchers]
+    for watcher in watchers:
+        await watcher.see(lambda w: w.of_type("snapshot"))
+    async with client_of(app) as client:
+        refused = await client.get(PATH)
+        assert (refused.status_code, refused.json()["error"]["type"]) == (429, "rate_limit_error")
+        assert "retry-after" in refused.headers
+        await left(watchers[0], tasks[0])
+        another = Watcher(app)
+        task = another.start()
+        await another.see(lambda w: w.of_type("snapshot"))
+        await left(another, task)
+    for watcher, task in zip(watchers[1:], tasks[1:], strict=True):
+        await left(watcher, task)
+    assert not engine.observer.is_watched
+
+
+async def test_a_reader_who_stalls_loses_records_and_holds_nobody_up(engine):
+    app = create_app(engine)
+    watcher = Watcher(app)
+    task = watcher.start()
+    await watcher.see(lambda w: w.of_type("snapshot"))
+    watcher.stop_reading()
+    async with client_of(app) as client:
+        for _ in range(30):
+            long = await client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 100, "ignore_eos": True})
+            assert long.status_code == 200
+    [viewer] = engine.observer._viewers
+    assert len(viewer._records) <= MAX_RECORDS
+    watcher.read_on()
+    await watcher.see(lambda w: len(w.of_type("snapshot")) == 2)
+    assert watcher.of_type("snapshot")[-1]["num_lost"] > MAX_RECORDS
+    await left(watcher, task)
+
+
+async def test_the_end_of_the_engine_is_told():
+    async with scripted_engine() as engine:
+        app = create_app(engine)
+        watcher = Watcher(app)
+        task = watcher.start()
+        await watcher.see(lambda w: w.of_type("snapshot"))
+    await task
+    last = watcher.text.strip().split("\n\n")[-1]
+    assert json.loads(last.removeprefix("data: "))["error"]["type"] == "server_error"
