@@ -60,11 +60,7 @@ class Engine(Encoding, Answers, Vectors):
     """
 
     def __init__(
-        self,
-        load: Loader,
-        *,
-        on_progress: Callable[[Progress], None] | None = None,
-        clock: Clock = time.monotonic,
+        self, load: Loader, *, on_progress: Callable[[Progress], None] | None = None, clock: Clock = time.monotonic
     ) -> None:
         self._load = load
         self._on_progress = on_progress

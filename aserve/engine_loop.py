@@ -77,7 +77,7 @@ class EngineLoop:
     """Steps the scheduler and the runner for as long as `run` runs. Every method is for one event loop's thread.
 
     token_texts: as a Tokenizer's. step_timeout_s: how long a step may be under way; 0 is for ever. tenants: whose
-    accounts are charged.
+    accounts are charged. observer: tells whoever looks on.
     """
 
     def __init__(
@@ -93,7 +93,6 @@ class EngineLoop:
     ) -> None:
         self._scheduler = scheduler
         self.observer = Observer(scheduler.readings, clock)
-        """Tells whoever looks on."""
         self._steps = Stepper(scheduler, runner, metrics, clock, self, self.observer)
         self._metrics = metrics
         self._clock = clock
@@ -102,8 +101,7 @@ class EngineLoop:
         self._readers: dict[RequestId, _Reader] = {}
         self._choices: dict[ChoiceId, _Choice] = {}
         self._doorbell = asyncio.Event()
-        self._has_ended = False
-        self._step_timeout_s = step_timeout_s
+        self._has_ended, self._step_timeout_s = False, step_timeout_s
         self._overdue: StepTimeoutError | None = None
         self._watched: Flight | None = None
         self._watched_since_s = 0.0

@@ -37,9 +37,15 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Generator[Workshop]:
         yield workshop
 
 
+FIRST_READ = ("README.md", "docs/tutorial/server.md")
+"""What runs with every test; the other pages are thorough."""
+
+
 @pytest.mark.e2e
 @pytest.mark.slow
-@pytest.mark.parametrize("page", RUN_PAGES)
+@pytest.mark.parametrize(
+    "page", [page if page in FIRST_READ else pytest.param(page, marks=pytest.mark.thorough) for page in RUN_PAGES]
+)
 def test_what_a_page_shows_runs(page, tmp_path, workshop):
     """From the top to the bottom, in an empty folder."""
     with closing(Reader(tmp_path, workshop)) as reader:

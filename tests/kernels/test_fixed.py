@@ -44,6 +44,8 @@ def test_a_product_is_that_of_torch_and_its_rows_depend_on_no_others(triton_each
 
 @pytest.mark.parametrize(("heads", "options"), list(zip([(4, 2), (7, 1), (3, 3)], LIMITS, strict=True)), ids=str)
 def test_attention_is_the_twins_and_a_query_has_the_same_bits_alone(small_splits, triton_each: Fast, heads, options):
+    if triton_each.dtype == torch.float32 and torch.backends.cpu.get_cpu_capability() != "AVX512":
+        pytest.skip("the interpreter's products are NumPy's, whose bits depend on the shape without AVX-512")
     ops = FixedOps(num_sms=132)
     lens, query_lens = [150, 3, 64, 140], [1, 1, 1, 40]
     case = paged(triton_each, lens, query_lens, heads=heads)

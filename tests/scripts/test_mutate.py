@@ -167,6 +167,7 @@ def small_tree(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     for folder in ("aserve/room", "tests/room"):
         (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "aserve/__init__.py").touch()  # else the package that is installed would be found before it
     (tmp_path / "aserve/room/mod.py").write_text(MODULE)
     (tmp_path / "tests/room/test_mod.py").write_text(TESTS)
     (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\ntestpaths = ['tests']\n")
