@@ -65,10 +65,10 @@ class _Reader:
 class _Choice:
     """One answer: its text so far, and who waits for it. num_cached: see SeqDelta, once it has begun."""
 
-    __slots__ = ("num_cached", "reader", "stream")
+    __slots__ = ("num_cached", "offer", "reader", "stream", "times")
 
     def __init__(self, reader: _Reader, stream: TextStream | VectorStream) -> None:
-        self.reader = reader
+        self.reader, self.offer, self.times = reader, reader.mailbox.offer, reader.times
         self.stream = stream
         self.num_cached = 0
 
@@ -327,20 +327,19 @@ class EngineLoop:
         token_texts = self._token_texts
         all_times: list[RequestTimes] = []
         others: list[tuple[_Choice, SeqDelta]] = []
-        for choice_id, token_id in zip(step.choices, step.token_ids, strict=True):
+        for choice_id, token_id in zip(step.choices, step.token_ids):  # noqa: B905  as long as each other
             choice = self._choices.get(choice_id)
             if choice is None:
                 continue
-            reader = choice.reader
-            all_times.append(reader.times)
-            request_id, index = choice_id
+            all_times.append(choice.times)
             try:
                 text = token_texts[token_id]
-                is_out = text is not None and choice.stream.is_plain and reader.mailbox.offer(index, text, token_id)
+                is_out = text is not None and choice.stream.is_plain and choice.offer(choice_id[1], text, token_id)
             except BaseException as error:
-                self._publish_failed(reader, error)
+                self._publish_failed(choice.reader, error)
                 continue
             if not is_out:
+                request_id, index = choice_id
                 others.append((choice, SeqDelta(request_id, (token_id,), None, None, index, choice.num_cached)))
         try:
             if all_times:

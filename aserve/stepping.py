@@ -164,8 +164,9 @@ class Stepper:
         """Wait for the oldest step and publish what it brought. If it failed, those on top of it are gone as well."""
         plan, flight, launched_s = self._flying.popleft()
         self.awaited = flight
+        is_watched = self._observer.is_watched
         try:
-            if self._observer.is_watched:
+            if is_watched:
                 aside(_log, "observing", None, self._observer.awaited, plan)
             result = await flight.land()
             now = self._clock()
@@ -177,22 +178,22 @@ class Stepper:
             return
         self.awaited = None
         assert result.step_id == plan.step_id, f"step {result.step_id} landed before step {plan.step_id}"
+        took_s = now - max(launched_s, self._last_landed_s)
         try:
             if result.failed:
                 for request_id, reason in self._scheduler.expel(result.failed).items():
                     self._audience.fail(request_id, reason)
-            step = self._scheduler.commit(result, now - max(launched_s, self._last_landed_s))
+            step = self._scheduler.commit(result, took_s)
         except WISHES:
             raise
         except BaseException as error:
             await self._start_over(error, now)
             return
         self._last_landed_s = now
-        is_watched = self._observer.is_watched
         if is_watched:
             aside(_log, "observing", None, self._observer.committed, plan, now)
         self._audience.publish(step, now)
-        if is_watched:
+        if is_watched and self._observer.is_watched:
             aside(_log, "observing", None, self._observer.published, plan, result, step)
 
     async def _landed(self, flight: Flight) -> StepResult:

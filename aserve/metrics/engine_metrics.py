@@ -115,18 +115,17 @@ class EngineMetrics(Collector):
 
     def one_token_each(self, now: float, requests: "Sequence[RequestTimes]") -> None:
         """Each of these got one more token, not its first. Those that got one of the step before too are alike."""
-        num_alike = 0
+        last_step_s, self._last_step_s = self._last_step_s, now
+        num_alike = len(requests)
+        self.num_generation_tokens += num_alike
         for times in requests:
-            if times.last_s == self._last_step_s:
-                num_alike += 1
-            else:
+            if times.last_s != last_step_s:
                 self.inter_token_s.observe(now - times.last_s)
+                num_alike -= 1
             times.last_s = now
             times.num_tokens += 1
         if num_alike:
-            self.inter_token_s.observe(now - self._last_step_s, num_alike)
-        self.num_generation_tokens += len(requests)
-        self._last_step_s = now
+            self.inter_token_s.observe(now - last_step_s, num_alike)
 
     def collect(self) -> Iterator[Metric]:
         """Every metric as of now; called by the registry at each scrape."""

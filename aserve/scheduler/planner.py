@@ -3,11 +3,8 @@
 Makes the slices of a plan and moves `num_computed` on. Knows no request and no result.
 """
 
-from collections import defaultdict
 from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Several
-from itertools import compress
-from typing import Final
 
 import msgspec
 
@@ -23,9 +20,6 @@ from aserve.scheduler.sequence import Sequence
 from aserve.scheduler.states import Hold, State
 from aserve.scheduler.step_cost import Allowance, StreamPace
 from aserve.scheduler.undo import StepBudget
-
-FEW_TOKENS: Final = 1024
-"""Steps of fewer are counted in a list, which takes half as long as a dict; larger ones have time for it."""
 
 
 class Planner:
@@ -54,24 +48,20 @@ class Planner:
         self._max_chunk = max_chunk
         self._may_stretch = max_chunk == budget.most
         self._settling: set[SeqId] = set()
+        self._draft = _Draft(MAX_STEP_DRAFTS)
         self._counts_steps = pace.delays or residents.waiting.takes_turns
         self.num_tokens = 0
         """Of the plan made last."""
-        self.num_small, self.num_large = [0] * FEW_TOKENS, defaultdict[int, int](int)
-        """How many steps were planned, by their tokens: of fewer than FEW_TOKENS, and of others."""
         self.leaves_waiting = False
         """Whether somebody waits whom that plan did not admit."""
         self.last_long_id = -1
         """The newest step with more than one token of a sequence: of its prompt, or drafts."""
+        self.next_look_id = 0
+        """The first step of which it is to be looked at what it took: at the latest the next that is long."""
         self.hold: Hold | None = None
         """Why the plan made last did not admit the first of those who wait, where it left somebody waiting."""
         self.at: Sequence | None = None
         """For whom the plan in progress is taking blocks; after one that raised, at whom that was."""
-
-    @property
-    def num_steps_by_tokens(self) -> dict[int, int]:
-        """How many steps were planned of so many tokens."""
-        return dict(compress(enumerate(self.num_small), self.num_small)) | self.num_large
 
     def plan(
         self,
@@ -87,12 +77,14 @@ class Planner:
         """
         residents = self._residents
         num_preemptions = residents.num_preemptions
-        self.num_tokens, self.leaves_waiting = 0, False
-        if self._settling or self._counts_steps:
+        self.leaves_waiting = False
+        if self._draft.is_used or self._counts_steps:
+            self._draft = _Draft(MAX_STEP_DRAFTS)
             self._settling.clear()
             self._pace.next_step(now)
             residents.waiting.next_step(now)
-        draft = _Draft(step_id, MAX_STEP_DRAFTS)
+        draft = self._draft
+        draft.step_id, draft.slices = step_id, []
         slices = draft.slices
         budget = self._budget.num_tokens
         no_blocks: tuple[BlockId, ...] = ()
@@ -121,15 +113,15 @@ class Planner:
         if residents.waiting or residents.swapped:
             budget = budget if num_preemptions == residents.num_preemptions else 0
             self._newcomers(now, budget, draft, in_flight[0].step_id if in_flight else None, only)
-        can_run = slices or (not (in_flight or only is not None) and self._unblock(now, draft))
-        self.at = None
-        if not can_run:
+        if not slices and (in_flight or only is not None or not self._unblock(now, draft)):
+            self.at = None
             return None
-        self.num_tokens += len(slices)
+        self.at = None
+        self.num_tokens = draft.num_more + len(slices)
         moves = residents.copies or residents.scrubs or residents.has_host_memory
         block_ops = residents.take_block_ops() if moves else None
         drafting = self._drafter.steps(step_id, slices) if self._drafter.makes_steps else ()
-        return StepPlan(step_id, tuple(slices), tuple(draft.inits), block_ops, drafting)
+        return StepPlan(step_id, tuple(slices), draft.inits, block_ops, drafting)
 
     def _not_free(self, sequence: Sequence, budget: int, draft: "_Draft") -> int | None:
         """Plan a sequence that may have to wait, or may have drafts; returns the number of tokens, 0 if it waits.
@@ -167,9 +159,15 @@ class Planner:
         )
         sequence.num_computed = sequence.drafted_until = end
         draft.num_drafts_left -= num_tokens - 1
-        self.num_tokens += num_tokens - 1  # and one for the slice itself
-        self.last_long_id = draft.step_id
+        self._is_long(draft, num_tokens - 1)
         return num_tokens
+
+    def _is_long(self, draft: "_Draft", num_more: int) -> None:
+        """The step has a slice of so many tokens more than one."""
+        draft.is_used = True
+        draft.num_more += num_more
+        self.last_long_id = draft.step_id
+        self.next_look_id = min(self.next_look_id, draft.step_id)
 
     def _unblock(self, now: float, draft: "_Draft") -> bool:
         """If all who run wait for one that cannot come, make room for it. Whether anything can run now."""
@@ -209,7 +207,7 @@ class Planner:
     def _allowance(self, draft: "_Draft") -> Allowance | None:
         """Of the step, for prompts; worked out when the first of them is about to be planned."""
         if not draft.knows_allowance:
-            draft.knows_allowance = True
+            draft.is_used = draft.knows_allowance = True
             running = self._residents.running
             decoding = [sequence for sequence in running if sequence.num_prefill <= sequence.num_computed]
             num_newcomers = len(running) - len(decoding) + self._residents.num_next_up
@@ -220,13 +218,12 @@ class Planner:
         """Append a sequence's known tokens up to `end`, and its RowInit if it needs one; returns their number."""
         assert sequence.row is not None, f"{sequence!r} has no row"
         if sequence.num_bound is not None:
-            draft.inits.append(sequence.row_init(sequence.row, sequence.num_bound))
+            draft.inits += (sequence.row_init(sequence.row, sequence.num_bound),)
             new_blocks = tuple(sequence.table.block_ids[sequence.num_bound :])
             sequence.num_bound = None
         self._settling.add(sequence.id)
         start = sequence.num_computed
-        self.num_tokens += end - start - 1  # and one for the slice itself
-        self.last_long_id = draft.step_id
+        self._is_long(draft, end - start - 1)
         num_targets = min(end, sequence.num_prompt - 1) if sequence.num_scored < sequence.num_prompt else 0
         draft.slices.append(
             SeqSlice(
@@ -303,12 +300,17 @@ class Planner:
 
 
 class _Draft(msgspec.Struct, gc=False):
-    """What a plan will be made of."""
+    """What a plan will be made of. Where that was slices of one token alone, the next plan is made in the same one.
 
-    step_id: int
+    num_more: its tokens, but for the first of each slice.
+    """
+
     num_drafts_left: int
+    step_id: int = -1
     slices: list[SeqSlice] = []
-    inits: list[RowInit] = []
+    is_used: bool = False
+    inits: tuple[RowInit, ...] = ()
+    num_more: int = 0
     allowance: Allowance | None = None
     knows_allowance: bool = False
 

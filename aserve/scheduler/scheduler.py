@@ -48,14 +48,14 @@ from aserve.scheduler.deadlines import Deadlines, Expired, expire
 from aserve.scheduler.drafting import Drafter
 from aserve.scheduler.fairness import FairQueue
 from aserve.scheduler.landing import Landing
-from aserve.scheduler.planner import FEW_TOKENS, Planner
+from aserve.scheduler.planner import Planner
 from aserve.scheduler.preemption import PreemptionRule
 from aserve.scheduler.queue import Arrival, Policy, WaitingQueue, first_come_first_served
 from aserve.scheduler.readings import Readings
 from aserve.scheduler.residents import NewWaiting, Residents
 from aserve.scheduler.roster import Roster
 from aserve.scheduler.sequence import Sequence
-from aserve.scheduler.statistics import Statistics, snapshot
+from aserve.scheduler.statistics import Statistics, StepSizes, snapshot
 from aserve.scheduler.step_cost import AUTO_FACTOR, DECODES_PER_LOOK, LEARN_EVERY_S, StepCost, StreamPace
 from aserve.scheduler.undo import Aftermath, Restart
 
@@ -136,10 +136,10 @@ class Scheduler:
         rows = max_num_seqs, new_waiting, max_loras, has_row_state
         self._residents = Residents(self._cache, self._admission, preemption, *rows)
         self._plans_behind_prompts, self.next_deadline_s = plans_behind_prompts, inf
-        self._drafter, pace = Drafter(proposer, self.step_cost), Pace(scheduler_delay_factor)
+        self._drafter, self._sizes = Drafter(proposer, self.step_cost), StepSizes()
         streams = StreamPace(self.step_cost, target_itl_s, max_num_batched_tokens, itl_factor)
-        planned_by = self._residents, self._admission, pace, streams, self._drafter, self._aftermath.budget
-        self._planner = Planner(*planned_by, max_chunk=max_chunk)
+        planned_by = Pace(scheduler_delay_factor), streams, self._drafter, self._aftermath.budget
+        self._planner = Planner(self._residents, self._admission, *planned_by, max_chunk=max_chunk)
         self._roster, self._deadlines, self._throughput = Roster(policy), Deadlines(), self._admission.throughput
         landed_in = self._roster.sequences, self._cache, self._residents, self._drafter
         self._landing = Landing(*landed_in, end=self._end, end_request=self.cancel)
@@ -239,18 +239,20 @@ class Scheduler:
         """
         assert len(self._in_flight) < self.max_in_flight, "plan follows a commit"
         planner = self._planner
-        plan = self._plan_trial(now) if self._aftermath.is_on else None
-        if plan is None:
+        if self._aftermath.is_on:
+            plan = self._plan_trial(now) or planner.plan(now, self._next_step_id, self._in_flight)
+        else:
             plan = planner.plan(now, self._next_step_id, self._in_flight)
         if planner.leaves_waiting or self._throughput.is_measuring:
-            self._throughput.planned(now, planner.num_tokens, is_full=planner.leaves_waiting)
+            num_tokens = 0 if plan is None else planner.num_tokens
+            self._throughput.planned(now, num_tokens, is_full=planner.leaves_waiting)
         if plan is None:
             assert self._in_flight or not self._roster.sequences, "I13: requests wait and nothing runs"
             return None
+        if planner.num_tokens != self._sizes.num_tokens:
+            self._sizes.become(planner.num_tokens, plan.step_id)
         self._next_step_id += 1
         self._in_flight.append(plan)
-        counts = planner.num_small if planner.num_tokens < FEW_TOKENS else planner.num_large
-        counts[planner.num_tokens] += 1
         if not (self._plans_behind_prompts or self._aftermath.is_on):
             has_prompt = planner.num_tokens > len(plan.slices)  # or drafts, whose rows join the next plan if it waits
             self.max_in_flight = 1 if has_prompt else self._most_in_flight
@@ -277,14 +279,16 @@ class Scheduler:
         if self._aftermath.is_on:
             self._aftermath.landed()
             self.max_in_flight = 1 if self._aftermath.is_inquest else self._most_in_flight
-        if took_s and (plan.step_id % DECODES_PER_LOOK == 0 or plan.step_id <= self._planner.last_long_id):
+        if plan.step_id >= self._planner.next_look_id and took_s:
             self._learn(plan, took_s)
         return self._landing.take_in(plan, result)
 
     def _learn(self, plan: StepPlan, took_s: float) -> None:
         """What a step took tells what the next will take; but one that only decodes, if others like it have told."""
+        is_plain = plan.step_id > self._planner.last_long_id
+        self._planner.next_look_id = plan.step_id + (DECODES_PER_LOOK if is_plain else 1)
         self._unlearned_s += took_s * DECODES_PER_LOOK
-        if self._unlearned_s < LEARN_EVERY_S and plan.step_id > self._planner.last_long_id:
+        if self._unlearned_s < LEARN_EVERY_S and is_plain:
             return
         num_steps, self._learned_id, self._unlearned_s = plan.step_id - self._learned_id, plan.step_id, 0.0
         own_s = took_s - self._drafter.seconds(plan) if plan.drafting else took_s
@@ -353,7 +357,7 @@ class Scheduler:
     def statistics(self) -> Statistics:
         """A snapshot."""
         parts = self._cache, self._residents, self._admission, self._drafter.counts
-        return snapshot(*parts, self._planner.num_steps_by_tokens, len(self._in_flight), self.step_cost.error)
+        return snapshot(*parts, self._sizes.counts(self._next_step_id), len(self._in_flight), self.step_cost.error)
 
     def check(self) -> None:
         """Assert every invariant, by number. For tests: the cost is that of the whole pool."""

@@ -1,5 +1,6 @@
 """Statistics: what the scheduler tells about itself."""
 
+from collections import Counter
 from collections.abc import Mapping
 
 import msgspec
@@ -9,6 +10,27 @@ from aserve.kv_cache.paged_cache import PagedCache
 from aserve.scheduler.admission import Admission
 from aserve.scheduler.drafting import DraftCounts
 from aserve.scheduler.residents import Residents
+
+
+class StepSizes:
+    """How many steps were planned of so many tokens. Decodes are alike for long: a run of them is counted at its end.
+
+    num_tokens: of each step in the run that goes on.
+    """
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        self._since_id = 0
+        self._counts: Counter[int] = Counter()
+
+    def become(self, num_tokens: int, step_id: int) -> None:
+        """From this step on they are of so many tokens."""
+        self._counts[self.num_tokens] += step_id - self._since_id
+        self.num_tokens, self._since_id = num_tokens, step_id
+
+    def counts(self, next_id: int) -> Mapping[int, int]:
+        """By tokens, of all steps before that one."""
+        return +(self._counts + Counter({self.num_tokens: next_id - self._since_id}))
 
 
 class Statistics(msgspec.Struct, frozen=True, kw_only=True):
