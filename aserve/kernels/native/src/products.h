@@ -26,7 +26,7 @@ constexpr int64_t REGISTER_BYTES = 16, VECTORS = 4;
 constexpr int64_t WIDTH = REGISTER_BYTES / 4, PANEL = VECTORS * WIDTH, ROWS = 6;
 constexpr int64_t ROW_BLOCK = 96;  // rows that are computed before the next panels
 constexpr int64_t GROUP = 4;       // panels that a block of rows is made ready for
-constexpr int64_t CHUNK = 2;       // steps from one fetching of weights ahead to the next
+constexpr int64_t CHUNK = 4;       // steps from one fetching of weights ahead to the next
 constexpr int64_t LINE = 64, CHUNK_LINES = CHUNK * PANEL * 4 / LINE;
 constexpr int64_t MANY_ROWS = 16;            // for fewer, panels are dealt one by one
 constexpr int64_t PARALLEL_FLOPS = 1 << 16;  // what is worth a second thread
@@ -76,11 +76,16 @@ void add_run(
     for (int r = 0; r < COUNT; r++)
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; v++) sums[r][v] = Steps::start(scales, r);
-    for (int64_t begin = 0; begin < steps; begin += CHUNK) {
+    const auto step = [&](int64_t s) {
+        Steps::template step<COUNT>(sums, weights + s * PANEL, x + s * Steps::X_PER_STEP);
+    };
+    int64_t done = 0;
+    for (; done + CHUNK <= steps; done += CHUNK) {
         for (int64_t i = 0; i < lines; i++, ahead += LINE) __builtin_prefetch(ahead, 0, 2);
-        for (int64_t s = begin; s < begin + CHUNK && s < steps; s++)
-            Steps::template step<COUNT>(sums, weights + s * PANEL, x + s * Steps::X_PER_STEP);
+#pragma GCC unroll 4
+        for (int64_t s = 0; s < CHUNK; s++) step(done + s);
     }
+    for (; done < steps; done++) step(done);
     vector* total = (vector*)totals;
 #pragma GCC unroll 8
     for (int r = 0; r < COUNT; r++)
@@ -115,12 +120,12 @@ void multiply(
     alignas(64) X spreaded[ROW_BLOCK * Steps::X_PER_RUN];
     alignas(64) float totals[GROUP][ROW_BLOCK * PANEL];
     const int64_t words = panel_words<Steps>(layer->inputs), tiles = ceil_div(rows, ROWS);
-    const int64_t lines = ceil_div(CHUNK_LINES, tiles);
+    const int64_t all_lines = ceil_div(CHUNK_LINES, tiles);
     for (int64_t p = 0; p < end - first; p++) memset(totals[p], 0, rows * PANEL * sizeof(float));
     const uint32_t* weights = layer->weights + first * words;
     for (int64_t begin = 0; begin < layer->inputs; begin += Steps::RUN, weights += run_words<Steps>(Steps::RUN)) {
         const int64_t n = at_most(Steps::RUN, layer->inputs - begin);
-        const int64_t steps = ceil_div(n, Steps::INPUTS_PER_STEP), tile_lines = lines * ceil_div(steps, CHUNK);
+        const int64_t steps = ceil_div(n, Steps::INPUTS_PER_STEP), tile_lines = all_lines * ceil_div(steps, CHUNK);
         const uint32_t* after = begin + Steps::RUN < layer->inputs ? weights + run_words<Steps>(Steps::RUN) : next;
         for (int64_t r = 0; r < rows; r++)
             Steps::spread(x, row_begin + r, begin, n, spreaded + r * Steps::X_PER_RUN);
@@ -128,6 +133,7 @@ void multiply(
             const char* ahead = (const char*)(p + 1 < end - first ? weights + (p + 1) * words : after);
             for (int64_t t = 0; t < tiles; t++) {
                 const int64_t row = part(rows, tiles, t), count = part(rows, tiles, t + 1) - row;
+                const int64_t lines = t * tile_lines < steps * PANEL * 4 / LINE ? all_lines : 0;
                 add[count](
                     weights + p * words, spreaded + row * Steps::X_PER_RUN,
                     Steps::scales(x, row_begin + row, begin / Steps::RUN), steps, totals[p] + row * PANEL,
