@@ -2,7 +2,7 @@
 
 What a kernel does not take (half precision, other strides) goes to `CpuOps`, its parent, as everything does where
 nothing can be compiled. A row has the same bits whatever else is in the step: rows are computed one by one, in vectors
-of 16 numbers that begin at the row.
+of as many numbers as a register holds, which begin at the row.
 """
 
 import ctypes

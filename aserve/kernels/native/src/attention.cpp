@@ -39,41 +39,26 @@ constexpr int64_t TILE = 256, SUB = 64, ROWS = 64, MAX_HEAD_DIM = 256;
 constexpr int64_t COST_OF_PACKING = 4;   // of a tile, in rows
 constexpr int64_t ITEMS_PER_THREAD = 4;  // so that threads end at about the same time
 
-// ---- vectors of the processor's own width, for what has to stay in registers
+// ---- vectors
 
 #if defined(__AVX512F__)
-constexpr int64_t WIDTH = 16;
 constexpr int MAX_PRODUCT_ROWS = 8, VECTORS_OF_FEW_ROWS = 4, VECTORS_OF_ROWS = 2;
 #elif defined(__AVX2__)
-constexpr int64_t WIDTH = 8;
 constexpr int MAX_PRODUCT_ROWS = 4, VECTORS_OF_FEW_ROWS = 2, VECTORS_OF_ROWS = 2;
 #else
-constexpr int64_t WIDTH = 4;
 constexpr int MAX_PRODUCT_ROWS = 4, VECTORS_OF_FEW_ROWS = 4, VECTORS_OF_ROWS = 4;
 #endif
-typedef float vn __attribute__((vector_size(WIDTH * 4)));
-typedef int32_t ni __attribute__((vector_size(WIDTH * 4)));
 
-inline vn load_vn(const float* p) {
-    vn v;
-    memcpy(&v, p, sizeof v);
-    return v;
-}
-
-inline void store_vn(float* p, vn v) { memcpy(p, &v, sizeof v); }
-
-inline vn choose(ni condition, vn yes, vn no) { return (vn)(((ni)yes & condition) | ((ni)no & ~condition)); }
-
-// Lanes of a, then of b, by their numbers from 0 to 2 WIDTH - 1, where `from` says which; it is known when compiled.
+// Lanes of a, then of b, by their numbers from 0 to 2 LANES - 1, where `from` says which; it is known when compiled.
 template <typename From>
-inline vn pick(vn a, vn b, From from) {
-    vn v;
+inline vf pick(vf a, vf b, From from) {
+    vf v;
 #ifdef __clang__
-    for (int i = 0; i < WIDTH; i++) v[i] = from(i) < WIDTH ? a[from(i)] : b[from(i) - WIDTH];
+    for (int i = 0; i < LANES; i++) v[i] = from(i) < LANES ? a[from(i)] : b[from(i) - LANES];
 #else
-    ni lanes;
+    vi lanes;
 #pragma GCC unroll 16
-    for (int i = 0; i < WIDTH; i++) lanes[i] = from(i);
+    for (int i = 0; i < LANES; i++) lanes[i] = from(i);
     v = __builtin_shuffle(a, b, lanes);
 #endif
     return v;
@@ -81,35 +66,35 @@ inline vn pick(vn a, vn b, From from) {
 
 // Exchanges rows and columns: blocks of one number, then of two, ...
 template <int BLOCK = 1>
-inline void transpose(vn* x) {
-    if constexpr (BLOCK < WIDTH) {
+inline void transpose(vf* x) {
+    if constexpr (BLOCK < LANES) {
 #pragma GCC unroll 16
-        for (int i = 0; i < WIDTH; i++) {
+        for (int i = 0; i < LANES; i++) {
             if (i & BLOCK) continue;
-            vn a = x[i], b = x[i + BLOCK];
-            x[i] = pick(a, b, [](int lane) { return lane & BLOCK ? WIDTH + lane - BLOCK : lane; });
-            x[i + BLOCK] = pick(a, b, [](int lane) { return lane & BLOCK ? WIDTH + lane : lane + BLOCK; });
+            vf a = x[i], b = x[i + BLOCK];
+            x[i] = pick(a, b, [](int lane) { return lane & BLOCK ? LANES + lane - BLOCK : lane; });
+            x[i + BLOCK] = pick(a, b, [](int lane) { return lane & BLOCK ? LANES + lane : lane + BLOCK; });
         }
         transpose<2 * BLOCK>(x);
     }
 }
 
 // 2^x for x <= 0, within 2 units in the last place (coefficients: Cephes); 0 below -126.
-inline vn exp2(vn x) {
-    ni vanishes = x < -126.0f;
-    vn bounded = choose(vanishes, vn{}, x);
+inline vf exp2(vf x) {
+    vi vanishes = x < -126.0f;
+    vf bounded = select(vanishes, vf{}, x);
     const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
-    vn shifted = bounded + magic;
-    vn r = bounded - (shifted - magic);
-    vn p = vn{} + 1.535336188319500e-4f;
+    vf shifted = bounded + magic;
+    vf r = bounded - (shifted - magic);
+    vf p = vf{} + 1.535336188319500e-4f;
     p = p * r + 1.339887440266574e-3f;
     p = p * r + 9.618437357674640e-3f;
     p = p * r + 5.550332471162809e-2f;
     p = p * r + 2.402264791363012e-1f;
     p = p * r + 6.931472028550421e-1f;
     p = p * r + 1.0f;
-    vn scale = (vn)(((ni)shifted - (ni)(vn{} + magic) + 127) << 23);
-    return choose(vanishes, vn{}, p * scale);
+    vf scale = (vf)(((vi)shifted - (vi)(vf{} + magic) + 127) << 23);
+    return select(vanishes, vf{}, p * scale);
 }
 
 // ---- words: 32 bits of a row, which are a float or two bfloat16
@@ -119,32 +104,32 @@ constexpr int64_t IN_WORD = 4 / sizeof(T);
 
 // The words of n numbers; what is left is 0.
 template <typename T>
-inline vn load_words(const T* p, int64_t n) {
-    vn v{};
-    if (n == WIDTH * IN_WORD<T>) return memcpy(&v, p, sizeof v), v;
+inline vf load_words(const T* p, int64_t n) {
+    vf v{};
+    if (n == LANES * IN_WORD<T>) return memcpy(&v, p, sizeof v), v;
     memcpy(&v, p, n * sizeof *p);
     return v;
 }
 
 // function(index, numbers) for the first number of each word, then for the second.
 template <typename Function>
-inline void split(const float*, vn words, Function function) {
+inline void split(const float*, vf words, Function function) {
     function(0, words);
 }
 
 template <typename Function>
-inline void split(const bf16*, vn words, Function function) {
-    function(0, (vn)((ni)words << 16));
-    function(1, (vn)((ni)words & (int32_t)0xffff0000));
+inline void split(const bf16*, vf words, Function function) {
+    function(0, (vf)((vi)words << 16));
+    function(1, (vf)((vi)words & (int32_t)0xffff0000));
 }
 
 // Numbers in the order of a row, of those of the first halves of words and of the second.
-inline void join(const float*, const float* halves, float* to) { memcpy(to, halves, sizeof(vn)); }
+inline void join(const float*, const float* halves, float* to) { memcpy(to, halves, sizeof(vf)); }
 
 inline void join(const bf16*, const float* halves, float* to) {
-    vn first = load_vn(halves), second = load_vn(halves + WIDTH);
-    store_vn(to, pick(first, second, [](int lane) { return lane / 2 + (lane & 1) * WIDTH; }));
-    store_vn(to + WIDTH, pick(first, second, [](int lane) { return WIDTH / 2 + lane / 2 + (lane & 1) * WIDTH; }));
+    vf first = load(halves), second = load(halves + LANES);
+    store(to, pick(first, second, [](int lane) { return lane / 2 + (lane & 1) * LANES; }));
+    store(to + LANES, pick(first, second, [](int lane) { return LANES / 2 + lane / 2 + (lane & 1) * LANES; }));
 }
 
 // function(begin, n) over [0, width) in so many at once, and what is left.
@@ -162,15 +147,15 @@ template <int R, int N>
 inline void multiply_block(
     const float* a, int64_t a_stride, const float* b, int64_t b_stride, float* out, int64_t out_stride, int64_t depth,
     bool add) {
-    vn total[R][N];
+    vf total[R][N];
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-        for (int n = 0; n < N; n++) total[r][n] = add ? load_vn(out + r * out_stride + n * WIDTH) : vn{};
+        for (int n = 0; n < N; n++) total[r][n] = add ? load(out + r * out_stride + n * LANES) : vf{};
     for (int64_t d = 0; d < depth; d++) {
-        vn columns[N];
+        vf columns[N];
 #pragma GCC unroll 4
-        for (int n = 0; n < N; n++) columns[n] = load_vn(b + d * b_stride + n * WIDTH);
+        for (int n = 0; n < N; n++) columns[n] = load(b + d * b_stride + n * LANES);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
@@ -179,7 +164,7 @@ inline void multiply_block(
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-        for (int n = 0; n < N; n++) store_vn(out + r * out_stride + n * WIDTH, total[r][n]);
+        for (int n = 0; n < N; n++) store(out + r * out_stride + n * LANES, total[r][n]);
 }
 
 // As multiply, for R rows or fewer.
@@ -191,12 +176,12 @@ __attribute__((noinline)) void multiply_rows(
         if (rows < R) return multiply_rows<R - 1>(rows, a, a_stride, b, b_stride, out, out_stride, depth, width, add);
     constexpr int N = R > 4 || R == MAX_PRODUCT_ROWS ? VECTORS_OF_ROWS : VECTORS_OF_FEW_ROWS;
     int64_t c = 0;
-    for (; c + N * WIDTH <= width; c += N * WIDTH)
+    for (; c + N * LANES <= width; c += N * LANES)
         multiply_block<R, N>(a, a_stride, b + c, b_stride, out + c, out_stride, depth, add);
-    for (; c < width; c += WIDTH) multiply_block<R, 1>(a, a_stride, b + c, b_stride, out + c, out_stride, depth, add);
+    for (; c < width; c += LANES) multiply_block<R, 1>(a, a_stride, b + c, b_stride, out + c, out_stride, depth, add);
 }
 
-// out[r][c] (+)= sum over d of a[r][d] b[d][c]; width: how many columns, a multiple of WIDTH.
+// out[r][c] (+)= sum over d of a[r][d] b[d][c]; width: how many columns, a multiple of LANES.
 inline void multiply(
     int64_t rows, const float* a, int64_t a_stride, const float* b, int64_t b_stride, float* out, int64_t out_stride,
     int64_t depth, int64_t width, bool add) {
@@ -235,18 +220,18 @@ struct Places {
 // Keys of `width` positions, a lane each: packed[number of the head][position].
 template <typename T>
 void pack_keys(const T* cache, const Places& places, int64_t begin, int64_t width, int64_t head_dim, float* packed) {
-    for (int64_t p = 0; p < width; p += WIDTH) {
-        const T* rows[WIDTH];
-        for (int64_t i = 0; i < WIDTH; i++) rows[i] = places.row(cache, begin + p + i);
-        in_steps<WIDTH * IN_WORD<T>>(head_dim, [&](int64_t d, int64_t n) {
-            vn x[WIDTH];
+    for (int64_t p = 0; p < width; p += LANES) {
+        const T* rows[LANES];
+        for (int64_t i = 0; i < LANES; i++) rows[i] = places.row(cache, begin + p + i);
+        in_steps<LANES * IN_WORD<T>>(head_dim, [&](int64_t d, int64_t n) {
+            vf x[LANES];
 #pragma GCC unroll 16
-            for (int64_t i = 0; i < WIDTH; i++) x[i] = load_words(rows[i] + d, n);
+            for (int64_t i = 0; i < LANES; i++) x[i] = load_words(rows[i] + d, n);
             transpose(x);
 #pragma GCC unroll 16
-            for (int64_t i = 0; i < WIDTH; i++)
-                split(cache, x[i], [&](int64_t half, vn numbers) {
-                    store_vn(packed + (d + i * IN_WORD<T> + half) * SUB + p, numbers);
+            for (int64_t i = 0; i < LANES; i++)
+                split(cache, x[i], [&](int64_t half, vf numbers) {
+                    store(packed + (d + i * IN_WORD<T> + half) * SUB + p, numbers);
                 });
         });
     }
@@ -260,9 +245,9 @@ void pack_values(
     float* packed) {
     for (int64_t p = 0; p < count; p++, packed += stride) {
         const T* row = places.row(cache, begin + p);
-        in_steps<WIDTH * IN_WORD<T>>(head_dim, [&](int64_t d, int64_t n) {
-            split(cache, load_words(row + d, n), [&](int64_t half, vn numbers) {
-                store_vn(packed + d + half * WIDTH, numbers);
+        in_steps<LANES * IN_WORD<T>>(head_dim, [&](int64_t d, int64_t n) {
+            split(cache, load_words(row + d, n), [&](int64_t half, vf numbers) {
+                store(packed + d + half * LANES, numbers);
             });
         });
     }
@@ -309,37 +294,37 @@ struct Rows {
 // Scores of one row to weights, in place: of those in [seen.begin, seen.end) of the positions in `all`, which are whole
 // vectors. Writes the largest score and the total.
 void weigh(float* scores, Range all, Range seen, float factor, float* largest, float* total) {
-    vn tops = vn{} - INFINITY, sums{};
-    ni lanes;
-    for (int i = 0; i < WIDTH; i++) lanes[i] = i;
-    for (int64_t i = all.begin; i < all.end; i += WIDTH) {
-        vn x = load_vn(scores + i);
-        if (i < seen.begin || i + WIDTH > seen.end) {
-            ni position = lanes + (int32_t)i;
-            x = choose((position >= (int32_t)seen.begin) & (position < (int32_t)seen.end), x, vn{} - INFINITY);
-            store_vn(scores + i, x);
+    vf tops = vf{} - INFINITY, sums{};
+    vi lanes;
+    for (int i = 0; i < LANES; i++) lanes[i] = i;
+    for (int64_t i = all.begin; i < all.end; i += LANES) {
+        vf x = load(scores + i);
+        if (i < seen.begin || i + LANES > seen.end) {
+            vi position = lanes + (int32_t)i;
+            x = select((position >= (int32_t)seen.begin) & (position < (int32_t)seen.end), x, vf{} - INFINITY);
+            store(scores + i, x);
         }
-        tops = choose(x > tops, x, tops);
+        tops = select(x > tops, x, tops);
     }
     float top = -INFINITY;
-    for (int i = 0; i < WIDTH; i++) top = tops[i] > top ? tops[i] : top;
+    for (int i = 0; i < LANES; i++) top = tops[i] > top ? tops[i] : top;
     const float base = top == -INFINITY ? 0.0f : top;
-    for (int64_t i = all.begin; i < all.end; i += WIDTH) {
-        vn weight = exp2((load_vn(scores + i) - base) * factor);
+    for (int64_t i = all.begin; i < all.end; i += LANES) {
+        vf weight = exp2((load(scores + i) - base) * factor);
         sums += weight;
-        store_vn(scores + i, weight);
+        store(scores + i, weight);
     }
     *largest = top, *total = 0;
-    for (int i = 0; i < WIDTH; i++) *total += sums[i];
+    for (int i = 0; i < LANES; i++) *total += sums[i];
 }
 
 // Adds a tile's partial result to those before.
 __attribute__((noinline)) void fold(float* row, const float* tile, int64_t width, float factor) {
     float *largest = row + width, *total = largest + 1;
     const float top = tile[width] > *largest ? tile[width] : *largest, base = top == -INFINITY ? 0.0f : top;
-    const vn distances = {*largest - base, tile[width] - base}, shares = exp2(distances * factor);
+    const vf distances = {*largest - base, tile[width] - base}, shares = exp2(distances * factor);
     const float before = shares[0], now = shares[1];
-    for (int64_t i = 0; i < width; i += WIDTH) store_vn(row + i, load_vn(row + i) * before + load_vn(tile + i) * now);
+    for (int64_t i = 0; i < width; i += LANES) store(row + i, load(row + i) * before + load(tile + i) * now);
     *largest = top, *total = *total * before + tile[width + 1] * now;
 }
 
@@ -356,7 +341,7 @@ struct Call {
 
     float factor() const { return (soft_cap ? 1.0f : scale) * 1.44269504f; }
     // Of a row's numbers: whole vectors of words.
-    int64_t width() const { return rounded_up(attention.head_dim, WIDTH * IN_WORD<T>); }
+    int64_t width() const { return rounded_up(attention.head_dim, LANES * IN_WORD<T>); }
 
     void load_queries(const Rows& rows, float* queries) const {
         for (int64_t r = 0; r < rows.num; r++) {
@@ -405,7 +390,7 @@ struct Call {
             T* row = out + (rows.tokens[r] * attention.num_heads + rows.heads[r]) * attention.head_dim;
             const float *result = results + r * stride, factor = 1.0f / result[width() + 1];
             alignas(64) float numbers[MAX_HEAD_DIM];
-            for (int64_t d = 0; d < width(); d += WIDTH * IN_WORD<T>) join(out, result + d, numbers + d);
+            for (int64_t d = 0; d < width(); d += LANES * IN_WORD<T>) join(out, result + d, numbers + d);
             in_pieces(attention.head_dim, [&](int64_t d, int64_t n) {
                 store_piece(row + d, load(numbers + d) * factor, n);
             });

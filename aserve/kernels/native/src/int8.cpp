@@ -8,15 +8,10 @@
 // which is to say that a run's sum is a float.
 #include "products.h"
 
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
-
 using namespace aserve;
 
 namespace {
 
-typedef int32_t whole __attribute__((vector_size(REGISTER_BYTES)));
 typedef uint8_t bytes __attribute__((vector_size(LANES)));
 
 // Of a row's run: what its numbers are to be multiplied by, and what sums begin with.
@@ -39,8 +34,8 @@ constexpr int64_t X_WORDS = 1;
 
 inline void spread_word(uint32_t x, uint32_t* out) { *out = x; }
 
-inline words add_products(words sum, words weights, const uint32_t* x) {
-    return (words)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, _mm512_set1_epi32(*x));
+inline vu add_products(vu sum, vu weights, const uint32_t* x) {
+    return (vu)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, _mm512_set1_epi32(*x));
 }
 #else
 // In pairs of 16 bits: the first and third byte, and the others.
@@ -50,19 +45,19 @@ inline void spread_word(uint32_t x, uint32_t* out) {
     for (int i = 0; i < 2; i++, x >>= 8) out[i] = (uint16_t)(int8_t)x | (uint32_t)(int8_t)(x >> 16) << 16;
 }
 
-inline words pair_products(words a, words b) {
+inline vu pair_products(vu a, vu b) {
 #if defined(__AVX512F__)
-    return (words)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+    return (vu)_mm512_madd_epi16((__m512i)a, (__m512i)b);
 #elif defined(__AVX2__)
-    return (words)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+    return (vu)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 #else
-    return (a & 0xffff) * (words)((whole)(b << 16) >> 16) + (a >> 16) * (words)((whole)b >> 16);
+    return (a & 0xffff) * (vu)((vi)(b << 16) >> 16) + (a >> 16) * (vu)((vi)b >> 16);
 #endif
 }
 
-inline words add_products(words sum, words weights, const uint32_t* x) {
-    const words first = weights & 0x00ff00ff, second = (weights >> 8) & 0x00ff00ff;
-    return sum + pair_products(first, words{} + x[0]) + pair_products(second, words{} + x[1]);
+inline vu add_products(vu sum, vu weights, const uint32_t* x) {
+    const vu first = weights & 0x00ff00ff, second = (weights >> 8) & 0x00ff00ff;
+    return sum + pair_products(first, vu{} + x[0]) + pair_products(second, vu{} + x[1]);
 }
 #endif
 
@@ -70,16 +65,16 @@ template <int64_t INPUTS>
 struct Int8 {
     typedef QuantizedRows Rows;
     typedef uint32_t X;
-    typedef words Sum;
+    typedef vu Sum;
     typedef const RunScale* Scales;
     static constexpr int64_t RUN = INPUTS, INPUTS_PER_STEP = 4, SCALE_WORDS = PANEL;
     static constexpr int64_t X_PER_STEP = X_WORDS, X_PER_RUN = RUN / INPUTS_PER_STEP * X_WORDS;
 
     template <int COUNT>
-    static void step(words (*sums)[VECTORS], const uint32_t* step_weights, const uint32_t* x) {
+    static void step(vu (*sums)[VECTORS], const uint32_t* step_weights, const uint32_t* x) {
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; v++) {
-            const words weights = load_as<words>(step_weights + v * WIDTH);
+            const vu weights = load_as<vu>(step_weights + v * LANES);
 #pragma GCC unroll 8
             for (int r = 0; r < COUNT; r++) sums[r][v] = add_products(sums[r][v], weights, x + r * X_PER_RUN);
         }
@@ -95,9 +90,9 @@ struct Int8 {
     }
 
     static Scales scales(const Rows& x, int64_t row, int64_t run) { return x.scales + run * x.rows + row; }
-    static Sum start(Scales rows, int r) { return words{} + (uint32_t)rows[r].start; }
-    static vector fold(vector total, Sum sum, Scales rows, int r, const uint32_t* scales) {
-        return total + __builtin_convertvector((whole)sum, vector) * (load_as<vector>(scales) * rows[r].scale);
+    static Sum start(Scales rows, int r) { return vu{} + (uint32_t)rows[r].start; }
+    static vf fold(vf total, Sum sum, Scales rows, int r, const uint32_t* scales) {
+        return total + __builtin_convertvector((vi)sum, vf) * (load_as<vf>(scales) * rows[r].scale);
     }
 };
 

@@ -16,14 +16,14 @@ struct NoScales {};
 
 // What floats and bfloat16 have in common: sums of float, which are added to the totals as they are.
 struct Unscaled {
-    typedef vector Sum;
+    typedef vf Sum;
     typedef NoScales Scales;
     static constexpr int64_t RUN = 128, SCALE_WORDS = 0;
 
     template <typename Rows>
     static Scales scales(const Rows&, int64_t, int64_t) { return {}; }
-    static Sum start(Scales, int) { return vector{}; }
-    static vector fold(vector total, Sum sum, Scales, int, const uint32_t*) { return total + sum; }
+    static Sum start(Scales, int) { return vf{}; }
+    static vf fold(vf total, Sum sum, Scales, int, const uint32_t*) { return total + sum; }
 };
 
 struct Floats : Unscaled {
@@ -32,7 +32,7 @@ struct Floats : Unscaled {
     static constexpr int64_t INPUTS_PER_STEP = 1, X_PER_STEP = 1, X_PER_RUN = RUN;
 
     template <int COUNT>
-    static void add(vector (*sums)[VECTORS], const vector* weights, const float* x) {
+    static void add(vf (*sums)[VECTORS], const vf* weights, const float* x) {
 #pragma GCC unroll 8
         for (int r = 0; r < COUNT; r++)
 #pragma GCC unroll 8
@@ -40,15 +40,16 @@ struct Floats : Unscaled {
     }
 
     template <int COUNT>
-    static void step(vector (*sums)[VECTORS], const uint32_t* step_weights, const float* x) {
-        vector weights[VECTORS];
+    static void step(vf (*sums)[VECTORS], const uint32_t* step_weights, const float* x) {
+        vf weights[VECTORS];
 #pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; v++) weights[v] = load_as<vector>(step_weights + v * WIDTH);
+        for (int v = 0; v < VECTORS; v++) weights[v] = load_as<vf>(step_weights + v * LANES);
         add<COUNT>(sums, weights, x);
     }
 
     static void spread(const Rows& x, int64_t row, int64_t begin, int64_t n, float* out) {
-        memcpy(out, x.numbers + row * x.stride + begin, n * sizeof(float));
+        const float* from = x.numbers + row * x.stride + begin;
+        in_pieces(n, [&](int64_t i, int64_t count) { store_piece(out + i, load_piece(from + i, count), count); });
     }
 };
 
@@ -60,13 +61,13 @@ struct Widened : Unscaled {
     static constexpr int64_t INPUTS_PER_STEP = 2, X_PER_STEP = 2, X_PER_RUN = RUN;
 
     template <int COUNT>
-    static void step(vector (*sums)[VECTORS], const uint32_t* step_weights, const float* x) {
-        vector weights[VECTORS];
+    static void step(vf (*sums)[VECTORS], const uint32_t* step_weights, const float* x) {
+        vf weights[VECTORS];
 #pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; v++) weights[v] = (vector)(load_as<words>(step_weights + v * WIDTH) << 16);
+        for (int v = 0; v < VECTORS; v++) weights[v] = (vf)(load_as<vu>(step_weights + v * LANES) << 16);
         Floats::add<COUNT>(sums, weights, x);
 #pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; v++) weights[v] = (vector)(load_as<words>(step_weights + v * WIDTH) & 0xffff0000);
+        for (int v = 0; v < VECTORS; v++) weights[v] = (vf)(load_as<vu>(step_weights + v * LANES) & 0xffff0000);
         Floats::add<COUNT>(sums, weights, x + 1);
     }
 
@@ -85,10 +86,10 @@ struct Dots : Unscaled {
     static constexpr int64_t INPUTS_PER_STEP = 2, X_PER_STEP = 1, X_PER_RUN = RUN / 2;
 
     template <int COUNT>
-    static void step(vector (*sums)[VECTORS], const uint32_t* step_weights, const uint32_t* x) {
+    static void step(vf (*sums)[VECTORS], const uint32_t* step_weights, const uint32_t* x) {
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; v++) {
-            const __m512bh weights = load_as<__m512bh>(step_weights + v * WIDTH);
+            const __m512bh weights = load_as<__m512bh>(step_weights + v * LANES);
 #pragma GCC unroll 8
             for (int r = 0; r < COUNT; r++)
                 sums[r][v] = _mm512_dpbf16_ps(sums[r][v], weights, (__m512bh)_mm512_set1_epi32(x[r * X_PER_RUN]));

@@ -15,24 +15,19 @@ struct Layer {
     int64_t group;  // of int8: inputs that share a scale, or 0 for all
 };
 
-// Registers as wide as the processor's. The sums of a tile, ROWS x VECTORS of them, stay in registers.
-#if defined(__AVX512F__)
-constexpr int64_t REGISTER_BYTES = 64, VECTORS = 4;
-#elif defined(__AVX2__)
-constexpr int64_t REGISTER_BYTES = 32, VECTORS = 2;
+// The sums of a tile, ROWS x VECTORS of them, stay in registers.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+constexpr int64_t VECTORS = 2;
 #else
-constexpr int64_t REGISTER_BYTES = 16, VECTORS = 4;
+constexpr int64_t VECTORS = 4;
 #endif
-constexpr int64_t WIDTH = REGISTER_BYTES / 4, PANEL = VECTORS * WIDTH, ROWS = 6;
+constexpr int64_t PANEL = VECTORS * LANES, ROWS = 6;
 constexpr int64_t ROW_BLOCK = 96;  // rows that are computed before the next panels
 constexpr int64_t GROUP = 4;       // panels that a block of rows is made ready for
 constexpr int64_t CHUNK = 4;       // steps from one fetching of weights ahead to the next
-constexpr int64_t LINE = 64, CHUNK_LINES = CHUNK * PANEL * 4 / LINE;
+constexpr int64_t CHUNK_LINES = CHUNK * PANEL * 4 / LINE;
 constexpr int64_t MANY_ROWS = 16;            // for fewer, panels are dealt one by one
 constexpr int64_t PARALLEL_FLOPS = 1 << 16;  // what is worth a second thread
-
-typedef float vector __attribute__((vector_size(REGISTER_BYTES), may_alias));
-typedef uint32_t words __attribute__((vector_size(REGISTER_BYTES), may_alias));
 
 template <typename V>
 inline V load_as(const uint32_t* p) {
@@ -86,12 +81,11 @@ void add_run(
         for (int64_t s = 0; s < CHUNK; s++) step(done + s);
     }
     for (; done < steps; done++) step(done);
-    vector* total = (vector*)totals;
 #pragma GCC unroll 8
     for (int r = 0; r < COUNT; r++)
 #pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; v++, total++)
-            *total = Steps::fold(*total, sums[r][v], scales, r, weights + steps * PANEL + v * WIDTH);
+        for (int v = 0; v < VECTORS; v++, totals += LANES)
+            store(totals, Steps::fold(load(totals), sums[r][v], scales, r, weights + steps * PANEL + v * LANES));
 }
 
 template <typename T>

@@ -1,23 +1,31 @@
-// Sixteen numbers at once, for any processor: GCC and Clang lower these vectors to what it has (one register of
-// AVX-512, two of AVX2, four of NEON). Numbers are kept as T (float or bf16) and computed with as float.
+// As many numbers at once as a register of the processor holds. (Of wider vectors, which are several registers, GCC
+// keeps each in memory.) Numbers are kept as T (float or bf16) and computed with as float.
 #pragma once
 
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
-#ifdef __AVX512F__
+#ifdef __AVX2__
 #include <immintrin.h>
 #endif
 
 namespace aserve {
 
-constexpr int64_t LANES = 16;
+#if defined(__AVX512F__)
+constexpr int64_t REGISTER_BYTES = 64;
+#elif defined(__AVX2__)
+constexpr int64_t REGISTER_BYTES = 32;
+#else
+constexpr int64_t REGISTER_BYTES = 16;
+#endif
+constexpr int64_t LANES = REGISTER_BYTES / 4;
+constexpr int64_t LINE = 64;  // bytes, of the caches
 
-typedef float vf __attribute__((vector_size(64)));
-typedef int32_t vi __attribute__((vector_size(64)));
-typedef uint32_t vu __attribute__((vector_size(64)));
-typedef uint16_t vh __attribute__((vector_size(32)));
+typedef float vf __attribute__((vector_size(REGISTER_BYTES)));
+typedef int32_t vi __attribute__((vector_size(REGISTER_BYTES)));
+typedef uint32_t vu __attribute__((vector_size(REGISTER_BYTES)));
+typedef uint16_t vh __attribute__((vector_size(REGISTER_BYTES / 2)));
 
 struct bf16 {
     uint16_t bits;
@@ -52,7 +60,7 @@ inline void store(bf16* p, vf v) {
     memcpy(p, &h, sizeof h);
 }
 
-// The first n of sixteen; the others are 0.
+// The first n of a vector; the others are 0.
 template <typename T>
 inline vf load_some(const T* p, int64_t n) {
     T padded[LANES] = {};
@@ -67,7 +75,7 @@ inline void store_some(T* p, vf v, int64_t n) {
     memcpy(p, padded, n * sizeof(T));
 }
 
-// function(begin, n) over [0, width) in pieces of sixteen, n being fewer in the last piece alone.
+// function(begin, n) over [0, width) in pieces of LANES, n being fewer in the last piece alone.
 template <typename Function>
 inline void in_pieces(int64_t width, Function function) {
     int64_t i = 0;
@@ -104,6 +112,8 @@ inline float max(vf v) {
 inline bool any(vi condition) {
 #ifdef __AVX512F__
     return _mm512_test_epi32_mask((__m512i)condition, (__m512i)condition);
+#elif defined(__AVX2__)
+    return !_mm256_testz_si256((__m256i)condition, (__m256i)condition);
 #else
     int32_t total = 0;
     for (int lane = 0; lane < LANES; lane++) total |= condition[lane];
