@@ -22,6 +22,10 @@ from aserve.core.errors import AserveError, ConfigError
 from aserve.stores.database import IN_MEMORY
 
 if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from aserve.engine import Engine
+    from aserve.http import Keyring
     from aserve.server import ServerConfig
     from aserve.stores.responses import ResponseStore
 
@@ -65,23 +69,46 @@ def server_config(given: ServerOptions) -> "ServerConfig":
     )
 
 
-def serve(options: Options, server_options: ServerOptions, *, notes: Sequence[str] = ()) -> int:
+def application(engine: "Engine", given: ServerOptions, keyring: "Keyring", store: "ResponseStore") -> "Starlette":
+    """The APIs and pages of an engine, as the flags have them. Raises `ConfigError`."""
+    from aserve.http import AppOptions, StreamLimits, create_app
+
+    return create_app(
+        engine,
+        keyring=keyring,
+        max_body_bytes=given.max_body_bytes,
+        stream_limits=StreamLimits(send_timeout_s=given.send_timeout),
+        response_store=store,
+        options=AppOptions(**{name: getattr(given, name) for name in AppOptions.__dataclass_fields__}),
+    )
+
+
+def with_bounded_queue(options: Options) -> Options:
+    """A server's queue has an end; who embeds an engine knows how much he asks."""
+    if options.max_num_queued_reqs is not None:
+        return options
+    return msgspec.structs.replace(options, max_num_queued_reqs=default_max_num_queued_reqs(options.max_num_seqs))
+
+
+def end_loading() -> None:
+    """Look for garbage from now on, but not in what was loaded: that takes 0.1 s a time. And prepare for streams."""
+    from sse_starlette import EventSourceResponse
+
+    EventSourceResponse(iter(()))  # the first has anyio import its backend, and all streams would wait for that
+    gc.freeze()
+    gc.enable()
+
+
+def serve(options: Options, given: ServerOptions, *, notes: Sequence[str] = ()) -> int:
     """Serve the OpenAI API until a signal. The socket answers while the model loads. notes: lines to begin with."""
-    gc.disable()  # until all is loaded, and stays: to look for garbage in it takes a tenth of the time
+    gc.disable()  # until all is loaded: to look for garbage in it takes a tenth of the time
     import asyncio
 
-    from sse_starlette import EventSourceResponse  # each command imports what it needs: start-up counts
-
     from aserve.build import AsyncEngine
-    from aserve.http import AppOptions, Doorman, Keyring, create_app
-    from aserve.http.sse import StreamLimits
+    from aserve.http import Doorman, Keyring
     from aserve.server import logging_to, run
     from aserve.terminal import StartupLines, StartupPrinter, try_lines
 
-    if options.max_num_queued_reqs is None:  # a server's queue has an end; who embeds an engine knows how much he asks
-        bound = default_max_num_queued_reqs(options.max_num_seqs)
-        options = msgspec.structs.replace(options, max_num_queued_reqs=bound)
-    given = server_options
     if given.log_format == "json":
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # a log for machines has no bars
     has_colours = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
@@ -89,25 +116,14 @@ def serve(options: Options, server_options: ServerOptions, *, notes: Sequence[st
         for line in (f"aserve {__version__}", *notes):
             say(line)
         printer = StartupPrinter() if given.log_format == "text" else StartupLines(say)
-        engine = AsyncEngine.from_options(options, on_progress=printer.report)
-        limits = StreamLimits(send_timeout_s=given.send_timeout)
+        engine = AsyncEngine.from_options(with_bounded_queue(options), on_progress=printer.report)
         keyring = Keyring(given.api_key, path=given.api_keys_file, tenants=engine.tenants)
         store = response_store(given)
-        app = create_app(
-            engine,
-            keyring=keyring,
-            max_body_bytes=given.max_body_bytes,
-            stream_limits=limits,
-            response_store=store,
-            options=AppOptions(**{name: getattr(given, name) for name in AppOptions.__dataclass_fields__}),
-        )
-
+        app = application(engine, given, keyring, store)
         resuming: list[asyncio.Future[None]] = []
 
         def ready(url: str) -> None:
-            EventSourceResponse(iter(()))  # the first has anyio import its backend, and all streams would wait for that
-            gc.freeze()  # else the collector goes through all that was loaded again and again, 0.1 s a time
-            gc.enable()
+            end_loading()
             printer.close()
             if given.batch_store != IN_MEMORY:
                 resuming.append(asyncio.ensure_future(app.state.batches.resume()))
