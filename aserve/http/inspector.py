@@ -37,6 +37,7 @@ from aserve.observe.records import (
     BlockChange,
     Card,
     Move,
+    PublicCard,
     Queue,
     Record,
     Work,
@@ -70,15 +71,9 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     max_model_len: int
 
 
-class ShownCard(msgspec.Struct, frozen=True, omit_defaults=True):
+class ShownCard(PublicCard, frozen=True, omit_defaults=True):
     """As `Card`; own: whether what follows is there. prompt: the text of its first tokens."""
 
-    seq: int
-    request: int
-    index: int
-    num_prompt: int
-    max_tokens: int
-    arrived_us: int
     own: bool = False
     id: str = ""
     tenant: str = ""
@@ -211,12 +206,12 @@ class Feed:
         return text
 
     def _card(self, card: Card) -> ShownCard:
-        sizes = card.seq, card.request, card.index, card.num_prompt, card.max_tokens, card.arrived_us
+        public = {name: getattr(card, name) for name in PublicCard.__struct_fields__}
         if self._tenant is not None and card.tenant != self._tenant:
-            return ShownCard(*sizes)
+            return ShownCard(**public)
         self._own.add(card.seq)
         prompt = b"".join(map(self._tokenizer.token_bytes.__getitem__, card.prompt_ids)).decode("utf-8", "replace")
-        return ShownCard(*sizes, True, card.id, card.tenant, card.lora, prompt)
+        return ShownCard(**public, own=True, id=card.id, tenant=card.tenant, lora=card.lora, prompt=prompt)
 
 
 class InspectEvents:

@@ -24,12 +24,10 @@ NO_TOKEN: Final = -1
 Pair = tuple[int, int]
 
 
-class Card(msgspec.Struct, frozen=True, gc=False):
-    """Who a sequence is. request: the number of its request. index: which choice of it.
+class PublicCard(msgspec.Struct, frozen=True, gc=False):
+    """What everybody may know of a sequence. request: the number of its request. index: which choice of it.
 
-    num_prompt, max_tokens: in tokens. arrived_us: when its request came. shows_tokens: whether what is sampled for it
-    is its answer, which is not so for a beam. pools: a vector is made of it. id, tenant, lora, prompt_ids: what only
-    some may see; the prompt's first tokens.
+    num_prompt, max_tokens: in tokens. arrived_us: when its request came.
     """
 
     seq: int
@@ -38,6 +36,14 @@ class Card(msgspec.Struct, frozen=True, gc=False):
     num_prompt: int
     max_tokens: int
     arrived_us: int
+
+
+class Card(PublicCard, frozen=True, gc=False):
+    """Who a sequence is. shows_tokens: whether what is sampled for it is its answer, which is not so for a beam.
+
+    id, tenant, lora, prompt_ids: what only some may see; the prompt's first tokens.
+    """
+
     shows_tokens: bool
     id: str
     tenant: str
