@@ -14,7 +14,7 @@ from aserve.runner.step import StepOutput
 from aserve.runner.verification import counting_places
 
 
-class Landing:
+class Readback:
     """A step's outputs on their way to the host. Made in the runner's thread; `result` may wait, in another.
 
     batch: None where nothing was scored.

@@ -33,9 +33,9 @@ from aserve.runner.flight import Landed, StepFlight, result_of
 from aserve.runner.graph_device import GraphDevice
 from aserve.runner.graphs import DecodeGraphs
 from aserve.runner.kv_store import KVStore, Pages
-from aserve.runner.landing import Landing
 from aserve.runner.masks import MaskMaker
 from aserve.runner.pooling import PooledStep, Pools
+from aserve.runner.readback import Readback
 from aserve.runner.rows import RowTable
 from aserve.runner.steady import SteadyBuilder
 from aserve.runner.step import EagerStep
@@ -230,14 +230,14 @@ class ModelRunner:
                     builder.forget()
                 if batch is not None:
                     output = step.execute(batch if masked is None else replace(batch, masks=masked))
-                landing = None if output is None else Landing(plan, batch, output, self._device)
+                readback = None if output is None else Readback(plan, batch, output, self._device)
         except BaseException as error:  # the edge of a thread
             self._failed(landed, error)
             return
 
         def land() -> None:
             try:
-                result = StepResult(plan.step_id, ()) if landing is None else landing.result()
+                result = StepResult(plan.step_id, ()) if readback is None else readback.result()
             except BaseException as error:  # the edge of a thread
                 self._failed(landed, error)
             else:

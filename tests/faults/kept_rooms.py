@@ -17,8 +17,8 @@ from aserve.http.pooling import classify, embeddings, fields, scores
 from aserve.models.pooler_head import PoolerHead
 from aserve.runner import encoder, pooling
 from aserve.runner.encoder import EncoderRunner
-from aserve.runner.landing import Landing
 from aserve.runner.pooling import PooledStep
+from aserve.runner.readback import Readback
 from aserve.runner.step import EagerStep
 from aserve.stores.batches import BatchStore
 from aserve.stores.database import Database
@@ -82,7 +82,7 @@ POOLED = (
     Point("pooled states kept", at((PooledStep, "_keep")), of_nobody=True),
     Point("pooled head", at((PoolerHead, "__call__")), of_nobody=True),
     Point("pooled marks", at((pooling, "marked")), of_nobody=True),
-    Point("pooled landing", at((Landing, "result")), of_nobody=True),
+    Point("pooled readback", at((Readback, "result")), of_nobody=True),
 )
 
 ENCODED = (

@@ -27,15 +27,15 @@ from aserve.observe import mirror
 from aserve.observe.mirror import Mirror
 from aserve.observe.observer import Observer, Viewer
 from aserve.preparation import Preparer
-from aserve.runner import adapters, batch, landing, masks, sampler, scoring, step
+from aserve.runner import adapters, batch, masks, readback, sampler, scoring, step
 from aserve.runner.adapters import AdapterSlots
 from aserve.runner.batch import BatchBuilder
 from aserve.runner.controls import ControlTable
 from aserve.runner.device import CpuDevice
 from aserve.runner.draft_model import DraftModel
 from aserve.runner.kv_store import KVStore, Pages
-from aserve.runner.landing import Landing
 from aserve.runner.masks import MaskMaker, PendingMasks
+from aserve.runner.readback import Readback
 from aserve.runner.rows import RowTable
 from aserve.runner.steady import SteadyBuilder
 from aserve.runner.step import EagerStep
@@ -153,8 +153,8 @@ COMPUTED = (
     Point("model logits", of("model", "logits"), of_nobody=True),
     Point("ops sample", of("ops", "sample"), of_nobody=True),
     Point("ops mask_logits", of("ops", "mask_logits"), of_nobody=True),
-    Point("landing made", at((Landing, "__init__")), of_nobody=True),
-    Point("landing result", at((Landing, "result")), of_nobody=True),
+    Point("readback made", at((Readback, "__init__")), of_nobody=True),
+    Point("readback result", at((Readback, "result")), of_nobody=True),
     Point("mover move", at((BlockMover, "move")), of_nobody=True),
     Point("store scrub", at((KVStore, "scrub")), of_nobody=True, failing_steps=FAILING),
     Point("pages take_next", at((Pages, "take_next")), of_nobody=True),
@@ -176,7 +176,7 @@ COMPUTED = (
     Point("drafts newest", at((sampler, "newest")), of_nobody=True),
     Point("drafts with history", at((sampler, "with_history")), of_nobody=True),
     Point("drafts recorded", at((sampler, "record_accepted")), of_nobody=True),
-    Point("drafts landed", at((landing, "counting_places")), of_nobody=True),
+    Point("drafts landed", at((readback, "counting_places")), of_nobody=True),
 )
 
 DOOR = (

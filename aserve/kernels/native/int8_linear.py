@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from aserve.kernels.native.library import Library
-from aserve.kernels.native.native_linear import Layer
+from aserve.kernels.native.native_linear import Layer, rows_and_room
 from aserve.kernels.native.weight_memory import WeightMemory
 
 INT8_DTYPES: Final = {torch.float32: "f32", torch.bfloat16: "bf16"}
@@ -72,12 +72,7 @@ class Int8Linear:
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         """[T, I] to [T, O]."""
-        num_rows, num_inputs = x_TI.shape
-        assert num_inputs == self._layer.inputs
-        assert x_TI.dtype == self._dtype
-        if x_TI.stride(1) != 1:
-            x_TI = x_TI.contiguous()
-        out_TO = x_TI.new_empty(num_rows, self._layer.outputs)
-        scratch = self._scratch.address(num_rows * self._row_bytes)
-        self._product(self._address, x_TI.data_ptr(), x_TI.stride(0), out_TO.data_ptr(), num_rows, scratch)
+        x_TI, out_TO = rows_and_room(x_TI, self._layer, self._dtype)
+        scratch = self._scratch.address(len(x_TI) * self._row_bytes)
+        self._product(self._address, x_TI.data_ptr(), x_TI.stride(0), out_TO.data_ptr(), len(x_TI), scratch)
         return out_TO

@@ -54,13 +54,8 @@ class NativeLinear:
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         """[T, I] to [T, O]."""
-        num_rows, num_inputs = x_TI.shape
-        assert num_inputs == self._layer.inputs
-        assert x_TI.dtype == self._dtype
-        if x_TI.stride(1) != 1:
-            x_TI = x_TI.contiguous()
-        out_TO = x_TI.new_empty(num_rows, self._layer.outputs)
-        self._product(self._address, x_TI.data_ptr(), x_TI.stride(0), out_TO.data_ptr(), num_rows)
+        x_TI, out_TO = rows_and_room(x_TI, self._layer, self._dtype)
+        self._product(self._address, x_TI.data_ptr(), x_TI.stride(0), out_TO.data_ptr(), len(x_TI))
         return out_TO
 
     def embed(self, ids_T: Tensor) -> Tensor:
@@ -70,6 +65,14 @@ class NativeLinear:
         out_TI = torch.empty(ids_T.shape[0], self._layer.inputs, dtype=self._dtype)
         self._unpack_rows(self._address, ids_T.data_ptr(), out_TI.data_ptr(), ids_T.shape[0])
         return out_TI
+
+
+def rows_and_room(x_TI: Tensor, layer: Layer, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The rows, each in one piece, [T, I], and where the products of a layer go, [T, O], which holds nothing yet."""
+    num_rows, num_inputs = x_TI.shape
+    assert num_inputs == layer.inputs
+    assert x_TI.dtype == dtype
+    return x_TI if x_TI.stride(1) == 1 else x_TI.contiguous(), x_TI.new_empty(num_rows, layer.outputs)
 
 
 def _product_name(name: str) -> str:
