@@ -136,7 +136,7 @@ def test_the_unit_starts_reloads_and_ends_what_is_there():
     (config,) = (word for word in words if word.endswith(".yaml"))
     options = served(*[str(OPS / "systemd" / "aserve.yaml") if word == config else word for word in words])
     assert "HUP" in settings["ExecReload"][0]
-    assert options.api_keys_file is not None, "without it SIGHUP is the end"
+    assert options.api_keys_file is not None, "without it SIGHUP reads nothing"
     assert seconds(settings["TimeoutStopSec"][0]) >= end_s(options)
     assert settings["KillSignal"] == ["SIGTERM"]
     assert settings["Restart"] == ["on-failure"]

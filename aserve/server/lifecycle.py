@@ -11,6 +11,9 @@ after its answer. What is not answered at the deadline is ended by the engine, s
 its proper end. An engine that dies (a bug of ours) has done so to its requests already: what is left is to write the
 answers, and to leave it to whoever started the process to start another.
 
+SIGHUP asks for files to be read again. But where standard input was a terminal that has been closed, it is the end, as
+by SIGTERM, unless the process began with SIGHUP ignored, as nohup has it.
+
 This is the only module that installs signal handlers, and that may end the process.
 """
 
@@ -82,7 +85,7 @@ class Server:
 
     app: an ASGI application behind `aserve.http.middleware.guard`, as create_app makes it.
     on_ready: called with the server's URL once the engine is loaded. say: shows a line to people.
-    on_hangup: what SIGHUP asks for, where that does not mean the end; it must not raise.
+    on_hangup: what SIGHUP asks for, where no terminal was closed; it must not raise. None: a line, and nothing else.
     doorman: refuses what there is no room for before it is parsed; the application's, if nothing stands around it.
     """
 
@@ -103,7 +106,7 @@ class Server:
         self._config = config
         self._on_ready = on_ready
         self._say = say
-        self.on_hangup = on_hangup
+        self._on_hangup = on_hangup
         self._signals: list[int] = []
         self._asked = asyncio.Event()
         self._urged = asyncio.Event()
@@ -120,6 +123,13 @@ class Server:
         """Ask the server to drain; asked again, it stops at once."""
         self._signals.append(signum)
         (self._asked if len(self._signals) == 1 else self._urged).set()
+
+    def hang_up(self) -> None:
+        """SIGHUP without the end of a terminal."""
+        if self._on_hangup is None:
+            self._say("aserve: SIGHUP: there is nothing to read again, as API keys are in no file")
+        else:
+            self._on_hangup()
 
     async def run(self) -> int:
         """Serve until stopped. Returns the exit code; raises only what a bug of ours raised."""
@@ -259,7 +269,9 @@ async def _beside(work: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
 
 
 async def run_until_signal(server: Server) -> int:
-    """Run a server until SIGTERM or SIGINT, in the main thread of a process that is about this server alone."""
+    """Run a server until SIGTERM, SIGINT or the end of its terminal, in the main thread of a process that is about this
+    server alone.
+    """
     loop = asyncio.get_running_loop()
 
     def received(signum: int) -> None:
@@ -275,10 +287,23 @@ async def run_until_signal(server: Server) -> int:
 
     loop.set_exception_handler(failed)
     handlers: dict[int, Callable[[], None]] = {each: partial(received, each) for each in END_SIGNALS}
-    if server.on_hangup is not None and hasattr(signal, "SIGHUP"):
-        handlers[signal.SIGHUP] = server.on_hangup
+    if hasattr(signal, "SIGHUP"):
+        minds_terminal = _has_terminal() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+        handlers[signal.SIGHUP] = partial(_hung_up, server, minds_terminal=minds_terminal)
     with _handling(loop, handlers):
         return await server.run()
+
+
+def _hung_up(server: Server, *, minds_terminal: bool) -> None:
+    if not minds_terminal or _has_terminal():
+        server.hang_up()
+    elif not server.stopping:  # the shell and the kernel may both send it, and urge nobody
+        server.stop(signal.SIGHUP)
+
+
+def _has_terminal() -> bool:
+    """Whether standard input is a terminal that is there: one that was closed is none."""
+    return os.isatty(0)
 
 
 @contextmanager
@@ -309,7 +334,7 @@ def run(
     say: Callable[[str], None] = print_line,
     doorman: Doorman | None = None,
 ) -> int:
-    """Load the engine and serve the application until SIGTERM or SIGINT; see `Server`.
+    """Load the engine and serve the application until SIGTERM, SIGINT or the end of its terminal; see `Server`.
 
     config: its limit of connections is replaced by what the process can hold.
 

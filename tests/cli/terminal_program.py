@@ -1,4 +1,4 @@
-"""The real command on a terminal of its own: what is typed, and what is shown."""
+"""A command on a terminal of its own: what is typed, and what is shown."""
 
 import fcntl
 import os
@@ -12,7 +12,7 @@ import sys
 import termios
 import time
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 from tests.cli.program import ROOT, environment
 
@@ -27,7 +27,7 @@ class TerminalProgram:
     def __init__(self, process: subprocess.Popen[bytes], terminal: int) -> None:
         self.process = process
         self.raw = b""
-        self._terminal = terminal
+        self._terminal: int | None = terminal
         self._seen = 0
 
     @property
@@ -54,6 +54,12 @@ class TerminalProgram:
         found, self._seen = shown[self._seen : end], end
         return found
 
+    def hang_up(self) -> None:
+        """Close the terminal. Idempotent."""
+        if self._terminal is not None:
+            os.close(self._terminal)
+        self._terminal = None
+
     def wait_for_end(self) -> int:
         """Its exit status; what it still shows is read."""
         deadline = time.monotonic() + 60.0
@@ -65,22 +71,28 @@ class TerminalProgram:
         return self.process.returncode
 
 
-@contextmanager
-def on_terminal(*words: str, **variables: str) -> Generator[TerminalProgram]:
+def on_terminal(*words: str, **variables: str) -> AbstractContextManager[TerminalProgram]:
     """`aserve` with these words."""
+    return python_on_terminal("-m", "aserve", *words, **variables)
+
+
+@contextmanager
+def python_on_terminal(*words: str, **variables: str) -> Generator[TerminalProgram]:
+    """Python with these words."""
     terminal, side = pty.openpty()
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", HEIGHT, WIDTH, 0, 0))
     process = subprocess.Popen(
-        [sys.executable, "-c", TAKE_TERMINAL, str(side), sys.executable, "-m", "aserve", *words],
+        [sys.executable, "-c", TAKE_TERMINAL, str(side), sys.executable, *words],
         cwd=ROOT,
         env=environment(TERM="xterm", PROMPT_TOOLKIT_NO_CPR="1", COLUMNS=str(WIDTH), LINES=str(HEIGHT), **variables),
         pass_fds=[side],
     )
     os.close(side)
+    program = TerminalProgram(process, terminal)
     try:
-        yield TerminalProgram(process, terminal)
+        yield program
     finally:
         with suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        os.close(terminal)
+        program.hang_up()

@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -12,7 +13,11 @@ from collections.abc import Generator
 
 import pytest
 
+from tests.cli.terminal_program import python_on_terminal
+
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+IGNORING = "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
 
 
 class Process:
@@ -33,16 +38,8 @@ class Process:
         with contextlib.closing(connection):
             return connection.getresponse().status
 
-    @contextlib.contextmanager
-    def stream(self) -> Generator[http.client.HTTPResponse]:
-        """A stream that has begun."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        body = json.dumps({"prompt": "go on", "max_tokens": 5_000_000, "stream": True})
-        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
-        with contextlib.closing(connection), connection.getresponse() as response:
-            assert response.status == 200
-            assert response.readline().startswith(b"data: ")
-            yield response
+    def stream(self) -> contextlib.AbstractContextManager[http.client.HTTPResponse]:
+        return stream(self.port)
 
     def refuses(self) -> bool:
         with socket.socket() as client:
@@ -63,6 +60,18 @@ def process(what: str, drain_timeout_s: float = 30.0, *more: str) -> Generator[P
         started.popen.wait()
         assert started.popen.stderr is not None
         started.popen.stderr.close()
+
+
+@contextlib.contextmanager
+def stream(port: int, **headers: str) -> Generator[http.client.HTTPResponse]:
+    """A stream that has begun."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    body = json.dumps({"prompt": "go on", "max_tokens": 5_000_000, "stream": True})
+    connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json", **headers})
+    with contextlib.closing(connection), connection.getresponse() as response:
+        assert response.status == 200
+        assert response.readline().startswith(b"data: ")
+        yield response
 
 
 def events(response: http.client.HTTPResponse) -> list[bytes]:
@@ -120,6 +129,48 @@ def test_at_a_hangup_the_keys_are_read_again_and_a_bad_file_changes_nothing(tmp_
         while server.get("/v1/models", authorization="Bearer after") != 200:
             assert time.monotonic() < deadline
         assert server.get("/v1/models", authorization="Bearer before") == 401
+
+
+def test_a_hangup_without_a_file_of_keys_is_one_line():
+    with process("ends") as server:
+        assert server.line() == "ready"
+        server.popen.send_signal(signal.SIGHUP)
+        assert server.line() == "aserve: SIGHUP: there is nothing to read again, as API keys are in no file"
+        assert server.get("/v1/models") == 200
+        server.popen.send_signal(signal.SIGTERM)
+        assert server.exit_code() == 0
+
+
+@pytest.mark.parametrize("has_keys", [False, True], ids=["open", "keys"])
+def test_when_its_terminal_is_closed_a_stream_is_finished_and_it_ends(tmp_path, has_keys):
+    """Standard error is gone with it, and a second SIGHUP, as a shell sends it beside the kernel's, urges nobody."""
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("- {name: a, key: mine}")
+    with python_on_terminal(
+        "-m", "tests.server.scripted_server", "ends", "30", *([str(keys)] if has_keys else [])
+    ) as server:
+        port = int(re.search(r":(\d+)", server.wait_for("ready"))[1])
+        server.process.send_signal(signal.SIGHUP)
+        server.wait_for("read again")  # the terminal is there: this is not the end
+        with stream(port, Authorization="Bearer mine") as response:
+            server.hang_up()
+            server.process.send_signal(signal.SIGHUP)
+            *_, last, done = events(response)
+        assert json.loads(last)["choices"][0]["finish_reason"] == "stop"
+        assert done == b"[DONE]"
+        assert server.process.wait(25) == 0
+
+
+def test_who_has_hangups_ignored_outlives_the_terminal():
+    with python_on_terminal(
+        "-c", IGNORING, sys.executable, "-m", "tests.server.scripted_server", "ends", "30"
+    ) as server:
+        port = int(re.search(r":(\d+)", server.wait_for("ready"))[1])
+        server.hang_up()
+        with stream(port) as response:
+            assert events(response)[-1] == b"[DONE]"
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(25) == 0
 
 
 def test_a_log_that_nobody_reads_holds_nothing_up():
