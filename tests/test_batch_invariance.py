@@ -38,8 +38,6 @@ MAX_CHUNK = 512
 HEADS = ((4, 2, 8), (4, 1, 32), (7, 1, 64), (14, 2, 64), (2, 2, 128), (3, 3, 64), (1, 1, 128), (2, 1, 256))
 """Query heads, key heads, dimensions."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-IS_STEADY = torch.backends.cpu.get_cpu_capability() == "AVX512"
-UNSTEADY = "torch's products give a row other bits beside others on a processor without AVX-512 (docs/api.md)"
 LENS = st.one_of(st.integers(1, 64), st.integers(1, 700), st.integers(1, 2048))
 SHAPES = {
     "llama": {"hidden_size": 64, "intermediate_size": 176, "max_position_embeddings": 2048},
@@ -63,7 +61,7 @@ def _threads() -> Iterator[None]:
 @settings(max_examples=30)
 @given(
     heads=st.sampled_from(HEADS),
-    dtype=st.sampled_from(DTYPES if IS_STEADY else DTYPES[:2]),  # float16 is torch's
+    dtype=st.sampled_from(DTYPES),
     window=st.sampled_from((None, None, 24, 600)),
     lens=st.lists(LENS, min_size=1, max_size=6),
     chunk=st.integers(1, MAX_CHUNK),
@@ -76,8 +74,6 @@ def _threads() -> Iterator[None]:
 def test_attention_gives_a_query_the_same_bits_in_any_step(
     ops, heads, dtype, window, lens, chunk, num_threads, block_size
 ):
-    if type(ops) is CpuOps and not IS_STEADY:
-        pytest.skip(UNSTEADY)
     torch.manual_seed(0)
     fast = Fast(ops, torch.device("cpu"), dtype)
     query_lens = sorted(1 if s % 2 else min(chunk, length) for s, length in enumerate(lens))
@@ -182,8 +178,6 @@ def load(folder: Path, dtype: str, ops: CpuOps, quantization: str | None = None)
 )
 def model(request, tmp_path_factory) -> tuple[CausalLM, torch.dtype]:
     recipe, dtype, kernels = request.param
-    if (dtype, kernels) == ("float32", "torch's") and not IS_STEADY:
-        pytest.skip(UNSTEADY)
     folder = write_checkpoint(tmp_path_factory.mktemp(recipe) / recipe, recipe, **SHAPES[recipe])
     ops = select_ops(torch.device("cpu")) if kernels == "own" else CpuOps()
     return load(folder, dtype, ops), getattr(torch, dtype)
@@ -205,8 +199,6 @@ def test_a_row_of_logits_has_the_same_bits_in_any_crowd(model, lens, chunks, thr
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_so_it_has_with_adapters_side_by_side(tmp_path, ops, dtype):
     """Rows of three adapters and of none, that come and go: who shares an adapter, or a tile, changes no bit."""
-    if type(ops) is CpuOps and dtype == "float32" and not IS_STEADY:
-        pytest.skip(UNSTEADY)
     folder = write_checkpoint(tmp_path / "qwen2", "qwen2", **SHAPES["qwen2"])
     torch_dtype = getattr(torch, dtype)
     lora = LoraLayers(3, 16, ops, torch_dtype, torch.device("cpu"))

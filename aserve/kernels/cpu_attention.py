@@ -5,9 +5,9 @@
     prefill  one sequence at a time, queries in chunks that read only the keys they can see:   q [K, 1, G * Q, D]
 
 A query's result has the same bits in any step. torch adds keys up by tiles of 512; within one, the order depends on
-whether it has 16 n keys, on whether it has more than 384, and on whether there are but a few queries. So keys are read
-from the beginning of a tile up to where `padded_keys` says, and `_rows_to_add` says how many queries to add. What is
-added is hidden, and an exact 0 in every sum.
+whether it has 16 n keys, on whether it has more than 384 (192 without AVX-512), and on whether there are but a few
+queries. So keys are read from the beginning of a tile up to where `padded_keys` says, and `_rows_to_add` says how many
+queries to add. What is added is hidden, and an exact 0 in every sum.
 
 Which blocks are read, and which query sees what of them, is the same in every layer: it is worked out once a step, as
 `Read`s. What a sliding window has left behind is not read, for it may be somebody else's by now: the null block is.
@@ -34,7 +34,9 @@ _MIN_BUCKET = 128
 """Sequences shorter than this share a decode group: a call costs more than the padding."""
 _KEY_TILE, _HALF_TILE, _KEY_STEP = 512, 256, 16
 _MAX_PART_TILE = 384
-"""Of the keys of a tile, torch and MKL add up so many as they are, and more in two halves."""
+"""Of the keys of a tile, MKL adds up more than these in two halves, where it uses AVX-512."""
+_MAX_RUN = _MAX_PART_TILE if torch.backends.cpu.get_cpu_capability() == "AVX512" else 192
+"""Keys that it adds up in one run. From `_MAX_PART_TILE` on, runs are whole ones; between the two they are halves."""
 _QUERY_TILE = 32
 """torch attends to 32, 64 or 256 queries at once; what is left over of them is left over of 32 too."""
 
@@ -303,10 +305,12 @@ def _chunk_starts(first_query: int, end: int) -> list[int]:
 def padded_keys(num_keys: int) -> int:
     """How many keys to read, the first of them at the beginning of a tile, so that sums do not depend on who reads on.
 
-    A tile of 385 keys or more is filled up: how it is halved depends on how many it has.
+    A tile that would be halved is filled up: where, depends on how many keys it has.
     """
-    step = _KEY_TILE if num_keys % _KEY_TILE > _MAX_PART_TILE else _KEY_STEP
-    return -(-num_keys // step) * step
+    tile, rest = divmod(num_keys, _KEY_TILE)
+    if rest <= _MAX_RUN:
+        return tile * _KEY_TILE + -(-rest // _KEY_STEP) * _KEY_STEP
+    return tile * _KEY_TILE + (_MAX_PART_TILE if rest <= _MAX_PART_TILE else _KEY_TILE)
 
 
 def _first_key(query: int, sliding_window: int | None) -> int:
@@ -356,7 +360,10 @@ def _fused_attention(q_XQD: Tensor, k_XCD: Tensor, v_XCD: Tensor, mask: Tensor |
 
 
 def _rows_to_add(num_rows: int, head_dim: int, dtype: torch.dtype) -> int:
-    """So many that torch's last tile of queries has enough rows for MKL to multiply each in the same way: measured."""
-    least = max(2, head_dim // 16) if dtype == torch.float32 else 2
+    """So many that torch's last tile of queries has enough rows for MKL to multiply each in the same way: measured.
+
+    Its products for AVX2 take four rows at a time, and what is left over in another way.
+    """
     num_last = num_rows % _QUERY_TILE
-    return least - num_last if 0 < num_last < least else 0
+    least = head_dim // 16 if dtype == torch.float32 else 1
+    return -(-max(num_last, least) // 4) * 4 - num_last if num_last else 0
