@@ -36,7 +36,7 @@ fi
 
 if [ "${1:-}" = dev ]; then
     say "fetching aserve's other dependencies, and those of its tests: some 300 MB, but for what pip has in its cache"
-    install -e '.[dev]'
+    install --no-compile -e '.[dev]'  # Python compiles what tests import as they do: a small part of it all
 else
     say "fetching aserve's other dependencies: some 70 MB, but for what pip has in its cache"
     install -e .

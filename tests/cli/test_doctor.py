@@ -4,7 +4,6 @@ import gc
 import json
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -289,11 +288,14 @@ def test_a_folder_that_no_machine_serves_is_refused(tmp_path):
 
 @pytest.mark.e2e
 @pytest.mark.slow
-def test_the_command_writes_words_or_json():
-    done = aserve("doctor", "demo", "--device", "cpu")
-    assert (done.code, done.err) == (0, "")
-    assert done.out.startswith("demo on this machine, on the CPU (")
-    plan = json.loads(aserve("doctor", "--json", "--device", "cpu", "--max-num-seqs", "4").out)
+def test_the_command_writes_words_or_json(monkeypatch, capsys):
+    monkeypatch.setattr(commands, "bound_product_caches", lambda environ: None)  # of this process, which lives on
+    assert commands.main(["doctor", "demo", "--device", "cpu"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.startswith("demo on this machine, on the CPU (")
+    assert commands.main(["doctor", "--json", "--device", "cpu", "--max-num-seqs", "4"]) == 0
+    plan = json.loads(capsys.readouterr().out)
     assert (plan["can_run"], plan["kv"]["max_num_seqs"], plan["folder"]) == (True, 4, str(DEMO_FOLDER))
     assert msgspec.convert(plan["kv"], KVPlan).num_full_len == 4
 
@@ -320,7 +322,6 @@ def test_it_reads_no_weights(tmp_path):
     with weights.open("wb") as file:
         file.write(header)
         file.truncate(num_bytes)  # a hole: zeros
-    assert aserve("doctor", str(tmp_path), "--device", "cpu").code == 0
-    code, modules = modules_after("doctor", str(Path(tmp_path)))
+    code, modules = modules_after("doctor", str(tmp_path), "--device", "cpu")
     assert code == 0
     assert "transformers" not in modules

@@ -422,7 +422,8 @@ async def test_a_refused_body_counts_no_longer_while_its_answer_is_being_read():
         told.set()
         await read.wait()
 
-    refused = asyncio.create_task(guarded(post, Exchange(pieces(b"x" * 90_000, b"x" * 20_000)).receive, send))
+    exchange = Exchange([*pieces(b"x" * 90_000, b"x" * 20_000), DISCONNECT])
+    refused = asyncio.create_task(guarded(post, exchange.receive, send))
     await told.wait()
     assert (await put(guarded, post, pieces(b"x" * 99_000))).status == 200
     read.set()

@@ -194,8 +194,7 @@ class ThreeAheadMachine(SchedulerMachine):
     depth = 4
 
 
-# Most examples are a few calls long; hence more of them than of other properties, whatever the profile.
-MACHINE_SETTINGS = settings(max_examples=2 * settings.default.max_examples)
+MACHINE_SETTINGS = settings(max_examples=settings.default.max_examples)  # whatever the profile
 
 TestOneStepAhead = SchedulerMachine.TestCase
 TestOneStepAhead.settings = MACHINE_SETTINGS

@@ -10,11 +10,13 @@ Building a wheel loads this file by itself: it needs Python's own library alone 
 
 import ctypes
 import hashlib
+import os
 import platform
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -118,8 +120,12 @@ def compile_variant(variant: str, folder: Path, *, extra_flags: Sequence[str] = 
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         flags = (*_FLAGS, *_variant_flags(variant), *extra_flags)
         objects = [Path(scratch) / f"{source.stem}.o" for source in _sources(".cpp")]
-        for source, compiled in zip(_sources(".cpp"), objects, strict=True):
-            _run([compiler, *flags, "-c", str(source), "-o", str(compiled)])
+        commands = [
+            [compiler, *flags, "-c", str(source), "-o", str(compiled)]
+            for source, compiled in zip(_sources(".cpp"), objects, strict=True)
+        ]
+        with ThreadPoolExecutor(os.cpu_count()) as side_by_side:
+            list(side_by_side.map(_run, commands))
         # Linked without -fopenmp: the OpenMP that torch has loaded is found when the file is.
         built = Path(scratch) / target.name
         _run([compiler, "-shared", *map(str, objects), "-o", str(built), *extra_flags])
