@@ -136,6 +136,14 @@ export class App {
     this.view.announced("A new conversation, forked from the other");
   }
 
+  /** Takes in a conversation that was in a file, beside those that are here. */
+  take(conversation) {
+    this.#keep(restored(conversation));
+    this.open(conversation.id);
+    this.view.refused(null);
+    this.view.announced("The conversation was imported.");
+  }
+
   /** What the tools have come to that an answer calls. */
   sendResults(node, results) {
     const { current } = this;

@@ -10,7 +10,8 @@ import { chooseFrom, showKeys } from "./dialogs.js";
 import { Drawers } from "./drawers.js";
 import { copy } from "./clipboard.js";
 import { asCurl, asJson, asMarkdown, download, fileName } from "./export.js";
-import { summary } from "./settings.js";
+import { read } from "./import.js";
+import { SettingError, summary } from "./settings.js";
 import { SettingsPanel } from "./settings_panel.js";
 import { showConversations } from "./sidebar.js";
 import { readyModels, showNoChat } from "./status.js";
@@ -169,6 +170,8 @@ class Page {
     $("new").addEventListener("click", () => this.#new());
     $("model").addEventListener("click", () => this.#showSetting("model")?.());
     $("export").addEventListener("click", () => this.#export());
+    $("import").addEventListener("click", () => $("file").click());
+    $("file").addEventListener("change", () => this.#import());
     $("latest").addEventListener("click", () => {
       this.isFollowing = true;
       this.#follow();
@@ -199,6 +202,19 @@ class Page {
         this.announced((await copy(asCurl(current))) ? "Copied." : "It could not be copied.");
       },
     });
+  }
+
+  async #import() {
+    const [file] = $("file").files;
+    if (!file) return;
+    this.drawers.closeInFront();
+    try {
+      this.app.take(await read(file));
+    } catch (error) {
+      if (!(error instanceof SettingError)) throw error;
+      this.refused(error);
+    }
+    $("file").value = ""; // the same one can be chosen again
   }
 
   #key(event) {

@@ -9,6 +9,7 @@ const PATHS = {
   close: ["M6 6l12 12", "M18 6L6 18"],
   copy: ["M9 9h10v11H9z", "M5 15V4h10"],
   download: ["M12 4v11", "M7 11l5 5 5-5", "M5 20h14"],
+  upload: ["M12 15V4", "M7 9l5-5 5 5", "M5 20h14"],
   edit: ["M4 20h4L19 9l-4-4L4 16z", "M13 7l4 4"],
   fork: ["M7 4v6a4 4 0 0 0 4 4h6", "M7 4v16", "M14 11l3 3-3 3"],
   left: ["M14 6l-6 6 6 6"],
