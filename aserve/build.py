@@ -8,8 +8,8 @@ OMP_NUM_THREADS, or one per physical core.
 """
 
 import difflib
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
@@ -19,6 +19,7 @@ import msgspec
 from aserve.adapters import Adapters
 from aserve.core.config import (
     EngineConfig,
+    Facts,
     ModelInfo,
     OptionFields,
     Options,
@@ -35,7 +36,7 @@ from aserve.model_text import check_draft_vocabulary, load_text
 from aserve.models.pooling import PoolingPlan
 from aserve.planning import with_draft_model
 from aserve.poolers import as_long_as_trained, check_options, load_encoder_parts, pooling_of, pools_of
-from aserve.scheduling import make_scheduler
+from aserve.recorders import scheduler_of
 from aserve.telling import describe_weights, draft_lines, plan_lines, pooling_lines, startup_lines
 
 if TYPE_CHECKING:
@@ -86,13 +87,15 @@ def make_options(**fields: Any) -> Options:
     return Options(**fields)
 
 
-def loader(options: Options) -> Loader:
-    """What an engine needs to load these options' model."""
-    return partial(load, options)
+def loader(options: Options, settled: EngineConfig | None = None) -> Loader:
+    """What an engine needs to load these options' model. settled: see `load`."""
+    return partial(load, options, settled=settled)
 
 
-def load(options: Options, report: Report) -> EngineParts:
+def load(options: Options, report: Report, settled: EngineConfig | None = None) -> EngineParts:
     """Make every part; takes seconds, blocks, and may be called in any thread.
+
+    settled: what was decided elsewhere, so that nothing is decided by this machine: blocks and rows are as there.
 
     Raises `CheckpointError` for a model that cannot be found, read or served, `ConfigError` for an option that this
     machine or model cannot meet.
@@ -109,7 +112,7 @@ def load(options: Options, report: Report) -> EngineParts:
     try:
         if plan is not None and not plan.pooling.is_causal:
             return load_encoder_parts(options, checkpoint, plan, report)
-        return _load(options, checkpoint, plan, draft_checkpoint, report)
+        return _load(options, checkpoint, plan, draft_checkpoint, report, settled)
     except (OutOfMemoryError, InsufficientMemoryError) as error:
         reason = str(error.__cause__ or error).partition(". Of the allocated")[0]
         raise ConfigError(
@@ -140,6 +143,7 @@ def _load(
     plan: PoolingPlan | None,
     draft_checkpoint: "Checkpoint | None",
     report: Report,
+    settled: EngineConfig | None,
 ) -> EngineParts:
     from aserve.kernels.dispatch import describe, select_ops
     from aserve.models.loader import read_dtype
@@ -159,7 +163,7 @@ def _load(
     tokenizer, chat_template = load_text(options, checkpoint, model.spec.vocab_size)
     draft_model = None
     if draft_checkpoint is not None and (of_draft := draft_options(options)) is not None:
-        of_draft = msgspec.structs.replace(of_draft, dtype=str(dtype).removeprefix("torch."))
+        of_draft = msgspec.structs.replace(of_draft, dtype=_name(dtype))
         draft_model = load_decoder(of_draft, draft_checkpoint, device, ops, None, report)
         check_draft_vocabulary(draft_checkpoint, draft_model.spec.vocab_size, tokenizer, model.spec.vocab_size)
 
@@ -172,9 +176,9 @@ def _load(
     layout = lay_out(model.spec.windows, options.max_model_len or model.spec.context_len)
     facts = measure(options, model, layout, ops, dtype, device)
     facts = with_draft_model(facts, None if draft_model is None else draft_model.spec, dtype.itemsize)
-    config = resolve(options, msgspec.structs.replace(facts, pooling=pooling))
+    config = _settled(settled, facts) or resolve(options, msgspec.structs.replace(facts, pooling=pooling))
     info = model_info(options, config, model.spec.vocab_size, checkpoint, tokenizer, chat_template, pooling)
-    weights = f"{describe_weights(options, checkpoint)} as {str(dtype).removeprefix('torch.')} on {device}"
+    weights = f"{describe_weights(options, checkpoint)} as {_name(dtype)} on {device}"
     graphs = None if options.enforce_eager or pools is not None else graph_device(device)
     loaded = _Loaded(model, draft_model, lora, ops, dtype, device, graphs, pools)
     runner, config = _runner(config, layout, loaded, report)
@@ -185,15 +189,35 @@ def _load(
     else:
         lines = pooling_lines(info, config, pooling, weights)
     notes = (*lines, *filter(None, [describe(ops)]), *config.notes)
-    return EngineParts(
-        info=info,
-        config=msgspec.structs.replace(config, notes=notes),
-        scheduler=make_scheduler(config),
-        runner=runner,
-        tokenizer=tokenizer,
-        chat_template=chat_template,
-        adapters=adapters,
-    )
+    with _closing_on_failure(runner):
+        scheduler, on_close = scheduler_of(options, config, info, checkpoint, str(device), _name(dtype))
+    config = msgspec.structs.replace(config, notes=notes)
+    return EngineParts(info, config, scheduler, runner, tokenizer, chat_template, adapters, on_close)
+
+
+def _settled(settled: EngineConfig | None, facts: Facts) -> EngineConfig | None:
+    """What was decided elsewhere. Raises `ConfigError` where it does not fit the model."""
+    if settled is None:
+        return None
+    if settled.kv_windows != facts.kv_windows or settled.max_model_len > facts.context_len:
+        raise ConfigError(
+            f"a context of {settled.max_model_len} tokens with windows {settled.kv_windows} is not this model's, "
+            f"which has {facts.context_len} tokens and {facts.kv_windows}"
+        )
+    return settled
+
+
+def _name(dtype: "torch.dtype") -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@contextmanager
+def _closing_on_failure(runner: "ModelRunner") -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        runner.close()
+        raise
 
 
 def _runner(
@@ -246,10 +270,7 @@ def _adapters(options: Options, info: ModelInfo, runner: "ModelRunner") -> Adapt
         root=options.lora_root,
         taken=info.names,
     )
-    try:
+    with _closing_on_failure(runner):
         for name, folder in options.lora_modules:
             adapters.add_now(name, folder)
-    except BaseException:
-        runner.close()
-        raise
     return adapters

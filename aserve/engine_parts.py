@@ -42,9 +42,13 @@ class Progress(msgspec.Struct, frozen=True):
     unit: str = ""
 
 
+def _nothing() -> None:
+    """Ends nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """What a loader makes: everything that an engine is built of."""
+    """What a loader makes: everything that an engine is built of. on_close: ends what else was begun, blocking."""
 
     info: ModelInfo
     config: EngineConfig
@@ -53,10 +57,12 @@ class EngineParts:
     tokenizer: Tokenizer
     chat_template: ChatTemplate
     adapters: Adapters = field(default_factory=lambda: Adapters(None))
+    on_close: Callable[[], None] = _nothing
 
     async def close(self, *, is_stuck: bool) -> None:
         """Give back threads and memory. is_stuck: a step may never come back, and nobody waits for it."""
         self.adapters.close()
+        await asyncio.to_thread(self.on_close)
         if is_stuck:
             threading.Thread(target=self.runner.close, name="aserve close", daemon=True).start()
         else:

@@ -37,6 +37,7 @@ def check_options(options: Options, plan: PoolingPlan) -> None:
         ("speculative_config", options.speculative_config is not None),
         ("enable_lora", options.enable_lora),
         ("swap_space", options.swap_space > 0.0),
+        ("record", options.record is not None),
         ("batch_invariant", options.batch_invariant and not plan.pooling.is_causal),
         ("quantization", options.quantization is not None and not plan.pooling.is_causal),
         ("trust_remote_code", options.trust_remote_code and not plan.pooling.is_causal),

@@ -1,5 +1,6 @@
 """The scheduler that a configuration describes."""
 
+from collections.abc import Callable
 from typing import Final
 
 from aserve.core.config import EngineConfig
@@ -13,14 +14,14 @@ PRIORITY_AGEING_S: Final = 10.0
 """Under the priority policy a level is worth this many seconds of waiting."""
 
 
-def make_scheduler(config: EngineConfig) -> Scheduler:
-    """A scheduler with the limits and the policies of a configuration."""
+def make_scheduler(config: EngineConfig, make: Callable[..., Scheduler] = Scheduler) -> Scheduler:
+    """A scheduler with the limits and the policies of a configuration. make: a Scheduler of another kind."""
     policies: dict[str, Policy] = {
         "fcfs": first_come_first_served,
         "priority": priority_with_ageing(PRIORITY_AGEING_S),
         "fair": priority_with_ageing(PRIORITY_AGEING_S),
     }
-    return Scheduler(
+    return make(
         block_size=config.block_size,
         num_blocks=config.num_blocks,
         max_num_seqs=config.max_num_seqs,

@@ -75,6 +75,10 @@ def check_files(options: Options) -> None:
     """Raise `ConfigError` for files and folders that are named and are not there."""
     if options.chat_template is not None and not Path(options.chat_template).is_file():
         raise ConfigError(f"--chat-template: {options.chat_template} is no file")
+    if options.record is not None and Path(options.record).exists():
+        raise ConfigError(f"--record: {options.record} exists, and a recording is written over nothing")
+    if options.record is not None and not Path(options.record).absolute().parent.is_dir():
+        raise ConfigError(f"--record: {Path(options.record).absolute().parent} is no folder")
     if options.lora_root is not None and not Path(options.lora_root).is_dir():
         raise ConfigError(f"--lora-root: {options.lora_root} is no folder")
     for name, folder in options.lora_modules:

@@ -87,6 +87,22 @@ COMMANDS: Final = {
             runs_in="aserve.cli.bench.run",
         ),
         Command(
+            "replay",
+            "compute the steps of a recording again, or show one",
+            "aserve replay RECORDING [--check] [--step N] [options]",
+            (Group("replay", tools.REPLAY_FLAGS, tools.ReplayOptions),),
+            argument="RECORDING",
+            runs_in="aserve.cli.replay",
+        ),
+        Command(
+            "simulate",
+            "tell how recorded traffic would have fared with other settings",
+            "aserve simulate RECORDING [--set NAME=VALUE ...] [--json]",
+            (Group("simulation", tools.SIMULATE_FLAGS, tools.SimulateOptions), REPORT),
+            argument="RECORDING",
+            runs_in="aserve.cli.simulate",
+        ),
+        Command(
             "models",
             "list the models that are on this machine",
             "aserve models [options]",

@@ -200,6 +200,10 @@ ENGINE_FLAGS: Final = (
     Flag("max_lora_rank", read_count, "N", "of an adapter, at most"),
     Flag("max_cpu_loras", read_count, "N", "adapters in host memory (if not given: max-loras)"),
     Flag("lora_root", str, "FOLDER", "where POST /v1/load_lora_adapter finds adapters; without it nowhere"),
+    Flag("record", str, "FILE", "write what comes, is planned and is sampled to this file, for aserve replay"),
+    Flag("record_prompts", read_bool, "", "with the token ids of prompts, without which no replay can be checked"),
+    Flag("record_logprobs", read_bool, "", "with the logprob of each sampled token, for which each is scored"),
+    Flag("record_max_mb", read_count, "N", "millions of bytes after which the recording ends"),
 )
 SERVER_FLAGS: Final = (
     Flag("host", str, "ADDRESS", "address to listen on"),

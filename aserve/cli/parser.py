@@ -2,7 +2,7 @@
 
 import argparse
 from functools import partial
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from aserve import __version__
 from aserve.cli.command_table import COMMANDS, SHELLS, Command, Group
@@ -56,12 +56,18 @@ def build_parser(name: str) -> argparse.ArgumentParser:
 _SHARED = " An option may also stand in --config FILE or, as ASERVE_<NAME>, in the environment."
 
 
+_WORDS: Final = {
+    "MODEL": "the same as --model",
+    "PROMPT": "what is completed",
+    "RECORDING": "a file that --record wrote",
+}
+
+
 def _add_words(parser: argparse.ArgumentParser, command: Command) -> None:
     if command.argument == "SHELL":
         parser.add_argument("argument", metavar="SHELL", choices=SHELLS, help=f"one of {', '.join(SHELLS)}")
     elif command.argument is not None:
-        what = "the same as --model" if command.argument == "MODEL" else "what is completed"
-        parser.add_argument("argument", nargs="?", metavar=command.argument, help=what)
+        parser.add_argument("argument", nargs="?", metavar=command.argument, help=_WORDS[command.argument])
     if command.groups:
         parser.add_argument("--config", metavar="FILE", help="a YAML file of the options below")
 

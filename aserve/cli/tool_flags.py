@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from aserve.cli.flags import Flag
+from aserve.cli.flags import ENGINE_FLAGS, Flag
 from aserve.cli.words import read_bool, read_count, read_number, read_seconds
 from aserve.core.errors import ConfigError
 
@@ -69,6 +69,23 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
     text: bool = False
     profile: bool = False
     json: bool = False
+
+
+class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What is computed again, and with what; None is as recorded. step: the last one, which is shown."""
+
+    model: str | None = None
+    device: str | None = None
+    dtype: str | None = None
+    quantization: str | None = None
+    step: int | None = None
+    check: bool = False
+
+
+class SimulateOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What is changed, as NAME=VALUE."""
+
+    set: tuple[str, ...] = ()
 
 
 class ReportOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,5 +170,13 @@ BENCH_FLAGS: Final = (
     Flag("text", read_bool, "", "send words, and only fields of OpenAI's API; lengths are about right"),
     Flag("profile", read_bool, "", "in this process, on a CPU: tell where the time of a step goes"),
     Flag("json", read_bool, "", "a line of JSON for each load"),
+)
+REPLAY_FLAGS: Final = (
+    *(flag for flag in ENGINE_FLAGS if flag.name in ("model", "device", "dtype", "quantization")),
+    Flag("step", _count(0, 2**53), "N", "show this step; with --check, of a replay that ends with it"),
+    Flag("check", read_bool, "", "compare what is sampled with what was recorded, and say where they differ first"),
+)
+SIMULATE_FLAGS: Final = (
+    Flag("set", str, "NAME=VALUE", "numbers to simulate with, such as max_num_batched_tokens=2048", many=True),
 )
 REPORT_FLAGS: Final = (Flag("json", read_bool, "", "write JSON for programs"),)

@@ -22,6 +22,7 @@ from aserve.core.layout import Footprint, Window, stretched
 from aserve.core.lora import LORA_RULES
 from aserve.core.params import ALL_TOKENS, DEFAULT_MAX_LOGPROBS
 from aserve.core.pooling import POOLING_RULES, Pooling, PoolingFields, PoolingOptions
+from aserve.core.recording import RECORDING_RULES
 from aserve.core.rules import (
     MAX_INT,
     Rules,
@@ -119,6 +120,7 @@ class Options(PoolingOptions, frozen=True, kw_only=True, repr_omit_defaults=True
         if self.preemption_mode == "swap" and self.swap_space == 0.0:
             raise ConfigError("preemption_mode swap needs room in host memory: set swap_space")
         self.check_lora()
+        self.check_recording()
 
 
 OPTION_RULES: Final = Rules(
@@ -163,6 +165,7 @@ OPTION_RULES: Final = Rules(
         "metrics_prefix": _PREFIX,
         **LORA_RULES,
         **POOLING_RULES,
+        **RECORDING_RULES,
     },
 )
 

@@ -17,6 +17,7 @@ AserveError
 ├── DeviceLostError              a step of nobody's fails too: the engine is lost
 ├── InternalError                a bug of ours met this request; its `fault_id` is in the log
 ├── ConfigError                  a flag or option is wrong
+├── RecordingError               a recording cannot be read, or not for what is asked of it
 └── CheckpointError              a model folder cannot be served, and why
 """
 
@@ -166,3 +167,9 @@ class CheckpointError(AserveError):
     """A model cannot be found, read or served; the message is the one line to show."""
 
     code = "checkpoint_error"
+
+
+class RecordingError(AserveError):
+    """A recording cannot be read, or has not what is asked of it; the message is the one line to show."""
+
+    code = "recording_error"

@@ -32,7 +32,7 @@ TO_COME: Final = -1
 """Among a slice's tokens: a draft that the plan's `drafting` makes, so that it is on the device alone."""
 
 
-class RowControls(msgspec.Struct, frozen=True, gc=False):
+class RowControls(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """What changes a row's logits before they are sampled, beyond the parameters that nearly every row has.
 
     penalties: on tokens that came before. logit_bias: (token id, added to its logit).
@@ -107,7 +107,7 @@ class RowInit(msgspec.Struct, frozen=True, gc=False):
     per_token: bool = False
 
 
-class SeqSlice(msgspec.Struct, frozen=True, gc=False):
+class SeqSlice(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One sequence's share of a step: positions [start, start + num_tokens).
 
     token_ids: the tokens at those positions; () means one token, the row's last sampled one, still on the device.
@@ -133,7 +133,7 @@ class SeqSlice(msgspec.Struct, frozen=True, gc=False):
         return self.token_ids[self.num_tokens - self.num_samples + 1 :] if self.num_samples > 1 else ()
 
 
-class BlockOps(msgspec.Struct, frozen=True, gc=False):
+class BlockOps(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Blocks to move before a step runs, in this order; within one kind no block is both read and written.
 
     scrubs: blocks in which what is not finite becomes 0, for on a CPU attention multiplies by 0 what lies behind the

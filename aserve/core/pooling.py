@@ -12,8 +12,8 @@ from typing import Any, Final, Literal, TypedDict, get_args
 import msgspec
 
 from aserve.core.errors import InvalidRequestError
-from aserve.core.lora import LoraFields, LoraOptions
 from aserve.core.outputs import RequestTimings
+from aserve.core.recording import RecordingFields, RecordingOptions
 from aserve.core.rules import MAX_INT, Refused, Rule, Rules, count, flag, one_of, optional
 
 RunnerKind = Literal["auto", "generate", "pooling"]
@@ -25,7 +25,7 @@ RUNNER_KINDS: Final = get_args(RunnerKind)
 CONVERT_KINDS: Final = get_args(ConvertKind)
 
 
-class PoolingOptions(LoraOptions, frozen=True, kw_only=True):
+class PoolingOptions(RecordingOptions, frozen=True, kw_only=True):
     """The fields of `Options` that say what is made of a model, as vLLM names them.
 
     runner: generate text, or pool; auto is what the architecture and the folder say. convert: of which kind the pooling
@@ -37,7 +37,7 @@ class PoolingOptions(LoraOptions, frozen=True, kw_only=True):
     hf_overrides: dict[str, Any] | None = None
 
 
-class PoolingFields(LoraFields, total=False):
+class PoolingFields(RecordingFields, total=False):
     """The fields of `PoolingOptions` as keyword arguments."""
 
     runner: RunnerKind

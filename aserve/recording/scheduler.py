@@ -1,0 +1,150 @@
+"""RecordedScheduler: a Scheduler that tells what it was asked, what it planned and what came of it.
+
+Its decisions are those of a Scheduler. So nothing is paid where nothing is recorded, and nobody else knows of it: which
+of the two there is, is chosen where an engine is built.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from aserve.core.ids import RequestId, SeqId
+from aserve.core.outputs import StepTokens
+from aserve.core.plan import StepPlan, StepResult
+from aserve.core.ports import Clock
+from aserve.core.request import Request
+from aserve.edges import aside
+from aserve.recording.plans import NOBODY, Owner, to_record
+from aserve.recording.records import Arrived, CacheForgotten, Ended, Landed, Planned, Record, TakenBack
+from aserve.scheduler.scheduler import Scheduler
+from aserve.scheduler.sequence import Sequence
+from aserve.scheduler.undo import Restart
+
+_log = logging.getLogger(__name__)
+
+
+class RecordedScheduler(Scheduler):
+    """tell: takes each record. clock: the engine's. scores_all: each sampled token has its logprob recorded, for which
+    rows are scored that nobody asked to; the scheduler itself does not see that. numbers: those of a Scheduler.
+    """
+
+    def __init__(
+        self, tell: Callable[[Record], None], *, clock: Clock = time.monotonic, scores_all: bool = False, **numbers: Any
+    ) -> None:
+        super().__init__(**numbers)
+        self._tell = tell
+        self._clock = clock
+        self._scores_all = scores_all
+        self._scored_for_us: set[SeqId] = set()
+
+    # Requests come and go.
+
+    def _add(self, request: Request, origin: Sequence | None) -> None:
+        super()._add(request, origin)
+        aside(_log, "recording", request.id, self._arrived, request, origin)
+
+    def _end(self, sequence: Sequence) -> None:
+        num_tokens = len(sequence.token_ids) - sequence.num_prompt
+        chain = tuple(sequence.table.hashes[1:])
+        super()._end(sequence)
+        ended = sequence.request_id, sequence.index, num_tokens, sequence.num_cached, chain
+        aside(_log, "recording", sequence.request_id, self._ended, sequence.id, *ended)
+
+    def reset_prefix_cache(self) -> int:
+        """As a Scheduler's."""
+        num_forgotten = super().reset_prefix_cache()
+        aside(_log, "recording", None, lambda: self._tell(CacheForgotten(self._clock())))
+        return num_forgotten
+
+    def _arrived(self, request: Request, origin: Sequence | None) -> None:
+        params = request.params
+        arrived = Arrived(
+            at_s=self._clock(),
+            request_id=request.id,
+            arrival_s=request.arrival_s,
+            num_prompt=len(request.prompt_token_ids),
+            num_sequences=params.num_sequences if params.beam is None else params.beam.width,
+            max_tokens=request.max_tokens,
+            priority=request.priority,
+            tenant=request.tenant,
+            weight=request.weight,
+            adapter=request.adapter,
+            is_beam=params.beam is not None,
+            scores_prompt=params.prompt_logprobs is not None,
+            branch_of=None if origin is None else origin.request_id,
+        )
+        self._tell(arrived)
+
+    def _ended(self, seq_id: SeqId, *ended: Any) -> None:
+        self._scored_for_us.discard(seq_id)
+        self._tell(Ended(self._clock(), *ended))
+
+    # Steps.
+
+    def plan(self, now: float) -> StepPlan | None:
+        """As a Scheduler's; with `scores_all`, with scores of rows that have none."""
+        plan = super().plan(now)
+        if plan is not None:
+            if self._scores_all and plan.inits:
+                plan = self._scored(plan)
+            aside(_log, "recording", None, self._planned, plan, now)
+        return plan
+
+    def commit(self, result: StepResult, took_s: float = 0.0) -> StepTokens:
+        """As a Scheduler's."""
+        aside(_log, "recording", None, self._landed, result, took_s)
+        if self._scored_for_us and result.scores:
+            result = self._as_asked(result)
+        return super().commit(result, took_s)
+
+    def revert(self, step_id: int, *, out_of_memory: bool = False) -> RequestId | None:
+        """As a Scheduler's."""
+        aside(_log, "recording", None, self._taken_back, False)
+        return super().revert(step_id, out_of_memory=out_of_memory)
+
+    def restart(self, wanted: Any) -> Restart:
+        """As a Scheduler's."""
+        aside(_log, "recording", None, self._taken_back, True)
+        return super().restart(wanted)
+
+    def _owner(self, seq_id: SeqId) -> Owner:
+        sequence = self._roster.sequences.get(seq_id)
+        return NOBODY if sequence is None else (sequence.request_id, sequence.index, sequence.num_prompt)
+
+    def _planned(self, plan: StepPlan, now: float) -> None:
+        self._tell(Planned(now, to_record(plan, self._owner)))
+
+    def _landed(self, result: StepResult, took_s: float) -> None:
+        scores = result.scores if self._scores_all else ()
+        logprobs = tuple(None if score is None else score.logprob for score in scores)
+        came = result.token_ids, result.num_accepted, result.failed, logprobs
+        self._tell(Landed(self._clock(), result.step_id, took_s, *came))
+
+    def _taken_back(self, was_torn: bool) -> None:
+        self._tell(TakenBack(self._clock(), tuple(plan.step_id for plan in self._in_flight), was_torn))
+
+    # Scores that are for the recording alone.
+
+    def _scored(self, plan: StepPlan) -> StepPlan:
+        inits = []
+        for init in plan.inits:
+            if init.sampling.num_logprobs is None:
+                self._scored_for_us.add(init.seq_id)
+                init = msgspec.structs.replace(init, sampling=msgspec.structs.replace(init.sampling, num_logprobs=0))
+            inits.append(init)
+        return msgspec.structs.replace(plan, inits=tuple(inits))
+
+    def _as_asked(self, result: StepResult) -> StepResult:
+        """Without the scores that nobody asked for. A sequence that has ended meanwhile is asked for by nobody."""
+        sampling = [piece for piece in self._in_flight[0].slices if piece.num_samples]
+        accepted = result.num_accepted or (0,) * len(sampling)
+        owners = [piece.seq_id for piece, num in zip(sampling, accepted, strict=True) for _ in range(num + 1)]
+        ours, sequences = self._scored_for_us, self._roster.sequences
+        scores = tuple(
+            score if owner in sequences and owner not in ours else None
+            for owner, score in zip(owners, result.scores, strict=True)
+        )
+        return msgspec.structs.replace(result, scores=scores if any(scores) else ())
