@@ -61,6 +61,10 @@ class Rules:
         """The fields that have a rule."""
         return frozenset(field for field, _ in self._rules)
 
+    def check(self, field: str, value: object) -> Any:
+        """One field's value as it is kept; raises the error of its rule."""
+        return check(field, dict(self._rules)[field], value, self._error)
+
     def settle(self, struct: msgspec.Struct) -> None:
         """Check the fields of a struct that is being made, and keep each value as its rule says."""
         for field, rule in self._rules:

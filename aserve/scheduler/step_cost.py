@@ -77,7 +77,8 @@ class Prices(NamedTuple):
 class _Moments:
     """Decayed sums of one kind of steps, over their features divided by their seconds: of products, and of each."""
 
-    def __init__(self) -> None:
+    def __init__(self, decay: float = _DECAY) -> None:
+        self._decay = decay
         self.products: list[Vector] = [[0.0] * 4 for _ in range(4)]
         self.sums: Vector = [0.0] * 4
         self.num_steps = 0
@@ -88,8 +89,8 @@ class _Moments:
         for i, x in enumerate(features):
             row = self.products[i]
             for j, y in enumerate(features):
-                row[j] = row[j] * _DECAY + x * y
-            self.sums[i] = self.sums[i] * _DECAY + x
+                row[j] = row[j] * self._decay + x * y
+            self.sums[i] = self.sums[i] * self._decay + x
         self.num_steps += 1
 
 
@@ -215,6 +216,14 @@ class StreamPace:
             self._full = None
         self._num_late = min(MAX_LATE, self._num_late + LATE_SHARE * num_rows)
         return self._num_late
+
+
+def prices_of(steps: Iterable[tuple[Load, float]]) -> Prices:
+    """Fitted to steps and the seconds that each took, all of which count the same. Needs one at least."""
+    moments = _Moments(decay=1.0)
+    for load, seconds in steps:
+        moments.add(load, seconds)
+    return _fit(moments)
 
 
 def _fit(*kinds: _Moments) -> Prices:

@@ -1,0 +1,1 @@
+"""Recorded traffic through the scheduler, with a model of what steps cost in the place of a device."""

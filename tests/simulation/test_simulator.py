@@ -1,0 +1,186 @@
+"""Simulations: the same twice, and changed by what is changed."""
+
+from pathlib import Path
+
+import pytest
+
+from aserve.core.errors import ConfigError, RecordingError
+from aserve.core.ids import BlockId, RequestId, Row, SeqId
+from aserve.core.plan import SeqSlice
+from aserve.core.speculation import SpeculativeConfig
+from aserve.recording.files import Recording, first_bytes, frame, pack
+from aserve.recording.records import Arrived, Ended, Init, Landed, Plan, Planned, TakenBack
+from aserve.scheduler.step_cost import Load, Prices, prices_of
+from aserve.simulation.changes import changed
+from aserve.simulation.costs import Costs
+from aserve.simulation.meter import Meter
+from aserve.simulation.simulator import Simulator
+from aserve.simulation.traffic import STOP, Contents, Step, Traffic, read_traffic
+from tests.recording.recorded import header, record
+from tests.simulation.worlds import config_of
+
+PRICES = Prices(base=0.005, token=0.0001, row=0.0005, key=0.0)
+
+
+def paid(traffic: Traffic) -> Traffic:
+    """The same traffic with steps that take exactly their price."""
+    loads = [Load(tokens, rows, tokens * 37 % 500) for tokens in range(1, 65) for rows in range(1, min(tokens, 8) + 1)]
+    steps = [Step(load, 0.0, PRICES.of(load), 0, has_prompt, 0.0) for load in loads for has_prompt in (False, True)]
+    return traffic._replace(steps=steps)
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Recording:
+    return record(tmp_path / "a.rec", has_prompts=False)
+
+
+def test_two_simulations_are_the_same(recording: Recording):
+    traffic = read_traffic(recording)
+    one, other = (Simulator(traffic, recording.header.config).run() for _ in range(2))
+    assert one == other
+
+
+def test_all_requests_and_tokens_come_up(recording: Recording):
+    traffic = read_traffic(recording)
+    found = Simulator(traffic, recording.header.config).run()
+    assert found.requests == traffic.figures.requests == 6
+    assert found.refused == 0
+    answered = sum(answer.num_tokens for visit in traffic.visits for answer in visit.answers.values())
+    assert found.output_tokens >= answered
+
+
+def test_what_was_shared_is_found_again(recording: Recording):
+    traffic, config = paid(read_traffic(recording)), changed(recording.header.config, {"max_num_seqs": 1})
+    assert Simulator(traffic, config).run().hit_rate > 0.3, "two of three requests begin with the same two blocks"
+    assert Simulator(traffic, changed(config, {"enable_prefix_caching": False})).run().hit_rate == 0.0
+
+
+def test_time_is_the_prices_alone(recording: Recording):
+    """Nothing is read but recorded times: 6 requests that came together, one row a step."""
+    traffic = paid(read_traffic(recording))
+    config = changed(recording.header.config, {"max_num_seqs": 1, "max_in_flight": 1, "enable_prefix_caching": False})
+    found = Simulator(traffic, config).run()
+    floor = found.output_tokens * (PRICES.base + PRICES.token + PRICES.row)
+    assert floor < found.seconds < 2 * floor
+    assert found.itl_p50_s == pytest.approx(PRICES.base + PRICES.token + PRICES.row, rel=0.01)
+
+
+def test_less_room_takes_longer(recording: Recording):
+    traffic = paid(read_traffic(recording))
+    config = recording.header.config
+    all_at_once = Simulator(traffic, config).run()
+    one_by_one = Simulator(traffic, changed(config, {"max_num_seqs": 1})).run()
+    assert one_by_one.seconds > 1.5 * all_at_once.seconds
+    assert one_by_one.steps > all_at_once.steps
+    short = Simulator(traffic, changed(config, {"num_blocks": 10, "max_model_len": 64})).run()
+    assert short.preemptions > 0
+
+
+def test_requests_that_do_not_fit_are_refused(recording: Recording):
+    traffic = read_traffic(recording)
+    found = Simulator(traffic, changed(recording.header.config, {"max_num_queued_reqs": 1, "max_num_seqs": 1})).run()
+    assert found.refused > 0
+    assert found.requests == 6
+
+
+def test_who_comes_faster_waits_longer(tmp_path: Path):
+    records = [
+        one
+        for number in range(20)
+        for one in (
+            Arrived(number * 0.1, RequestId(str(number)), number * 0.1, 8, 1, 4),
+            Ended(number * 0.1 + 0.05, RequestId(str(number)), 0, 4, 0),
+        )
+    ]
+    piece = SeqSlice(SeqId(0), Row(0), 0, 8, (0,) * 8, (BlockId(1),), 1)
+    steps = [Planned(0.0, Plan(0, (piece,))), Landed(0.02, 0, 0.02, (0,))]
+    traffic = read_traffic(written(tmp_path, [*steps, *records]))
+    calm = Simulator(traffic, config_of()).run()
+    busy = Simulator(traffic, config_of(), speed=100.0).run()
+    assert calm.ttft_p50_s == pytest.approx(0.02, rel=0.01)
+    assert busy.ttft_p50_s > calm.ttft_p50_s
+    assert busy.seconds < calm.seconds
+
+
+def written(tmp_path: Path, records: list, **fields: object) -> Recording:
+    path = tmp_path / "made.rec"
+    path.write_bytes(first_bytes(header(config_of(**fields))) + frame(pack(records, len(records))))
+    return Recording(path)
+
+
+def test_what_cannot_be_simulated_is_refused(tmp_path: Path):
+    with pytest.raises(RecordingError, match="no step has landed in it"):
+        read_traffic(written(tmp_path, []))
+    with pytest.raises(RecordingError, match="drafts are not simulated"):
+        read_traffic(written(tmp_path, [], speculative_config=SpeculativeConfig()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"block_size": 24}, "block_size must be one of 8, 16"),
+        ({"max_num_seqs": 0}, "max_num_seqs must be at least 1, got 0"),
+        ({"num_blocks": 3}, "num_blocks: 3 hold no sequence of max_model_len 128, which takes 16"),
+        ({"preemption_mode": "swap"}, "preemption_mode swap needs num_host_blocks"),
+        ({"speed": 0.0}, "speed must be"),
+    ],
+)
+def test_changes_that_do_not_go_together(changes: dict, told: str):
+    with pytest.raises(ConfigError, match=told):
+        changed(config_of(), changes)
+
+
+def test_blocks_of_another_size_take_the_same_memory():
+    assert changed(config_of(num_blocks=65), {"block_size": 16}).num_blocks == 33
+
+
+def test_prices_are_found_again():
+    loads = [Load(tokens, rows, keys) for tokens in (1, 8, 64) for rows in (1, 4) for keys in (10, 500)]
+    assert prices_of((load, PRICES.of(load)) for load in loads) == pytest.approx(PRICES, rel=1e-3, abs=1e-8)
+
+
+def test_costs_are_those_of_steps_like_it():
+    """Noise that is of large steps alone is not put upon small ones, nor that of a slow while upon others."""
+    small = [Step(Load(1, 1, 10), float(place), 0.010, 0, False, 0.001) for place in range(40)]
+    slow = [0.050] * 20 + [0.100] * 20
+    large = [Step(Load(50, 50, 500), float(place), took_s, 0, False, 0.001) for place, took_s in enumerate(slow)]
+    costs = Costs([*small, *large], swap_s=0.0)
+    assert {round(costs.seconds(step), 4) for step in small} == {0.010}
+    assert {round(costs.seconds(large[5]), 4) for _ in range(50)} == {0.050}, "it was fast then"
+    assert {round(costs.seconds(large[35]), 4) for _ in range(50)} == {0.100}
+    assert costs.gap_s() == 0.001
+
+
+def test_tokens_are_shared_where_blocks_were(recording: Recording):
+    traffic = read_traffic(recording)
+    contents = Contents(8)
+    prompts = [contents.prompt(visit) for visit in traffic.visits]
+    assert prompts[1][:16] == prompts[3][:16] == prompts[5][:16]
+    assert prompts[2][8:] != prompts[1][8:11], "no full block behind the first was shared"
+    assert contents.answer(traffic.visits[0], 0, 3) == STOP
+
+
+def test_the_meter_tells_what_happened():
+    meter = Meter()
+    request = RequestId("a")
+    init = Init(Row(0), SeqId(0), (), (0.0, 0, 1.0, 0.0, 0), request_id=request, num_prompt=4)
+    first = SeqSlice(SeqId(0), Row(0), 0, 4, (0,) * 4, (BlockId(1),), 1)
+    after = SeqSlice(SeqId(0), Row(0), 4, 1, num_samples=1)
+    for one in (
+        Arrived(10.0, request, 9.5, 4, 1, 8),
+        Planned(10.0, Plan(0, (first,), (init,))),
+        Landed(10.1, 0, 0.1, (7,)),
+        Planned(10.1, Plan(1, (after,))),
+        TakenBack(10.15, (1,)),
+        Planned(10.2, Plan(2, (after,), (init,))),
+        Landed(10.4, 2, 0.2, (7,)),
+        Ended(10.4, request, 0, 2, 2),
+    ):
+        meter.tell(one)
+    found = meter.figures()
+    assert (found.requests, found.output_tokens, found.steps, found.preemptions) == (1, 2, 2, 1)
+    assert found.ttft_p50_s == pytest.approx(0.6)
+    assert found.itl_p50_s == pytest.approx(0.3)
+    assert found.latency_p50_s == pytest.approx(0.9)
+    assert found.hit_rate == 0.5
+    assert found.output_tokens_per_s == pytest.approx(2 / 0.9)
