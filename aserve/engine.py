@@ -394,7 +394,7 @@ class Engine(Encoding, Answers, Vectors):
 def _close_unwanted(loading: asyncio.Future[EngineParts]) -> None:
     """Give back what was loaded for a caller who has gone."""
     if not loading.cancelled() and loading.exception() is None:
-        loading.result().runner.close()
+        loading.result().close_unused()
 
 
 __all__ = ["AserveError", "Engine", "EngineParts", "EngineState", "Loader", "Progress"]

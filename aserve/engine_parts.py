@@ -59,6 +59,11 @@ class EngineParts:
     adapters: Adapters = field(default_factory=lambda: Adapters(None))
     on_close: Callable[[], None] = _nothing
 
+    def close_unused(self) -> None:
+        """Give back what nobody has used, blocking."""
+        self.runner.close()
+        self.on_close()
+
     async def close(self, *, is_stuck: bool) -> None:
         """Give back threads and memory. is_stuck: a step may never come back, and nobody waits for it."""
         self.adapters.close()

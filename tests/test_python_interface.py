@@ -308,6 +308,7 @@ def test_p6_options_as_keywords_are_the_options():
         "download_dir",
         "lora_modules",
         "lora_root",
+        "record",
         "speculative_config",
         "hf_overrides",
     }  # as which more is taken than is kept

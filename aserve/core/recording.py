@@ -1,7 +1,8 @@
 """The options of a recording: where it is written, what is in it, and how large it may become."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from os import PathLike
+from typing import Final
 
 from aserve.core.errors import ConfigError
 from aserve.core.lora import LoraFields, LoraOptions
@@ -34,7 +35,7 @@ class RecordingOptions(LoraOptions, frozen=True, kw_only=True):
 class RecordingFields(LoraFields, total=False):
     """The fields of `RecordingOptions` as keyword arguments."""
 
-    record: Any
+    record: str | PathLike[str] | None
     record_prompts: bool
     record_logprobs: bool
     record_max_mb: int
