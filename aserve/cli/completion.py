@@ -128,6 +128,7 @@ def _zsh_case(command: Command) -> str:
     if command.groups:
         lines.append(_quoted("--config[a YAML file of these options]:file:_files"))
     argument = {"MODEL": ":model:_files -/", "SHELL": f":shell:({' '.join(SHELLS)})", "PROMPT": ":prompt: "}
+    argument["RECORDING"] = ":recording:_files"
     if command.argument is not None:
         lines.append(_quoted(f"1{argument[command.argument]}"))
     joined = " \\\n            ".join(lines)

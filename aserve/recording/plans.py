@@ -6,12 +6,32 @@ import msgspec
 
 from aserve.core.columns import SamplingColumns
 from aserve.core.ids import RequestId, SeqId
-from aserve.core.plan import TO_COME, RowControls, RowInit, RowSampling, SeqSlice, StepPlan, TokenMask
-from aserve.recording.records import HIDDEN, Init, Plan
+from aserve.core.plan import TO_COME, RowControls, RowInit, RowSampling, SeqSlice, StepPlan, StepResult, TokenMask
+from aserve.recording.records import HIDDEN, Init, Landed, Plan, Planned, Record
 
 Owner = tuple[RequestId, int, int]
 """Whose a sequence is: the request, which choice of it, and tokens of the prompt."""
 NOBODY: Owner = (RequestId(""), 0, 0)
+
+
+Told = Record | tuple[float, StepPlan, tuple[Owner, ...]] | tuple[float, StepResult, float, bool]
+"""A record, or what one is made of where nobody waits: a plan, when it was begun, and whose its inits are; or what a
+step brought, when, how long it took, and whether its logprobs are told.
+"""
+
+
+def settled(told: Told) -> Record:
+    """The record of it."""
+    if not isinstance(told, tuple):
+        return told
+    if isinstance(told[1], StepPlan):
+        at_s, plan, owners = told
+        whose = dict(zip((init.seq_id for init in plan.inits), owners, strict=True)) if owners else {}
+        return Planned(at_s, to_record(plan, lambda seq_id: whose.get(seq_id, NOBODY)))
+    at_s, result, took_s, has_logprobs = told
+    scores = result.scores if has_logprobs else ()
+    logprobs = tuple([None if score is None else score.logprob for score in scores])
+    return Landed(at_s, result.step_id, took_s, result.token_ids, result.num_accepted, result.failed, logprobs)
 
 
 def to_record(plan: StepPlan, owner: Callable[[SeqId], Owner]) -> Plan:

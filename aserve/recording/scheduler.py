@@ -17,8 +17,8 @@ from aserve.core.plan import StepPlan, StepResult
 from aserve.core.ports import Clock
 from aserve.core.request import Request
 from aserve.edges import aside
-from aserve.recording.plans import NOBODY, Owner, to_record
-from aserve.recording.records import Arrived, CacheForgotten, Ended, Landed, Planned, Record, TakenBack
+from aserve.recording.plans import NOBODY, Owner, Told
+from aserve.recording.records import Arrived, CacheForgotten, Ended, TakenBack
 from aserve.scheduler.scheduler import Scheduler
 from aserve.scheduler.sequence import Sequence
 from aserve.scheduler.undo import Restart
@@ -27,12 +27,14 @@ _log = logging.getLogger(__name__)
 
 
 class RecordedScheduler(Scheduler):
-    """tell: takes each record. clock: the engine's. scores_all: each sampled token has its logprob recorded, for which
-    rows are scored that nobody asked to; the scheduler itself does not see that. numbers: those of a Scheduler.
+    """tell: takes what happened, and raises nothing. clock: the engine's. numbers: those of a Scheduler.
+
+    scores_all: each sampled token has its logprob recorded, for which rows are scored that nobody asked to; the
+    scheduler itself does not see that.
     """
 
     def __init__(
-        self, tell: Callable[[Record], None], *, clock: Clock = time.monotonic, scores_all: bool = False, **numbers: Any
+        self, tell: Callable[[Told], None], *, clock: Clock = time.monotonic, scores_all: bool = False, **numbers: Any
     ) -> None:
         super().__init__(**numbers)
         self._tell = tell
@@ -90,12 +92,13 @@ class RecordedScheduler(Scheduler):
         if plan is not None:
             if self._scores_all and plan.inits:
                 plan = self._scored(plan)
-            aside(_log, "recording", None, self._planned, plan, now)
+            inits = plan.inits
+            self._tell((now, plan, tuple([self._owner(init.seq_id) for init in inits]) if inits else ()))
         return plan
 
     def commit(self, result: StepResult, took_s: float = 0.0) -> StepTokens:
         """As a Scheduler's."""
-        aside(_log, "recording", None, self._landed, result, took_s)
+        self._tell((self._clock(), result, took_s, self._scores_all))
         if self._scored_for_us and result.scores:
             result = self._as_asked(result)
         return super().commit(result, took_s)
@@ -113,15 +116,6 @@ class RecordedScheduler(Scheduler):
     def _owner(self, seq_id: SeqId) -> Owner:
         sequence = self._roster.sequences.get(seq_id)
         return NOBODY if sequence is None else (sequence.request_id, sequence.index, sequence.num_prompt)
-
-    def _planned(self, plan: StepPlan, now: float) -> None:
-        self._tell(Planned(now, to_record(plan, self._owner)))
-
-    def _landed(self, result: StepResult, took_s: float) -> None:
-        scores = result.scores if self._scores_all else ()
-        logprobs = tuple(None if score is None else score.logprob for score in scores)
-        came = result.token_ids, result.num_accepted, result.failed, logprobs
-        self._tell(Landed(self._clock(), result.step_id, took_s, *came))
 
     def _taken_back(self, was_torn: bool) -> None:
         self._tell(TakenBack(self._clock(), tuple(plan.step_id for plan in self._in_flight), was_torn))

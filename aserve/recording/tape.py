@@ -19,7 +19,7 @@ import msgspec
 
 from aserve.core.faults import describe
 from aserve.recording.files import create, first_bytes, frame, pack
-from aserve.recording.plans import hidden
+from aserve.recording.plans import Told, hidden, settled
 from aserve.recording.records import Ended, Header, Planned, Record, Trailer
 
 FLUSH_S: Final = 0.25
@@ -50,7 +50,7 @@ class Tape:
         self._hides = not header.has_prompts
         self._max_bytes = max_bytes
         self._key = secrets.token_bytes(32)
-        self._waiting: deque[Record] = deque()
+        self._waiting: deque[Told] = deque()
         self._ending = threading.Event()
         self._file = create(path)
         self._num_bytes = 0
@@ -58,10 +58,10 @@ class Tape:
         self._thread = threading.Thread(target=self._run, name="aserve recording", daemon=True)
         self._thread.start()
 
-    def tell(self, record: Record) -> None:
-        """Have a record written."""
+    def tell(self, told: Told) -> None:
+        """Have it written."""
         if self.is_on:
-            self._waiting.append(record)
+            self._waiting.append(told)
             if len(self._waiting) > MAX_WAITING:
                 self.is_on = False
 
@@ -99,12 +99,12 @@ class Tape:
     def _oldest(self, num_records: int) -> Iterator[Record]:
         """Take records off; now and then whoever waits for the interpreter has it."""
         for place in range(1, num_records + 1):
-            yield self._settled(self._waiting.popleft())
+            yield self._as_written(settled(self._waiting.popleft()))
             if place % PACKED_AT_ONCE == 0:
                 time.sleep(0.0)
 
-    def _settled(self, record: Record) -> Record:
-        """As it is written: without what is not to be told."""
+    def _as_written(self, record: Record) -> Record:
+        """Without what is not to be told."""
         if isinstance(record, Planned):
             return Planned(record.at_s, hidden(record.plan)) if self._hides else record
         if isinstance(record, Ended) and record.chain:

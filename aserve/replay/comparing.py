@@ -22,7 +22,7 @@ class Difference(NamedTuple):
     step_id: int
     row: Row
     request_id: RequestId
-    index: int
+    choice: int
     position: int
     recorded: float | None
     found: float | None

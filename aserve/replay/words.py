@@ -121,7 +121,7 @@ def _checked(found: Comparison) -> Iterator[str]:
 
 def difference(one: Difference) -> str:
     """Where it is, and what."""
-    where = f"step {one.step_id}, row {one.row}, request {one.request_id} choice {one.index}, position {one.position}"
+    where = f"step {one.step_id}, row {one.row}, request {one.request_id} choice {one.choice}, position {one.position}"
     if one.what == "failure":
         told = ("failed", "had a token")
         return f"{where}: it {told[not one.recorded]} when recorded and {told[not one.found]} in the replay"

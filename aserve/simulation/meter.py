@@ -38,7 +38,7 @@ class Owner(NamedTuple):
     """Whose a sequence is."""
 
     request_id: RequestId
-    index: int
+    choice: int
 
 
 class Meter:

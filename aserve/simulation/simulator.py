@@ -19,7 +19,8 @@ from aserve.core.ids import RequestId, SeqId
 from aserve.core.params import SamplingParams
 from aserve.core.plan import StepPlan, StepResult
 from aserve.core.request import Request
-from aserve.recording.records import Planned, Record
+from aserve.recording.plans import Told, settled
+from aserve.recording.records import Planned
 from aserve.recording.scheduler import RecordedScheduler
 from aserve.scheduling import make_scheduler
 from aserve.simulation.costs import Costs
@@ -39,7 +40,7 @@ class Simulator:
         self._contents = Contents(header.config.block_size)
         self._now = self._origin = traffic.visits[0].arrived.at_s if traffic.visits else 0.0
         self._speed = speed
-        self._told: list[Record] = []
+        self._told: list[Told] = []
         self._meter = Meter()
         made = partial(RecordedScheduler, self._told.append, clock=lambda: self._now)
         self._scheduler = make_scheduler(config, made)
@@ -147,7 +148,7 @@ class Simulator:
 
     def _take_in(self) -> None:
         """What the scheduler has told."""
-        for record in self._told:
+        for record in map(settled, self._told):
             if isinstance(record, Planned):
                 self._planned.append(record)
             self._meter.tell(record)

@@ -34,6 +34,8 @@ NO_POINT: Mapping[str, Sequence[str]] = {
         "aserve.observe.observer Observer.__init__",
         "aserve.observe.observer Observer.close",
         "aserve.preparation Preparer.__init__",
+        "aserve.scheduler.scheduler Scheduler.__init__",
+        "aserve.scheduler.scheduler Scheduler.reset_prefix_cache",
         "aserve.scheduler.scheduler Scheduler.statistics",
         "aserve.stores.batches BatchStore.__init__",
         "aserve.stores.responses MemoryStore.__init__",
@@ -74,7 +76,12 @@ NO_POINT: Mapping[str, Sequence[str]] = {
         "aserve.engine Engine.__init__",
         "aserve.engine Engine.abort",
         "aserve.engine_loop EngineLoop.statistics",
+        "aserve.scheduler.sequence Sequence.__init__",
         "aserve.stores.responses MemoryStore.get",
+    ),
+    "part of a Scheduler's own calls (add, fork, cancel, commit), which have points, in the class that records": (
+        "aserve.scheduler.scheduler Scheduler._add",
+        "aserve.scheduler.scheduler Scheduler._end",
     ),
     "a constructor that keeps its arguments, made where texts are worked on, which has points": (
         "aserve.http.direct DirectLine.__init__",
