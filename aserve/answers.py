@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Unpack
 
 from aserve.core.errors import InvalidRequestError
+from aserve.core.explanation import Explanation
 from aserve.core.outputs import Completion, TextDelta, Transcript
 from aserve.core.params import BeamParams, SamplingParams
 from aserve.core.request import RequestTerms
@@ -26,8 +27,8 @@ _PARAMS: Final = optional(instance(SamplingParams))
 class Answers(ABC):
     """What answers, given `open` and `encode_chat`.
 
-    params: None is what the model's generation_config.json says. terms: request_id, cache_salt, priority, timeout_s and
-    lora, see `RequestTerms`. Every method raises as `open`.
+    params: None is what the model's generation_config.json says. terms: request_id, cache_salt, priority, timeout_s,
+    lora and explain, see `RequestTerms`. Every method raises as `open`.
     """
 
     @abstractmethod
@@ -44,6 +45,12 @@ class Answers(ABC):
     @abstractmethod
     async def encode_chat(self, messages: Messages, *, must_fit: bool = False) -> tuple[int, ...]:
         """The prompt of a conversation. must_fit: refuse one that is too long, before it is tokenized."""
+
+    @abstractmethod
+    def explanation(self, request_id: str) -> Explanation | None:
+        """Where the time of a request went that asked for it with `explain`: so far, or, of the last 256 that ended, in
+        all. None of any other. Call it in the engine's event loop.
+        """
 
     async def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, **terms: Unpack[RequestTerms]
@@ -97,8 +104,9 @@ class Answers(ABC):
             mailbox.shortcut(keeper)
             async for delta in mailbox:
                 keeper.take(delta)
-        scores = choices[0].prompt_scores
-        return tuple(choices[index].completion(mailbox.prompt_token_ids, scores) for index in sorted(choices))
+            explanation = self.explanation(mailbox.request_id) if terms.get("explain") else None
+        whole = mailbox.prompt_token_ids, choices[0].prompt_scores, explanation
+        return tuple(choices[index].completion(*whole) for index in sorted(choices))
 
     async def beam_search(
         self,

@@ -20,6 +20,7 @@ from aserve.answers import Answers, Prompt
 from aserve.core.config import EngineConfig, ModelInfo
 from aserve.core.ended import EndListener
 from aserve.core.errors import AserveError, StepTimeoutError, UnavailableError
+from aserve.core.explanation import Explanation
 from aserve.core.ids import RequestId
 from aserve.core.params import SamplingParams
 from aserve.core.pooling import PoolingParams, TokenizedInput
@@ -131,15 +132,8 @@ class Engine(Encoding, Answers, Vectors):
         told = self.registry, parts.info.names[0], parts.scheduler.statistics, self.tenants.usages
         names = parts.adapters.names
         metrics = EngineMetrics(*told, config=parts.config, adapter_names=names, end_listeners=self.end_listeners)
-        self._loop = EngineLoop(
-            parts.scheduler,
-            parts.runner,
-            metrics,
-            self._clock,
-            parts.tokenizer.token_texts,
-            step_timeout_s=parts.config.step_timeout,
-            tenants=self.tenants,
-        )
+        made_of = parts.scheduler, parts.runner, metrics, self._clock, parts.tokenizer.token_texts
+        self._loop = EngineLoop(*made_of, step_timeout_s=parts.config.step_timeout, tenants=self.tenants)
         self._task = asyncio.create_task(self._loop.run(), name="aserve engine loop")
         self._task.add_done_callback(self._loop_ended)
         self._watch = asyncio.create_task(self._loop.watch(), name="aserve event loop lag")
@@ -339,13 +333,15 @@ class Engine(Encoding, Answers, Vectors):
         request_ids: Sequence[str] | None = None,
         priority: int | None = None,
         timeout_s: float | None = None,
+        explain: bool = False,
     ) -> AsyncIterator[list[Mailbox]]:
         """Branch a generation that is open, running or finished: a mailbox for each branch, as in `open`.
 
         A branch continues from the tokens that choice `index` has at this moment, on the blocks computed for them, with
         parameters of its own. branches: those, or how many with default parameters. A structure that is the
         generation's too goes on, another begins with the branch. request_ids: one each. priority, timeout_s: the
-        generation's own priority and deadline unless given; its cache_salt is the branches' in any case.
+        generation's own priority and deadline unless given; its cache_salt is the branches' in any case. explain: see
+        `RequestTerms`.
 
         Raises `InvalidRequestError` for a generation that is not open, for choices that are ranked (best_of, beam
         search) and where there are not as many request_ids as branches; else as `open`.
@@ -354,7 +350,7 @@ class Engine(Encoding, Answers, Vectors):
         origin = loop.request(handle.request_id)
         given = [self.default_params()] * branches if isinstance(branches, int) else branches
         all_params = [check("params", PARAMS, params) for params in given]
-        all_terms = branch_terms(origin, len(all_params), self._clock(), request_ids, priority, timeout_s)
+        all_terms = branch_terms(origin, len(all_params), self._clock(), request_ids, priority, timeout_s, explain)
         compiled = [await self._compiled(params) for params in all_params]
         history = parts.scheduler.history(origin.id, index)  # not before: it grows while others are waited for
         structures = [self._bounded(one, params, history) for one, params in zip(compiled, all_params, strict=True)]
@@ -389,6 +385,10 @@ class Engine(Encoding, Answers, Vectors):
         engine's event loop.
         """
         return self._loop is not None and self._loop.abort(RequestId(request_id))
+
+    def explanation(self, request_id: str) -> Explanation | None:
+        """As `Answers.explanation`."""
+        return None if self._loop is None else self._loop.observer.explanation(RequestId(request_id))
 
 
 def _close_unwanted(loading: asyncio.Future[EngineParts]) -> None:

@@ -16,13 +16,7 @@ from typing import Final
 
 import msgspec
 
-from aserve.core.errors import (
-    AserveError,
-    InvalidRequestError,
-    QueueTimeoutError,
-    StepTimeoutError,
-    UnavailableError,
-)
+from aserve.core.errors import AserveError, InvalidRequestError, QueueTimeoutError, StepTimeoutError, UnavailableError
 from aserve.core.faults import WISHES, all_stacks, log_fault, report
 from aserve.core.ids import ChoiceId, RequestId
 from aserve.core.outputs import FinishReason, SeqDelta, StepTokens
@@ -92,7 +86,7 @@ class EngineLoop:
         tenants: Tenants | None = None,
     ) -> None:
         self._scheduler = scheduler
-        self.observer = Observer(scheduler.readings, clock)
+        self.observer = Observer(scheduler.readings, clock, metrics)
         self._steps = Stepper(scheduler, runner, metrics, clock, self, self.observer)
         self._metrics = metrics
         self._clock = clock
@@ -178,6 +172,8 @@ class EngineLoop:
                 self._tenants.account(request.tenant).opened(len(request.prompt_token_ids), self._clock())
                 self._readers[request.id] = reader
                 self._choices |= {(request.id, i): _Choice(reader, new_stream()) for i in range(request.params.n)}
+                if request.explain:
+                    aside(_log, "explaining", request.id, self.observer.explain, request)
             self._doorbell.set()
             yield [reader.mailbox for reader in readers]
         finally:  # finished, failed, cancelled or disconnected: one way out
@@ -191,6 +187,8 @@ class EngineLoop:
             for reader in readers:
                 aside(_log, "counting", reader.request.id, self._left, reader)
                 aside(_log, "telling", reader.request.id, reader.times.told, self._clock())
+                if reader.request.explain:
+                    aside(_log, "explaining", reader.request.id, self.observer.leave, reader.request)
 
     def _left(self, reader: _Reader, reason: FinishReason = FinishReason.ABORT) -> None:
         reader.times.left(self._clock(), reason)

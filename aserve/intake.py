@@ -7,7 +7,7 @@ words as tokens. Knows no engine, no loop and no HTTP.
 import secrets
 import uuid
 from collections.abc import Sequence, Set
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -44,11 +44,11 @@ def new_terms(
     cache_salt: str = "",
     priority: int = 0,
     timeout_s: float | None = None,
-    lora: str | None = None,
+    **others: Any,
 ) -> Terms:
     """What a caller's terms come to for a request that arrived at `arrival_s`. Raises `InvalidRequestError`.
 
-    longest_s: what the engine gives any request; the shorter of both times holds.
+    longest_s: what the engine gives any request; the shorter of both times holds. others: as they are.
     """
     deadline_s = deadline(arrival_s, timeout_s)
     if longest_s is not None and (deadline_s is None or deadline_s > arrival_s + longest_s):
@@ -62,7 +62,7 @@ def new_terms(
         tenant=tenant.name,
         weight=tenant.weight,
         isolates_cache=tenant.isolate_cache,
-        lora=lora,
+        **others,
     )
 
 
@@ -79,6 +79,7 @@ def branch_terms(
     request_ids: Sequence[str] | None,
     priority: int | None,
     timeout_s: float | None,
+    explain: bool,
 ) -> list[Terms]:
     """Those of `num` branches of a request, which are its own where they are None.
 
@@ -97,6 +98,7 @@ def branch_terms(
             deadline_s=origin.deadline_s if timeout_s is None else deadline(arrival_s, timeout_s),
             tenant=origin.tenant,
             weight=origin.weight,
+            explain=explain,
         )
         for request_id in ids
     ]
@@ -148,6 +150,9 @@ def new_request(
         weight=terms.weight,
         structure=None if structure is None else structure.going_on(ignores_end=params.ignore_eos),
         adapter=terms.adapter,
+        explain=terms.explain,
+        name=terms.name,
+        spent_s=terms.spent_s,
     )
 
 
@@ -230,6 +235,9 @@ def new_input(info: ModelInfo, tokens: TokenizedInput, terms: Terms, *, per_toke
         weight=terms.weight,
         second_at=tokens.second_at,
         per_token=per_token,
+        explain=terms.explain,
+        name=terms.name,
+        spent_s=terms.spent_s,
     )
 
 

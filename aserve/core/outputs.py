@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from aserve.core.explanation import Explanation
 from aserve.core.ids import ChoiceId, RequestId
 from aserve.core.plan import TokenScores
 from aserve.core.rules import shown
@@ -138,7 +139,8 @@ class Completion:
     """A whole answer. completion tokens are len(token_ids), the end-of-sequence token included.
 
     index: which choice of the request. scores, prompt_scores, cumulative_logprob: as in SeqDelta, of the whole.
-    timings: how long its request waited, and took; equal answers need not have taken equal times.
+    timings: how long its request waited, and took; equal answers need not have taken equal times. explanation: where
+    that time went, of a request that asked for it; of all its choices together.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -152,6 +154,7 @@ class Completion:
     cumulative_logprob: float | None = None
     index: int = 0
     timings: RequestTimings | None = field(default=None, compare=False)
+    explanation: Explanation | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         return (
@@ -185,7 +188,12 @@ class Transcript:
         self._texts.append(text)
         self._token_ids.append(token_id)
 
-    def completion(self, prompt_token_ids: tuple[int, ...], prompt_scores: tuple[TokenScores, ...]) -> Completion:
+    def completion(
+        self,
+        prompt_token_ids: tuple[int, ...],
+        prompt_scores: tuple[TokenScores, ...],
+        explanation: Explanation | None = None,
+    ) -> Completion:
         """The whole, after the last delta. prompt_scores: the prompt's, which its first choice brings."""
         last = self._last
         assert last is not None, "I19: a choice ends with a terminal delta"
@@ -202,4 +210,5 @@ class Transcript:
             cumulative_logprob=last.cumulative_logprob,
             index=last.index,
             timings=last.timings,
+            explanation=explanation,
         )

@@ -9,7 +9,7 @@ from aserve.core.errors import InvalidRequestError
 from aserve.core.ids import AdapterId, BlockHash, ExtraKey, RequestId
 from aserve.core.params import SamplingParams
 from aserve.core.ports import Structure
-from aserve.core.rules import Rules, integer, matching, number, optional, text
+from aserve.core.rules import Rules, flag, integer, matching, number, optional, text
 
 REQUEST_ID: Final = re.compile(r"^[!-~]{1,128}\Z")
 """Names that requests may have: they go into headers and into log lines."""
@@ -24,7 +24,8 @@ class SharedTerms(TypedDict, total=False):
 
     cache_salt: prompts share cached blocks only under equal salts. priority: lower runs first, where the policy heeds
     it. timeout_s: from arrival on, in seconds; then the request ends with what it has. tenant: whose account it
-    is on. lora: the name of the adapter that answers; None for the model as it is.
+    is on. lora: the name of the adapter that answers; None for the model as it is. explain: note where its time goes,
+    see core/explanation.py.
     """
 
     cache_salt: str
@@ -32,12 +33,19 @@ class SharedTerms(TypedDict, total=False):
     timeout_s: float | None
     tenant: str
     lora: str | None
+    explain: bool
 
 
 class RequestTerms(SharedTerms, total=False):
-    """Terms of one request, as keyword arguments. request_id: a name of its own, for `abort`; None draws one."""
+    """Terms of one request, as keyword arguments. request_id: a name of its own, for `abort`; None draws one.
+
+    name: what it is called elsewhere, which others may be too. spent_s: seconds that it has taken there; told by its
+    explanation, and of no other effect.
+    """
 
     request_id: str | None
+    name: str
+    spent_s: float
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +66,9 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     isolates_cache: bool = False
     lora: str | None = None
     adapter: AdapterId | None = None
+    explain: bool = False
+    name: str = ""
+    spent_s: float = 0.0
 
     def __post_init__(self) -> None:
         TERM_RULES.settle(self)
@@ -70,6 +81,9 @@ TERM_RULES: Final = Rules(
         "cache_salt": matching(CACHE_SALT, r"at most 128 characters, none of them @, /, \ or NUL"),
         "priority": PRIORITY,
         "lora": optional(text),
+        "explain": flag,
+        "name": text,
+        "spent_s": number(0.0, MAX_TIMEOUT_S, unit="seconds"),
     },
 )
 
@@ -91,6 +105,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     tenant: on whose account it runs; "" where nobody is told apart. weight: the tenant's share, under the fair policy.
     structure: params.structured, compiled; None where an answer may be anything.
     second_at, per_token: see `RowInit`.
+    explain: whether it is noted where its time goes. name, spent_s: see `RequestTerms`.
     """
 
     id: RequestId
@@ -112,6 +127,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     adapter: AdapterId | None = None
     second_at: int | None = None
     per_token: bool = False
+    explain: bool = False
+    name: str = ""
+    spent_s: float = 0.0
 
     @property
     def extra_keys(self) -> tuple[ExtraKey, ...]:

@@ -38,18 +38,24 @@ class Record:
     """One request, as those who work on it tell of it.
 
     usage: gives its token counts so far, as the API tells them. error: the one it ended with. path: of its route, known
-    when it is over.
+    when it is over. began_s: when it came, on `clock`.
     """
 
-    __slots__ = ("error", "first_byte_s", "is_whole", "path", "status", "usage")
+    __slots__ = ("_clock", "began_s", "error", "first_byte_s", "is_whole", "path", "status", "usage")
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self.began_s = clock()
         self.status: int | None = None
         self.first_byte_s: float | None = None
         self.is_whole = False
         self.usage: Callable[[], Mapping[str, Any]] | None = None
         self.error: AserveError | None = None
         self.path = UNKNOWN
+
+    def age_s(self) -> float:
+        """How long ago it came, in seconds."""
+        return self._clock() - self.began_s
 
 
 def record_of(scope: Scope) -> Record:
@@ -84,13 +90,12 @@ class AccessLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = scope[RECORD_KEY] = Record()
-        start_s = self._clock()
+        record = scope[RECORD_KEY] = Record(self._clock)
 
         async def watch(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                record.first_byte_s = self._clock() - start_s
+                record.first_byte_s = record.age_s()
             elif not message.get("more_body", False):
                 record.is_whole = True
             await send(message)
@@ -103,10 +108,10 @@ class AccessLog:
             record.error = report(_log, "answering", error, scope.get(SCOPE_KEY))
             raise record.error from error
         finally:
-            aside(_log, "writing the access line", scope.get(SCOPE_KEY), self._write, scope, record, start_s)
+            aside(_log, "writing the access line", scope.get(SCOPE_KEY), self._write, scope, record)
 
-    def _write(self, scope: Scope, record: Record, start_s: float) -> None:
-        total_s = self._clock() - start_s
+    def _write(self, scope: Scope, record: Record) -> None:
+        total_s = record.age_s()
         path = record.path = self._known_path(scope)
         status = record.status or (CLIENT_LEFT if record.error is None else 500)
         if path in self._quiet_paths and status in (200, 304, 503):

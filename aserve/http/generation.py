@@ -21,6 +21,7 @@ from aserve.core.plan import TokenScores
 from aserve.edges import is_fault
 from aserve.engine import Engine
 from aserve.http.endpoint import Exchange
+from aserve.http.explaining import NOTHING, Explained, Told
 from aserve.http.json_response import JsonResponse
 from aserve.http.sse import EventStream, StreamLimits
 from aserve.http.tally import Tally, TokenIds, less, usage_of
@@ -59,8 +60,10 @@ class Wire(Protocol):
         """
         ...
 
-    def end(self, usage: Usage | None) -> bytes:
-        """What follows the last delta of all. usage: the token counts, where the request wants them at the end."""
+    def end(self, usage: Usage | None, told: Told = NOTHING) -> bytes:
+        """What follows the last delta of all. usage: the token counts, where the request wants them at the end. told:
+        what the event says, too, that has them.
+        """
         ...
 
     def failure(self, error: AserveError) -> bytes:
@@ -79,6 +82,7 @@ class Generation:
     include_usage, continuous_usage: token counts at the end of a stream, and in every chunk.
     starts_text, markers, cache_salt, priority, tenant, lora, timeout_s: see `Engine.open`.
     scores_only: nothing is generated. (The engine generates one token, which is left out.)
+    name: what the client calls it. explained: where its explanations go, if it asks for any.
     """
 
     prompts: Sequence[TokenIds]
@@ -94,6 +98,12 @@ class Generation:
     lora: str | None = None
     timeout_s: float | None = None
     scores_only: bool = False
+    name: str = ""
+    explained: Explained | None = None
+
+    def told(self) -> Told:
+        """What its answer says at the end, besides what its API has."""
+        return NOTHING if self.explained is None else self.explained.told()
 
     def tallies(self) -> list[Tally]:
         """One a choice, by index."""
@@ -126,7 +136,7 @@ async def answer(
             keeper.take(delta)
     n = generation.params.n
     completions = [tally.completion(_first(tallies, i, n).prompt_scores) for i, tally in enumerate(tallies)]
-    told = {"warnings": exchange.warnings} if exchange.warnings else {}
+    told = {**generation.told(), **({"warnings": exchange.warnings} if exchange.warnings else {})}
 
     def whole() -> dict[str, Any]:
         return wire.whole(completions, usage_of(tallies, n)) | told
@@ -213,6 +223,7 @@ class Events:
         self._wire = wire
         self._n = generation.params.n
         self._include_usage = generation.include_usage
+        self._told = generation.told
         self._continuous_usage = generation.continuous_usage
         self.tallies = generation.tallies()
         indices = range(len(self.tallies))
@@ -242,7 +253,7 @@ class Events:
         self.num_open -= delta.finish_reason is not None
         if self.num_open > 0:
             return b""
-        return self._wire.end(usage_of(self.tallies, self._n) if self._include_usage else None)
+        return self._wire.end(usage_of(self.tallies, self._n) if self._include_usage else None, self._told())
 
 
 def _first(tallies: Sequence[Tally], index: int, n: int) -> Tally:
@@ -250,10 +261,8 @@ def _first(tallies: Sequence[Tally], index: int, n: int) -> Tally:
     return tallies[index - index % n]
 
 
-@asynccontextmanager
-async def open_all(engine: Engine, generation: Generation) -> AsyncGenerator[Mailbox]:
-    """A mailbox with the deltas of all prompts, by their index. Leaving the block ends what still runs."""
-    prompts, n = generation.prompts, generation.params.n
+def _options(generation: Generation) -> dict[str, Any]:
+    """With which each prompt is opened."""
     options: dict[str, Any] = {
         "starts_text": generation.starts_text,
         "markers": generation.markers,
@@ -262,9 +271,22 @@ async def open_all(engine: Engine, generation: Generation) -> AsyncGenerator[Mai
         "tenant": generation.tenant,
         "lora": generation.lora,
         "timeout_s": generation.timeout_s,
+        "name": generation.name,
     }
+    if generation.explained is not None:
+        options |= {"explain": True, "spent_s": generation.explained.spent_s}
+    return options
+
+
+@asynccontextmanager
+async def open_all(engine: Engine, generation: Generation) -> AsyncGenerator[Mailbox]:
+    """A mailbox with the deltas of all prompts, by their index. Leaving the block ends what still runs."""
+    prompts, n, explained = generation.prompts, generation.params.n, generation.explained
+    options = _options(generation)
     if len(prompts) == 1:
         async with engine.open(prompts[0], generation.params, **options) as mailbox:
+            if explained is not None:
+                explained.opened(0, mailbox.request_id)
             yield mailbox
         return
     merged = Mailbox(len(prompts) * n)
@@ -272,8 +294,12 @@ async def open_all(engine: Engine, generation: Generation) -> AsyncGenerator[Mai
     async def forward(place: int, prompt: TokenIds) -> None:
         try:
             async with engine.open(prompt, generation.params, **options) as mailbox:
+                if explained is not None:
+                    explained.opened(place, mailbox.request_id)
                 async for delta in mailbox:
                     merged.put(msgspec.structs.replace(delta, index=place * n + delta.index))
+                if explained is not None:
+                    explained.ended(place)
         except BaseException as error:  # this prompt's edge: a group of tasks would not hear of a CancelledError
             if not is_fault(error):
                 raise

@@ -26,6 +26,7 @@ from aserve.core.ids import BlockHash, BlockId, ExtraKey, HostBlockId
 from aserve.core.layout import Footprint, Window
 from aserve.kv_cache.block_pool import NULL_BLOCK, BlockPool
 from aserve.kv_cache.checks import check_tables, check_visible
+from aserve.kv_cache.evictions import Evictions
 from aserve.kv_cache.hashing import extend_chain, prompt_hashes, root_hash
 from aserve.kv_cache.host_memory import HostMemory, OnHost, SwapIn, SwapOut
 from aserve.kv_cache.matching import Matcher
@@ -61,13 +62,14 @@ class PagedCache:
         """Blocks in a span."""
         self.footprint = Footprint(tuple(windows), block_size, max_chunk)
         self._has_windows = self.footprint.has_windows
-        self._caches_prefixes = enable_prefix_caching
+        self.caches_prefixes = enable_prefix_caching
         self._pool = BlockPool(num_blocks)
         self.has_host_memory = num_host_blocks > 0
         self._host = HostMemory(self._pool, num_host_blocks, keeps_evicted=keeps_evicted and enable_prefix_caching)
         self._matcher = Matcher(self._pool, self._host, self.footprint, is_on=enable_prefix_caching)
         self._num_queried_tokens = 0
         self._num_hit_tokens = 0
+        self._evictions: Evictions | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -78,7 +80,7 @@ class PagedCache:
         self, salt: bytes, token_ids: Sequence[int], extra_keys: Sequence[ExtraKey] = ()
     ) -> Iterator[list[BlockHash]]:
         """What `acquire` would hash of a prompt, some blocks at a time. Touches nothing: it may be done beforehand."""
-        return prompt_hashes(salt, token_ids, self.block_size, extra_keys) if self._caches_prefixes else iter(())
+        return prompt_hashes(salt, token_ids, self.block_size, extra_keys) if self.caches_prefixes else iter(())
 
     def new_table(
         self, salt: bytes, prompt_hashes: Iterable[BlockHash] = (), extra_keys: Sequence[ExtraKey] = ()
@@ -183,7 +185,7 @@ class PagedCache:
         Then give back those that no later position sees (I23).
         """
         num_full = num_landed // self.block_size
-        if self._caches_prefixes:
+        if self.caches_prefixes:
             extend_chain(table.hashes, token_ids, num_full, self.block_size, table.extra_keys)
             pool, num_groups = self._pool, self.num_groups
             for entry in range(table.num_sealed * num_groups, num_full * num_groups):
@@ -289,6 +291,18 @@ class PagedCache:
         """All that bear a hash. Cost: the whole pool."""
         return [block for block in map(BlockId, range(1, self._pool.num_blocks)) if self._pool.hash_of(block)]
 
+    def note_evictions(self) -> None:
+        """From now on remember which hashes were evicted, for `was_evicted`."""
+        if self._evictions is None:
+            self._evictions = self._pool.on_evict = Evictions(self._pool.on_evict)
+
+    def was_evicted(self, table: BlockTable, span: int) -> bool:
+        """Whether a block of a span of which the table has the hash was cached, and is remembered to be evicted."""
+        evictions = self._evictions
+        if evictions is None:
+            return False
+        return any(block_name(table.hashes[span + 1], group) in evictions for group in range(self.num_groups))
+
     def kept_on_host(self) -> frozenset[HostBlockId]:
         """The blocks of the host tier."""
         return frozenset(self._host.kept_ids)
@@ -334,7 +348,7 @@ class PagedCache:
 
     def _set_sealed(self, table: BlockTable, num_sealed: int) -> None:
         table.num_sealed = num_sealed
-        table.seal_at = (num_sealed + 1) * self.block_size if self._caches_prefixes or self._has_windows else NEVER
+        table.seal_at = (num_sealed + 1) * self.block_size if self.caches_prefixes or self._has_windows else NEVER
 
     def _grow(self, table: BlockTable, num_new: int) -> tuple[BlockId, ...]:
         new_blocks = self._pool.allocate(num_new)

@@ -1,5 +1,7 @@
 """Observer: tells whoever looks on what happens in an engine's steps. Costs a look at `is_watched` where nobody does.
 
+Those who look on are viewers, and the explainer, while requests are open that asked for an explanation.
+
     engine loop   planned   launched   committed   published ...      a look ten times a second, steps or none
                      '---------'-----------'-----------'--> Record --> each Viewer's queue --> who reads it, in his time
 
@@ -17,11 +19,15 @@ from typing import Final, NamedTuple
 import msgspec
 
 from aserve.core.errors import OverloadedError, UnavailableError
-from aserve.core.ids import ChoiceId, SeqId
+from aserve.core.explanation import Explanation
+from aserve.core.ids import ChoiceId, RequestId, SeqId
 from aserve.core.outputs import StepTokens
 from aserve.core.plan import SeqSlice, StepPlan, StepResult
 from aserve.core.ports import Clock
+from aserve.core.request import Request
+from aserve.observe.explainer import Explainer, known_now
 from aserve.observe.mirror import Mirror
+from aserve.observe.prefixes import Names
 from aserve.observe.records import NO_TOKEN, Admission, Card, Phases, Piece, Record, Snapshot, Work
 from aserve.scheduler.readings import Readings
 from aserve.scheduler.sequence import Sequence
@@ -95,12 +101,24 @@ class Viewer:
 class _Begun:
     """A step that has been planned: the times of what was done about it so far, and whom it admits."""
 
-    __slots__ = ("admitted", "began_s", "committed_s", "landed_s", "launched_s", "planned_s", "waited_s")
+    __slots__ = (
+        "admitted",
+        "began_s",
+        "committed_s",
+        "landed_s",
+        "launched_s",
+        "plan",
+        "planned_s",
+        "took_s",
+        "waited_s",
+    )
 
-    def __init__(self, began_s: float, planned_s: float, admitted: tuple[Admission, ...]) -> None:
+    def __init__(self, plan: StepPlan, began_s: float, planned_s: float) -> None:
+        self.plan = plan
         self.began_s = began_s
         self.planned_s = self.launched_s = self.waited_s = self.landed_s = self.committed_s = planned_s
-        self.admitted = admitted
+        self.took_s = 0.0
+        self.admitted: tuple[Admission, ...] = ()
 
     def phases(self, published_s: float) -> Phases:
         """How long each part took."""
@@ -115,12 +133,24 @@ class _Begun:
 
 
 class Observer:
-    """Of one engine. is_watched: whether anything but `is_watched` is to be asked or called."""
+    """Of one engine. is_watched: whether anything but `is_watched` is to be asked or called.
+
+    names: of what answers, for explanations.
+    """
 
     def __init__(
-        self, readings: Readings, clock: Clock, *, max_viewers: int = MAX_VIEWERS, max_records: int = MAX_RECORDS
+        self,
+        readings: Readings,
+        clock: Clock,
+        names: Names,
+        *,
+        max_viewers: int = MAX_VIEWERS,
+        max_records: int = MAX_RECORDS,
     ) -> None:
         self.is_watched = False
+        self._names = names
+        self._explainer: Explainer | None = None
+        self._last_landed_s = 0.0
         self._readings = readings
         self._clock = clock
         self._max_viewers = max_viewers
@@ -148,14 +178,40 @@ class Observer:
         finally:
             if viewer in self._viewers:
                 self._viewers.remove(viewer)
-            if not self._viewers:
+            self._rest()
+
+    # Requests that ask for an explanation.
+
+    def explain(self, request: Request) -> None:
+        """From now on note where a request's time goes, which the scheduler has just taken."""
+        if self._explainer is None:
+            self._explainer = Explainer(self._readings, self._clock, self._names)
+        self._explainer.begin(request)
+        self.is_watched = True
+
+    def leave(self, request: Request) -> None:
+        """Such a request is over."""
+        if self._explainer is not None:
+            try:
+                self._explainer.end(request.id)
+            finally:
                 self._rest()
+
+    def explanation(self, request_id: RequestId) -> Explanation | None:
+        """Of a request that asked for one, and is open or lately ended; None where nothing is known of such a one."""
+        return None if self._explainer is None else self._explainer.explanation(request_id)
+
+    def find(self, name: str, tenant: str) -> Explanation | None:
+        """What is known of the newest of a tenant's requests with that id, or name. See `Explanation.explained`."""
+        found = None if self._explainer is None else self._explainer.find(name, tenant)
+        return found or known_now(self._readings, self._names, name, tenant, self._clock())
 
     def close(self) -> None:
         """The engine ends, and so does looking on."""
         self._has_closed = True
         for viewer in self._viewers:
             viewer.end()
+        self._viewers.clear()
         self._rest()
 
     def snapshot(self) -> Snapshot:
@@ -167,17 +223,23 @@ class Observer:
         return _us(self._clock())
 
     def _rest(self) -> None:
-        self.is_watched = False
-        self._mirror = None
-        self._begun.clear()
-        self._readings.cache.note_hashes(on=False)
+        """Somebody has left: do no more than those need who look on still."""
+        self.is_watched = bool(self._viewers) or (self._explainer is not None and self._explainer.is_busy)
+        if not self.is_watched:
+            self._begun.clear()
+        if not self._viewers:
+            self._mirror = None
+            self._readings.cache.note_hashes(on=False)
 
     # What happens. To be called only while `is_watched`.
 
     def planned(self, plan: StepPlan, began_s: float) -> None:
         """A plan was made, at this moment; it was begun then."""
-        admitted = tuple(self._admissions(plan)) if plan.inits else ()
-        self._begun[plan.step_id] = _Begun(began_s, self._clock(), admitted)
+        begun = self._begun[plan.step_id] = _Begun(plan, began_s, self._clock())
+        if self._explainer is not None and self._explainer.is_busy:
+            self._explainer.planned(plan, begun.planned_s)
+        if self._viewers and plan.inits:
+            begun.admitted = tuple(self._admissions(plan))
 
     def launched(self, plan: StepPlan) -> None:
         """It has been handed to the device, at this moment."""
@@ -193,11 +255,17 @@ class Observer:
         """It was committed, at this moment, and landed then."""
         if (begun := self._begun.get(plan.step_id)) is not None:
             begun.landed_s, begun.committed_s = landed_s, self._clock()
+            begun.took_s = landed_s - max(begun.began_s, self._last_landed_s)
+        self._last_landed_s = landed_s
 
     def published(self, plan: StepPlan, result: StepResult, step: StepTokens) -> None:
         """It has been published, at this moment: it is over, and told."""
         begun = self._begun.pop(plan.step_id, None)
         if begun is None:  # somebody began to look on while it was under way
+            return
+        if self._explainer is not None and self._explainer.is_busy:
+            self._explainer.landed(plan, begun.took_s, begun.landed_s)
+        if not self._viewers:
             return
         phases = begun.phases(self._clock())
         computed = _computed(plan, result, self._looking())
@@ -211,12 +279,17 @@ class Observer:
 
     def taken_back(self, step_id: int | None) -> None:
         """A step raised, and those on top of it are gone as well; None where what holds what is made anew."""
+        plans = [begun.plan for begun in self._begun.values()]
         self._begun.clear()
-        self._tell({}, failed_step=step_id, has_swapped=True)
+        if self._explainer is not None and self._explainer.is_busy:
+            self._explainer.taken_back(plans)
+        if self._viewers:
+            self._tell({}, failed_step=step_id, has_swapped=True)
 
     def looked(self, lag_s: float) -> None:
         """It was looked how late the event loop is."""
-        self._tell({}, lag_us=_us(lag_s), has_swapped=False)
+        if self._viewers:
+            self._tell({}, lag_us=_us(lag_s), has_swapped=False)
 
     def _tell(self, ends: dict[ChoiceId, str], *, has_swapped: bool, **what: object) -> None:
         """Make a record of what is given, and of all that has changed, and offer it to everybody."""

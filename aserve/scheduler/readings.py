@@ -5,7 +5,7 @@ Sequences are shown as they are: whoever reads them copies what it wants to keep
 
 from collections.abc import Iterable, Mapping
 
-from aserve.core.ids import SeqId
+from aserve.core.ids import RequestId, SeqId
 from aserve.kv_cache.paged_cache import PagedCache
 from aserve.scheduler.planner import Planner
 from aserve.scheduler.residents import Residents
@@ -32,6 +32,29 @@ class Readings:
     def sequences(self) -> Iterable[Sequence]:
         """All that have not ended."""
         return self._sequences.values()
+
+    def of_request(self, request_id: RequestId) -> list[Sequence]:
+        """Those of a request that have not ended, by index. Cost: all that there are."""
+        return [sequence for sequence in self._sequences.values() if sequence.request_id == request_id]
+
+    @property
+    def num_running(self) -> int:
+        """How many have a row."""
+        return len(self._residents.running)
+
+    @property
+    def num_swapped(self) -> int:
+        """How many are swapped out."""
+        return len(self._residents.swapped)
+
+    def num_ahead(self, sequence: Sequence) -> int:
+        """Of the other requests' that wait, whom the policy has before one; where tenants take turns, of its tenant."""
+        takes_turns, request = self._residents.waiting.takes_turns, sequence.request
+        return sum(
+            other.sort_key < sequence.sort_key
+            for other in self._residents.waiting
+            if other.request_id != request.id and (not takes_turns or other.request.tenant == request.tenant)
+        )
 
     @property
     def num_waiting(self) -> int:

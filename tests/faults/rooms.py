@@ -23,7 +23,8 @@ from aserve.http.openai.speech import Speech
 from aserve.kv_cache.paged_cache import PagedCache
 from aserve.mailbox import Keeper, Mailbox
 from aserve.models.lora import LoraLayers
-from aserve.observe import mirror
+from aserve.observe import explainer, mirror
+from aserve.observe.explainer import Explainer
 from aserve.observe.mirror import Mirror
 from aserve.observe.observer import Observer, Viewer
 from aserve.preparation import Preparer
@@ -55,6 +56,7 @@ from aserve.text.formats.parser import Parser
 from aserve.texts import Texts
 from tests.faults.computed_world import ComputedWorld
 from tests.faults.door_world import DoorWorld, Wire
+from tests.faults.explained_world import ExplainedWorld
 from tests.faults.guided_world import GuidedWorld
 from tests.faults.kept_rooms import KEPT
 from tests.faults.points import FAILING, LOST, POINTS, Point, at, of
@@ -235,6 +237,22 @@ WATCHED = (
     Point("feed events", at((inspector.Feed, "events"))),
 )
 
+EXPLAINED = (
+    # All ask where their time went: an answer may come without that, and with nothing else missing.
+    Point("explain begins", at((Observer, "explain")), of_nobody=True),
+    Point("explain ends", at((Observer, "leave")), of_nobody=True),
+    Point("explain asked", at((Observer, "explanation")), of_nobody=True),
+    Point("explain answer", at((Engine, "explanation")), of_nobody=True),
+    Point("explain plan", at((Explainer, "planned")), of_nobody=True),
+    Point("explain landed", at((Explainer, "landed")), of_nobody=True),
+    Point("explain taken_back", at((Explainer, "taken_back")), of_nobody=True, failing_steps=FAILING),
+    Point("explain prefix", at((explainer, "prefix_of")), of_nobody=True),
+    Point("explain found", at((Observer, "find"))),
+    Point("readings of a request", at((Readings, "of_request")), of_nobody=True),
+    Point("readings ahead", at((Readings, "num_ahead")), of_nobody=True),
+    Point("cache evictions", at((PagedCache, "was_evicted")), of_nobody=True),
+)
+
 LATER = (
     # Of every server: what came later to rooms that have points.
     Point("terms new", at((engine, "new_terms"))),
@@ -271,5 +289,6 @@ ALL_POINTS = (
     *(replace(point, world=SmallWorld) for point in SMALL),
     *(replace(point, world=DoorWorld) for point in DOOR),
     *(replace(point, world=WatchedWorld) for point in WATCHED),
+    *(replace(point, world=ExplainedWorld) for point in EXPLAINED),
     *KEPT,
 )

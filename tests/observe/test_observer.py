@@ -11,6 +11,7 @@ from aserve.observe.observer import MAX_VIEWERS, Observer
 from aserve.observe.records import BlockChange, Held, Splice
 from tests.engines import byte_tokenizer
 from tests.fakes import FakeClock
+from tests.observe.explained import Names
 from tests.observe.watched import Follower, WatchedLoop, news_of, truth
 from tests.scheduler.sync_loop import SyncLoop, request
 from tests.test_engine_loop import Bench, fake_kv, running
@@ -34,7 +35,7 @@ class Telltale(Observer):
 def watched_bench(**options):
     """An engine's loop with such an observer."""
     bench = Bench(byte_tokenizer(), fake_kv(), **options)
-    observer = Telltale(bench.scheduler.readings, bench.clock)
+    observer = Telltale(bench.scheduler.readings, bench.clock, bench.metrics)
     bench.loop.observer = bench.loop._steps._observer = observer
     return bench, observer
 
@@ -100,7 +101,7 @@ async def test_times_are_those_of_the_clock():
 
 def test_who_reads_slowly_loses_records_and_is_told_how_many():
     loop = SyncLoop()
-    observer = Observer(loop.scheduler.readings, FakeClock(), max_records=10)
+    observer = Observer(loop.scheduler.readings, FakeClock(), Names(), max_records=10)
     with observer.viewer() as slow, observer.viewer() as quick:
         followers = [Follower(slow), Follower(quick)]
         for follower in followers:
@@ -118,7 +119,7 @@ def test_who_reads_slowly_loses_records_and_is_told_how_many():
 
 
 def test_there_are_no_more_than_may_be_and_none_after_the_end():
-    observer = Observer(SyncLoop().scheduler.readings, FakeClock())
+    observer = Observer(SyncLoop().scheduler.readings, FakeClock(), Names())
     with ExitStack() as looking:
         viewers = [looking.enter_context(observer.viewer()) for _ in range(MAX_VIEWERS)]
         with pytest.raises(OverloadedError, match="8 look on already"), observer.viewer():
@@ -134,7 +135,7 @@ def test_there_are_no_more_than_may_be_and_none_after_the_end():
 
 def test_who_stays_is_told_on_when_another_leaves():
     loop = SyncLoop()
-    observer = Observer(loop.scheduler.readings, FakeClock())
+    observer = Observer(loop.scheduler.readings, FakeClock(), Names())
     with observer.viewer() as stays:
         with observer.viewer():
             pass

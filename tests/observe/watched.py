@@ -9,6 +9,7 @@ from aserve.observe.observer import News, Observer, Viewer
 from aserve.observe.records import NO_TOKEN, Card, Held, Queue, Record
 from aserve.scheduler.scheduler import Scheduler
 from aserve.scheduler.states import State
+from tests.observe.explained import Names
 from tests.scheduler.sync_loop import SyncLoop
 
 
@@ -77,7 +78,7 @@ class WatchedLoop(SyncLoop):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.observer = Observer(self.scheduler.readings, lambda: self.now)
+        self.observer = Observer(self.scheduler.readings, lambda: self.now, Names())
         self._looking = self.observer.viewer()
         self.follower = Follower(self._looking.__enter__())
         self.follower.follow()

@@ -18,6 +18,7 @@ from aserve.http.anthropic.history import turns_of
 from aserve.http.anthropic.schema import MessagesFields, PromptFields, parse
 from aserve.http.anthropic.tools import check_thinking, new_tool_use_id, thinking_hints, tool_use
 from aserve.http.endpoint import Exchange, Handler
+from aserve.http.explaining import NOTHING, Told, explained_of
 from aserve.http.generation import Generation, Usage, answer
 from aserve.http.json_response import JsonResponse
 from aserve.http.reading import Reading, enforced, reading_of
@@ -88,6 +89,8 @@ async def _answer(engine: Engine, limits: StreamLimits, exchange: Exchange, fiel
         tenant=exchange.tenant,
         lora=adapter_of(engine, model),
         scores_only=fields.max_tokens == 0,
+        name=exchange.request_id,
+        explained=explained_of(engine, exchange, fields.x_aserve),
     )
     await answer(engine, generation, MessagesWire(exchange.request_id, model, fields, reading), exchange, limits)
 
@@ -161,11 +164,11 @@ class MessagesWire:
         head = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":'
         return head + b'{"type":"text_delta","text":', b"}}\n\n"
 
-    def end(self, usage: Usage | None) -> bytes:
+    def end(self, usage: Usage | None, told: Told = NOTHING) -> bytes:
         """Why it ended, the token counts, and the end."""
         assert usage is not None, "they are always asked for"
         counts = _usage(usage["prompt_tokens"], usage["completion_tokens"])
-        change = {"type": "message_delta", "delta": self._reasons(usage["completion_tokens"]), "usage": counts}
+        change = {"type": "message_delta", "delta": self._reasons(usage["completion_tokens"]), "usage": counts, **told}
         return _event(change) + _event({"type": "message_stop"})
 
     def failure(self, error: AserveError) -> bytes:

@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from aserve.core.errors import InvalidRequestError
 from aserve.http.errors import echo
+from aserve.http.explaining import XAserve
 from aserve.http.shapes import MAX_MESSAGES, ModelName, check_names, converted
 from aserve.http.tool_use import MAX_TOOLS, ToolName
 
@@ -156,6 +157,7 @@ class MessagesFields(PromptFields, frozen=True, kw_only=True):
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     container: Literal[None] = None
+    x_aserve: XAserve | None = None
     diagnostics: Ignored = None
     inference_geo: Ignored = None
 

@@ -14,6 +14,7 @@ from aserve.core.plan import TokenScores
 from aserve.core.rules import MAX_INT
 from aserve.engine import Engine
 from aserve.http.endpoint import Exchange, Handler
+from aserve.http.explaining import NOTHING, Told, explained_of
 from aserve.http.generation import Generation, Usage, answer
 from aserve.http.openai.chunks import Chunks, usage_suffix
 from aserve.http.openai.logprobs import Speller, chat_logprobs, prompt_logprobs
@@ -110,6 +111,8 @@ async def _answer(engine: Engine, limits: StreamLimits, exchange: Exchange, fiel
         tenant=exchange.tenant,
         lora=adapter_of(engine, model),
         timeout_s=fields.timeout_s,
+        name=exchange.request_id,
+        explained=explained_of(engine, exchange, fields.x_aserve),
     )
     wire = ChatWire(engine, f"chatcmpl-{exchange.request_id}", model, fields, reading)
     try:
@@ -238,9 +241,9 @@ class ChatWire(Chunks):
             "token_ids": completion.token_ids if self._with_token_ids else None,
         }
 
-    def end(self, usage: Usage | None) -> bytes:
+    def end(self, usage: Usage | None, told: Told = NOTHING) -> bytes:
         """As all chunks end, with the tokens of thoughts among the counts."""
-        return super().end(None if usage is None else self._detailed(usage))
+        return super().end(None if usage is None else self._detailed(usage), told)
 
     def _detailed(self, usage: Usage) -> Usage:
         """Token counts with those of thoughts, where the model may have some."""

@@ -6,6 +6,7 @@ import msgspec
 
 from aserve.core.errors import AserveError
 from aserve.http.errors import error_body
+from aserve.http.explaining import NOTHING, Told
 from aserve.http.sse import event
 
 DONE: Final = event(b"[DONE]")
@@ -17,10 +18,12 @@ class Chunks:
     def __init__(self, head: bytes) -> None:
         self._head = head
 
-    def end(self, usage: dict[str, Any] | None) -> bytes:
+    def end(self, usage: dict[str, Any] | None, told: Told = NOTHING) -> bytes:
         """The chunk without choices, which has the token counts if they are asked for, and the last event."""
-        counts = b"" if usage is None else self._head + b',"choices":[]' + usage_suffix(usage) + b"}\n\n"
-        return counts + DONE
+        if usage is None and not told:
+            return DONE
+        others = b"," + msgspec.json.encode(told)[1:-1] if told else b""
+        return self._head + b',"choices":[]' + usage_suffix(usage) + others + b"}\n\n" + DONE
 
     def failure(self, error: AserveError) -> bytes:
         """The error's object, and the last event."""

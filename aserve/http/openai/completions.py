@@ -13,6 +13,7 @@ from aserve.core.params import SamplingParams
 from aserve.core.plan import TokenScores
 from aserve.engine import Engine
 from aserve.http.endpoint import Exchange, Handler
+from aserve.http.explaining import explained_of
 from aserve.http.generation import Generation, Usage, answer
 from aserve.http.openai.chunks import Chunks, usage_suffix
 from aserve.http.openai.logprobs import CompletionLogprobs, Speller, prompt_logprobs
@@ -96,6 +97,8 @@ async def _answer(engine: Engine, limits: StreamLimits, exchange: Exchange, fiel
         lora=adapter_of(engine, model),
         timeout_s=fields.timeout_s,
         scores_only=fields.scores_only,
+        name=exchange.request_id,
+        explained=explained_of(engine, exchange, fields.x_aserve),
     )
     wire = TextWire(engine, f"cmpl-{exchange.request_id}", model, fields, num_choices=params.n, echoed=texts)
     await answer(engine, generation, wire, exchange, limits)

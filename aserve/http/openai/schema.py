@@ -15,6 +15,7 @@ from aserve.core.errors import InvalidRequestError
 from aserve.core.params import MAX_CHOICES, BeamParams, SamplingParams
 from aserve.core.request import CACHE_SALT, REQUEST_ID
 from aserve.engine import Engine
+from aserve.http.explaining import XAserve, check_extension
 from aserve.http.openai.fields import check_names
 from aserve.http.openai.logprobs import check_logprobs
 from aserve.http.openai.structured import ResponseFormat, StructuredFields, check_structure_names, structure_of
@@ -55,6 +56,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float | None = None
     structured_outputs: StructuredFields | None = None
     stream: bool | None = None
+    x_aserve: XAserve | None = None
 
 
 class GenerationFields(SamplingFields, frozen=True, kw_only=True):
@@ -139,6 +141,7 @@ def parse(raw: dict[str, Any], kind: type[Fields]) -> Fields:
         if raw.get("stream") is not True:
             raise InvalidRequestError("stream_options is for streams: set stream to true", "stream_options")
         check_names(options, StreamOptions.__struct_fields__, "stream_options.")
+    check_extension(raw, getattr(fields, "x_aserve", None))
     check_structure_names(raw)
     check_tool_names(raw)
     return fields

@@ -18,6 +18,7 @@ from aserve.core.errors import AserveError, ContextLengthError, InvalidRequestEr
 from aserve.core.params import SamplingParams
 from aserve.engine import Engine
 from aserve.http.endpoint import Exchange, Handler
+from aserve.http.explaining import explained_of
 from aserve.http.generation import Generation, Settle, answer
 from aserve.http.json_response import JsonResponse
 from aserve.http.openai.logprobs import Speller, chat_logprobs
@@ -117,6 +118,8 @@ async def _create(
         tenant=tenant,
         lora=adapter_of(engine, model),
         timeout_s=fields.timeout_s,
+        name=exchange.request_id,
+        explained=explained_of(engine, exchange, fields.x_aserve),
     )
     wire = ResponseWire(_head(fields, model, params), _output(engine, fields, reading, options))
     workers = exchange.workers if len(prompt) > LARGE_PROMPT else None
@@ -126,7 +129,8 @@ async def _create(
         nonlocal is_settled
         is_settled = True
         if fields.is_stored:
-            await kept.keep(tenant, wire.response, items, workers)
+            response = {**wire.response, **generation.told()} if wire.is_over else wire.response
+            await kept.keep(tenant, response, items, workers)
 
     if fields.background:
         wire.response["status"] = "queued"

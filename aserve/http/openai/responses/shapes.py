@@ -12,6 +12,7 @@ from aserve.core.rules import MAX_INT
 from aserve.core.structured import StructuredOutputs
 from aserve.engine import Engine
 from aserve.http.errors import echo
+from aserve.http.explaining import check_extension
 from aserve.http.openai.fields import check_names
 from aserve.http.openai.logprobs import check_logprobs
 from aserve.http.openai.schema import SamplingFields
@@ -191,6 +192,7 @@ def parse_response(raw: dict[str, Any]) -> ResponseFields:
     fields = converted(raw, ResponseFields)
     check_names(raw, (*ResponseFields.__struct_fields__, *REFUSED))
     _check_parts(raw)
+    check_extension(raw, fields.x_aserve)
     if fields.top_logprobs and not fields.with_logprobs:
         raise InvalidRequestError(f"top_logprobs needs logprobs: include {LOGPROBS}", "top_logprobs")
     if fields.background and not fields.is_stored:

@@ -16,6 +16,7 @@ from aserve.core.errors import AserveError
 from aserve.core.outputs import DEADLINE, Completion, FinishReason, TextDelta
 from aserve.core.plan import TokenScores
 from aserve.http.errors import error_body
+from aserve.http.explaining import NOTHING, Told
 from aserve.http.generation import Usage
 from aserve.http.openai.responses.output import Event, Output
 from aserve.http.tally import TokenIds
@@ -75,10 +76,11 @@ class ResponseWire:
         """None: every event has a number."""
         return None
 
-    def end(self, usage: Usage | None) -> bytes:
+    def end(self, usage: Usage | None, told: Told = NOTHING) -> bytes:
         """The last event, with the whole response."""
         assert self._finish is not None, "the end follows the last delta"
         self._settle(*self._finish, usage)
+        self.response |= told
         return self._last()
 
     def failure(self, error: AserveError) -> bytes:

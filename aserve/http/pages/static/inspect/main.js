@@ -5,6 +5,7 @@ import { fillIcons } from "../shared/icons.js";
 import { fillNavigation } from "../shared/navigation.js";
 import { blockInWords, drawBlocks, drawSample } from "./blocks.js";
 import { cleared, colourOf, duration, hatched, onTheme, theme } from "./colours.js";
+import { showExplanation } from "./explain.js";
 import { follow } from "./feed.js";
 import { History } from "./history.js";
 import { Lives } from "./lives.js";
@@ -32,6 +33,7 @@ let focusedBlock = null;
 let wordsMs = 0;
 let isDue = false;
 let isSliding = false;
+let explaining = new AbortController();
 
 // Where events come from.
 
@@ -199,6 +201,10 @@ function select(request) {
   const dialog = byId("request");
   if (!dialog.open) dialog.showModal();
   drawRequest();
+  explaining.abort();
+  explaining = new AbortController();
+  const id = source === "live" ? livesOf(player.lives, request)[0]?.card.id : ""; // a recording's is nobody's
+  showExplanation(byId("explanation"), id, explaining.signal);
   needDraw();
 }
 

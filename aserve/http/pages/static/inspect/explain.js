@@ -1,0 +1,74 @@
+// Where a request's time went: what GET v1/requests/{id} says of one that asked for it, or is still there.
+
+import { request } from "../shared/api.js";
+import { element } from "../shared/dom.js";
+import { HOLDS, count } from "./state.js";
+
+const WHYS = {
+  off: "there is no prefix cache",
+  scored: "its prompt is scored, which needs all of it computed",
+  evicted: "it was cached, and is no more",
+  in_flight: "another request was computing the same",
+  salt: "it is cached without its cache_salt",
+  adapter: "it is cached for another adapter",
+  other_tokens: "the nearest request has other tokens there",
+  not_seen: "nothing like it is known to be cached",
+};
+
+/** Fills a list with the explanation of the request with that id; with nothing where the server knows none. */
+export async function showExplanation(list, id, signal) {
+  list.replaceChildren();
+  if (!id) return;
+  let told = null;
+  try {
+    told = await (await request(`v1/requests/${encodeURIComponent(id)}`, { signal })).json();
+  } catch (error) {
+    if (error.name === "AbortError") return;
+    const hint = error.status === 404 ? 'It did not ask for one: "x_aserve": {"explain": true}.' : error.message;
+    list.replaceChildren(pair("explanation", hint));
+    return;
+  }
+  if (!signal.aborted) list.replaceChildren(...pairsOf(told).map(([name, value]) => pair(name, value)));
+}
+
+function pair(name, value) {
+  return element("div", {}, element("dt", { text: name }), element("dd", { text: value }));
+}
+
+function pairsOf({ phases_ms: phases, total_ms: total, queue, steps, choices }) {
+  const spent = Object.entries(phases).filter(([, value]) => value > 0);
+  const pairs = [["time", `${spent.map(([name, value]) => `${name} ${ms(value)}`).join(" + ")} = ${ms(total)}`]];
+  if (queue) pairs.push(["queued behind", `${queue.ahead} ahead, ${queue.running} running${holdsOf(queue.holds)}`]);
+  if (steps) {
+    const failed = steps.failed ? `, ${steps.failed} failed` : "";
+    pairs.push(["share of steps", `${ms(steps.share_ms)} of ${ms(steps.total_ms)} in ${count(steps.num, "step")}${failed}`]);
+  }
+  for (const course of choices) pairs.push(...courseOf(course, choices.length > 1 ? ` ${course.index}` : ""));
+  return pairs;
+}
+
+function holdsOf(holds) {
+  return holds
+    .filter((hold) => hold.plans)
+    .map((hold) => `; ${ms(hold.ms)}: ${HOLDS[hold.reason] ?? hold.reason}`)
+    .join("");
+}
+
+function courseOf({ prefix, num_chunks: numChunks, num_preemptions: numLost, preemptions }, which) {
+  const pairs = [];
+  if (prefix) {
+    const { differs } = prefix;
+    const why = differs ? `; from position ${differs.position} on not: ${WHYS[differs.reason] ?? differs.reason}` : "";
+    pairs.push([`cached${which}`, `${prefix.cached_tokens} of ${count(prefix.cacheable_tokens, "token")}${why}`]);
+  }
+  if (numChunks > 1) pairs.push([`chunks${which}`, String(numChunks)]);
+  if (preemptions.length) {
+    const lost = preemptions.reduce((sum, one) => sum + one.lost_ms, 0);
+    pairs.push([`preempted${which}`, `${count(numLost, "time")}, which cost ${ms(lost)}`]);
+  }
+  return pairs;
+}
+
+function ms(value) {
+  return `${value < 10 ? value.toFixed(2) : value.toFixed(1)} ms`;
+}

@@ -1,0 +1,37 @@
+"""GET /v1/requests/{id}: where a request's time goes, or went. See core/explanation.py, whose JSON it is.
+
+The id is the engine's, what the client calls the request (X-Request-Id), or that of the answer. Who has a key sees the
+requests of his own tenant, and no others: they are unknown to him.
+"""
+
+import re
+from typing import Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from aserve.engine import Engine
+from aserve.http.errors import HttpError, echo
+from aserve.http.json_response import JsonResponse
+from aserve.http.keys import tenant_of
+
+PATH: Final = "/v1/requests/{request_id}"
+HOW: Final = 'ask with "x_aserve": {"explain": true}; the last 256 such requests that have ended are kept'
+_OF_ANSWER: Final = re.compile(r"(?:chatcmpl-|cmpl-|msg_)(.+)")
+
+
+def request_route(engine: Engine) -> Route:
+    """The route."""
+
+    async def show(request: Request) -> Response:
+        name, tenant = request.path_params["request_id"], tenant_of(request.scope)
+        found = engine.observer.find(name, tenant)
+        if found is None and (answer := _OF_ANSWER.fullmatch(name)) is not None:
+            found = engine.observer.find(answer[1], tenant)
+        if found is None:
+            raise HttpError(404, "request_not_found", f"no request {echo(name)} is known: {HOW}")
+        return JsonResponse(msgspec.to_builtins(found))
+
+    return Route(PATH, show)

@@ -1,0 +1,68 @@
+"""What holds of explanations, after any calls in any order: phases sum to the whole, and every reason is one."""
+
+from typing import get_args
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, invariant
+
+from aserve.core.explanation import Reason
+from aserve.core.request import Request
+from tests.observe.explained import ExplainedLoop
+from tests.scheduler.test_state_machine import LIMITS, REQUESTS, SchedulerMachine
+
+pytestmark = pytest.mark.slow
+
+
+class ExplainedMachine(SchedulerMachine):
+    """All that may happen to a scheduler happens, and all of its requests are explained."""
+
+    loop: ExplainedLoop
+
+    @initialize(limits=LIMITS, requests=st.lists(REQUESTS, min_size=1, max_size=5))
+    def boot(self, limits: dict[str, object], requests: list[Request]):
+        self.loop = ExplainedLoop(depth=self.depth, **limits)
+        for wanted in requests:
+            self.add_or_be_refused(wanted, 0)
+
+    @invariant()
+    def explanations_are_right(self):
+        for name in self.loop.answers if hasattr(self, "loop") else ():
+            self.loop.explanation(name)
+
+    def teardown(self):
+        loop = self.loop
+        loop.drain()
+        computed = {plan.step_id: plan for plan in loop.plans}
+        for name in loop.answers:
+            found = loop.explanation(name)
+            assert found.steps.num <= len(computed)
+            for course in found.choices:
+                self.check_course(course, computed)
+            loop.leave(name)
+            assert loop.explanation(name) == found
+            assert found.state == "ended"
+        assert not loop.observer.is_watched
+        assert loop.scheduler._cache._pool.rehashed is None
+
+    def check_course(self, course, computed):
+        """Chunks are of plans, and differences have a reason."""
+        for chunk in course.chunks:
+            pieces = [(piece.start, piece.num_tokens) for piece in computed[chunk.step].slices]
+            assert (chunk.start, chunk.tokens) in pieces
+        if course.prefix is not None and course.prefix.differs is not None:
+            assert course.prefix.differs.reason in get_args(Reason)
+            assert course.prefix.differs.position >= course.prefix.cached_tokens
+
+
+class ThreeAheadMachine(ExplainedMachine):
+    depth = 4
+
+
+MACHINE_SETTINGS = settings(max_examples=settings.default.max_examples)
+
+TestLaw = ExplainedMachine.TestCase
+TestLaw.settings = MACHINE_SETTINGS
+TestLawThreeAhead = ThreeAheadMachine.TestCase
+TestLawThreeAhead.settings = MACHINE_SETTINGS
