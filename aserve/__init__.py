@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         StepTimeoutError,
         UnavailableError,
     )
+    from aserve.core.explanation import Explanation
     from aserve.core.outputs import Completion, FinishReason, RequestTimings, TextDelta
     from aserve.core.params import BeamParams, SamplingParams
     from aserve.core.plan import TokenScores
@@ -67,6 +68,7 @@ __all__ = [
     "DeviceLostError",
     "EngineConfig",
     "EngineState",
+    "Explanation",
     "FinishReason",
     "InputTerms",
     "InsufficientMemoryError",
@@ -107,6 +109,7 @@ _NAMES = {
     "aserve.core.params": ("BeamParams", "SamplingParams"),
     "aserve.core.request": ("RequestTerms", "SharedTerms"),
     "aserve.core.config": ("EngineConfig", "ModelInfo", "OptionFields", "Options"),
+    "aserve.core.explanation": ("Explanation",),
     "aserve.core.outputs": ("Completion", "FinishReason", "RequestTimings", "TextDelta"),
     "aserve.core.plan": ("TokenScores",),
     "aserve.core.pooling": ("InputTerms", "Pooled", "Pooling", "PoolingParams"),

@@ -79,6 +79,7 @@ class ShownCard(PublicCard, frozen=True, omit_defaults=True):
     tenant: str = ""
     lora: int | None = None
     prompt: str = ""
+    explains: bool = False
 
 
 class ShownRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -211,7 +212,8 @@ class Feed:
             return ShownCard(**public)
         self._own.add(card.seq)
         prompt = b"".join(map(self._tokenizer.token_bytes.__getitem__, card.prompt_ids)).decode("utf-8", "replace")
-        return ShownCard(**public, own=True, id=card.id, tenant=card.tenant, lora=card.lora, prompt=prompt)
+        private = {"id": card.id, "tenant": card.tenant, "lora": card.lora, "explains": card.explains}
+        return ShownCard(**public, **private, own=True, prompt=prompt)
 
 
 class InspectEvents:

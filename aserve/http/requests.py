@@ -16,9 +16,10 @@ from aserve.engine import Engine
 from aserve.http.errors import HttpError, echo
 from aserve.http.json_response import JsonResponse
 from aserve.http.keys import tenant_of
+from aserve.observe.explainer import MAX_KEPT
 
 PATH: Final = "/v1/requests/{request_id}"
-HOW: Final = 'ask with "x_aserve": {"explain": true}; the last 256 such requests that have ended are kept'
+HOW: Final = f'ask with "x_aserve": {{"explain": true}}; the last {MAX_KEPT} such requests that have ended are kept'
 _OF_ANSWER: Final = re.compile(r"(?:chatcmpl-|cmpl-|msg_)(.+)")
 
 

@@ -206,6 +206,7 @@ def card_of(sequence: Sequence) -> Card:
         tenant=request.tenant,
         lora=request.adapter,
         prompt_ids=request.prompt_token_ids[:MAX_CARD_TOKENS],
+        explains=request.explain,
     )
 
 

@@ -41,7 +41,8 @@ class PublicCard(msgspec.Struct, frozen=True, gc=False):
 class Card(PublicCard, frozen=True, gc=False):
     """Who a sequence is. shows_tokens: whether what is sampled for it is its answer, which is not so for a beam.
 
-    id, tenant, lora, prompt_ids: what only some may see; the prompt's first tokens.
+    id, tenant, lora, prompt_ids, explains: what only some may see; the prompt's first tokens, and whether it asked for
+    an explanation.
     """
 
     shows_tokens: bool
@@ -49,6 +50,7 @@ class Card(PublicCard, frozen=True, gc=False):
     tenant: str
     lora: int | None
     prompt_ids: tuple[int, ...]
+    explains: bool = False
 
 
 class Piece(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -72,6 +72,7 @@ NO_POINT: Mapping[str, Sequence[str]] = {
     ),
     "a name that is another's: no such call is made": (
         "aserve.adapters Adapters._load",
+        "aserve.answers Answers.explanation",
         "aserve.answers Answers.open",
         "aserve.engine Engine.__init__",
         "aserve.engine Engine.abort",

@@ -57,6 +57,7 @@ BOTH_WORK = {
     "truncate_prompt_tokens": 1,
     "truncation_side": ("right", {"truncate_prompt_tokens": 1}),
     "priority": 3,
+    "x_aserve": {"explain": True},
     "timeout_s": 60,
     "cache_salt": "salt",
     "request_id": "mine",

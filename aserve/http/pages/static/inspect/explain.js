@@ -41,7 +41,8 @@ function pairsOf({ phases_ms: phases, total_ms: total, queue, steps, choices }) 
   if (queue) pairs.push(["queued behind", `${queue.ahead} ahead, ${queue.running} running${holdsOf(queue.holds)}`]);
   if (steps) {
     const failed = steps.failed ? `, ${steps.failed} failed` : "";
-    pairs.push(["share of steps", `${ms(steps.share_ms)} of ${ms(steps.total_ms)} in ${count(steps.num, "step")}${failed}`]);
+    const share = `${ms(steps.share_ms)} of ${ms(steps.total_ms)}`;
+    pairs.push(["share of steps", `${share} in ${count(steps.num, "step")}${failed}`]);
   }
   for (const course of choices) pairs.push(...courseOf(course, choices.length > 1 ? ` ${course.index}` : ""));
   return pairs;

@@ -203,8 +203,9 @@ function select(request) {
   drawRequest();
   explaining.abort();
   explaining = new AbortController();
-  const id = source === "live" ? livesOf(player.lives, request)[0]?.card.id : ""; // a recording's is nobody's
-  showExplanation(byId("explanation"), id, explaining.signal);
+  const life = source === "live" ? livesOf(player.lives, request)[0] : null; // of a recording's nobody knows
+  const isKnown = life && (life.card.explains || !life.endedUs);
+  showExplanation(byId("explanation"), isKnown ? life.card.id : "", explaining.signal);
   needDraw();
 }
 
