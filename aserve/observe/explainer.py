@@ -28,6 +28,7 @@ MAX_KEPT: Final = 256
 """Explanations of requests that have ended."""
 MAX_REMEMBERED_TOKENS: Final = 1 << 20
 """Of requests that have ended, to compare prompts with; those of the newest, which are MAX_KEPT at most."""
+_NONE: Final[dict[SeqId, SeqSlice]] = {}
 
 
 class Explainer:
@@ -39,6 +40,7 @@ class Explainer:
         self._names = names
         self._unix = unix
         self._lives: dict[RequestId, Life] = {}
+        self._life_of: dict[SeqId, Life] = {}
         self._kept: dict[RequestId, tuple[str, Explanation]] = {}
         self._remembered: deque[Relative] = deque()
         self._num_remembered_tokens = 0
@@ -54,13 +56,17 @@ class Explainer:
         """The scheduler has just taken a request that asks for an explanation."""
         model = model_of(self._names, request.adapter)
         self._kept.pop(request.id, None)
-        self._lives[request.id] = Life(request, self._readings, us(self._clock()), self._unix(), model)
+        life = Life(request, self._readings, us(self._clock()), self._unix(), model)
+        self._lives[request.id] = life
+        self._life_of.update(dict.fromkeys(life.courses, life))
 
     def end(self, request_id: RequestId) -> None:
         """Nobody waits for the request any more. One that did not begin is nobody's."""
         life = self._lives.pop(request_id, None)
         if life is None:
             return
+        for seq_id in life.courses:
+            self._life_of.pop(seq_id, None)
         life.end(us(self._clock()))
         self._keep(life.request.tenant, self._whole(life))
         for relative in life.relatives():
@@ -88,9 +94,9 @@ class Explainer:
     def planned(self, plan: StepPlan, now_s: float) -> None:
         """A plan was made."""
         with self._all_or_nothing():
-            now_us, after_fault = us(now_s), self._after_fault
+            now_us, after_fault, slices = us(now_s), self._after_fault, self._slices(plan)
             for life in self._lives.values():
-                mine = _slices(plan, life)
+                mine = slices.get(life, _NONE)
                 life.planned(plan, mine, now_us, after_fault=after_fault)
                 self._look_at_prefixes(life, mine)
             self._after_fault = False
@@ -98,17 +104,18 @@ class Explainer:
     def landed(self, plan: StepPlan, took_s: float, now_s: float) -> None:
         """A step was taken in that landed at `now_s`, and had the device for so long."""
         with self._all_or_nothing():
+            for life, mine in self._slices(plan).items():
+                life.landed(plan, mine, us(took_s), us(now_s))
             for life in self._lives.values():
-                life.landed(plan, _slices(plan, life), us(took_s), us(now_s))
+                life.settle(us(now_s))  # a stop string, say, has ended it
 
     def taken_back(self, plans: list[StepPlan]) -> None:
         """These steps were undone."""
         with self._all_or_nothing():
             self._after_fault = True
-            for life in self._lives.values():
-                for plan in plans:
-                    if _slices(plan, life):
-                        life.failed()
+            for plan in plans:
+                for life in self._slices(plan):
+                    life.failed()
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -116,7 +123,16 @@ class Explainer:
             yield
         except BaseException:
             self._lives.clear()
+            self._life_of.clear()
             raise
+
+    def _slices(self, plan: StepPlan) -> dict[Life, dict[SeqId, SeqSlice]]:
+        """Of the requests that are explained, those that have any in a plan."""
+        found: dict[Life, dict[SeqId, SeqSlice]] = {}
+        for piece in plan.slices:
+            if (life := self._life_of.get(piece.seq_id)) is not None:
+                found.setdefault(life, {})[piece.seq_id] = piece
+        return found
 
     def _look_at_prefixes(self, life: Life, mine: dict[SeqId, SeqSlice]) -> None:
         """Of those that have got their first row."""
@@ -163,9 +179,3 @@ def model_of(names: Names, adapter: AdapterId | None) -> str:
     """The adapter's name, or the model's."""
     name = None if adapter is None else names.adapter_names().get(adapter)
     return name or names.model_name
-
-
-def _slices(plan: StepPlan, life: Life) -> dict[SeqId, SeqSlice]:
-    """Of a request's sequences."""
-    courses = life.courses
-    return {piece.seq_id: piece for piece in plan.slices if piece.seq_id in courses}

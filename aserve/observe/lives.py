@@ -182,15 +182,13 @@ class Life:
             self._holds.setdefault(self._hold, [0, 0])[1] += 1
 
     def landed(self, plan: StepPlan, mine: dict[SeqId, SeqSlice], took_us: int, now_us: int) -> None:
-        """A step has landed, with those slices of its sequences."""
+        """A step has landed, with those slices of its sequences; to be settled behind it."""
         for seq_id, piece in mine.items():
             self.courses[seq_id].landed(plan.step_id, piece, took_us, now_us)
-        if mine:
-            num_tokens = sum(piece.num_tokens for piece in mine.values())
-            self._num_steps += 1
-            self._steps_us += took_us
-            self._share_us += took_us * num_tokens / plan.num_tokens
-        self.settle(now_us)
+        num_tokens = sum(piece.num_tokens for piece in mine.values())
+        self._num_steps += 1
+        self._steps_us += took_us
+        self._share_us += took_us * num_tokens / plan.num_tokens
 
     def failed(self) -> None:
         """A step in which it had a part was undone."""
