@@ -58,7 +58,8 @@ def prefix_of(
     block_size = readings.cache.block_size
     num_cacheable = (sequence.num_prompt - 1) // block_size * block_size
     group = sequence.group
-    is_fork = start % block_size != 0 or (group is not None and sequence.index > 0 and start == group.num_common)
+    is_common = group is not None and sequence.index > 0 and start == group.num_common > 0
+    is_fork = start % block_size != 0 or is_common
     differs = None
     if not is_fork and sequence.num_cached < num_cacheable:
         differs = _difference(sequence, readings, remembered, names)
