@@ -212,8 +212,9 @@ class Feed:
             return ShownCard(**public)
         self._own.add(card.seq)
         prompt = b"".join(map(self._tokenizer.token_bytes.__getitem__, card.prompt_ids)).decode("utf-8", "replace")
-        private = {"id": card.id, "tenant": card.tenant, "lora": card.lora, "explains": card.explains}
-        return ShownCard(**public, **private, own=True, prompt=prompt)
+        return ShownCard(
+            **public, own=True, id=card.id, tenant=card.tenant, lora=card.lora, prompt=prompt, explains=card.explains
+        )
 
 
 class InspectEvents:
