@@ -44,7 +44,7 @@ def scheduler_of(
         has_logprobs=options.record_logprobs,
     )
     tape = Tape(options.record, header, max_bytes=options.record_max_mb * MB)
-    recorded = partial(RecordedScheduler, tape.tell, scores_all=options.record_logprobs)
+    recorded = partial(RecordedScheduler, tape.tell, tape.give_up, scores_all=options.record_logprobs)
     return make_scheduler(config, recorded), tape.close
 
 

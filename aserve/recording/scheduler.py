@@ -4,40 +4,45 @@ Its decisions are those of a Scheduler. So nothing is paid where nothing is reco
 of the two there is, is chosen where an engine is built.
 """
 
-import logging
 import time
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
+from aserve.core.faults import WISHES
 from aserve.core.ids import RequestId, SeqId
 from aserve.core.outputs import StepTokens
 from aserve.core.plan import StepPlan, StepResult
 from aserve.core.ports import Clock
 from aserve.core.request import Request
-from aserve.edges import aside
 from aserve.recording.plans import NOBODY, Owner, Told
 from aserve.recording.records import Arrived, CacheForgotten, Ended, TakenBack
 from aserve.scheduler.scheduler import Scheduler
 from aserve.scheduler.sequence import Sequence
 from aserve.scheduler.undo import Restart
 
-_log = logging.getLogger(__name__)
-
 
 class RecordedScheduler(Scheduler):
-    """tell: takes what happened, and raises nothing. clock: the engine's. numbers: those of a Scheduler.
+    """tell: takes what happened. clock: the engine's. numbers: those of a Scheduler.
 
+    give_up: is called where something cannot be told, with the reason: a recording that misses something is none.
     scores_all: each sampled token has its logprob recorded, for which rows are scored that nobody asked to; the
     scheduler itself does not see that.
     """
 
     def __init__(
-        self, tell: Callable[[Told], None], *, clock: Clock = time.monotonic, scores_all: bool = False, **numbers: Any
+        self,
+        tell: Callable[[Told], None],
+        give_up: Callable[[BaseException], None],
+        *,
+        clock: Clock = time.monotonic,
+        scores_all: bool = False,
+        **numbers: Any,
     ) -> None:
         super().__init__(**numbers)
         self._tell = tell
+        self._give_up = give_up
         self._clock = clock
         self._scores_all = scores_all
         self._scored_for_us: set[SeqId] = set()
@@ -46,24 +51,27 @@ class RecordedScheduler(Scheduler):
 
     def _add(self, request: Request, origin: Sequence | None) -> None:
         super()._add(request, origin)
-        aside(_log, "recording", request.id, self._arrived, request, origin)
+        self._hand_over(self._arrived, request, origin)
 
     def _end(self, sequence: Sequence) -> None:
         num_tokens = len(sequence.token_ids) - sequence.num_prompt
         chain = tuple(sequence.table.hashes[1:])
         super()._end(sequence)
         ended = sequence.request_id, sequence.index, num_tokens, sequence.num_cached, chain
-        aside(_log, "recording", sequence.request_id, self._ended, sequence.id, *ended)
+        self._hand_over(self._ended, sequence.id, *ended)
 
     def reset_prefix_cache(self) -> int:
         """As a Scheduler's."""
         num_forgotten = super().reset_prefix_cache()
-        aside(_log, "recording", None, lambda: self._tell(CacheForgotten(self._clock())))
+        self._hand_over(self._forgotten)
         return num_forgotten
 
-    def _arrived(self, request: Request, origin: Sequence | None) -> None:
+    def _forgotten(self) -> CacheForgotten:
+        return CacheForgotten(self._clock())
+
+    def _arrived(self, request: Request, origin: Sequence | None) -> Arrived:
         params = request.params
-        arrived = Arrived(
+        return Arrived(
             at_s=self._clock(),
             request_id=request.id,
             arrival_s=request.arrival_s,
@@ -78,11 +86,19 @@ class RecordedScheduler(Scheduler):
             scores_prompt=params.prompt_logprobs is not None,
             branch_of=None if origin is None else origin.request_id,
         )
-        self._tell(arrived)
 
-    def _ended(self, seq_id: SeqId, *ended: Any) -> None:
+    def _ended(self, seq_id: SeqId, *ended: Any) -> Ended:
         self._scored_for_us.discard(seq_id)
-        self._tell(Ended(self._clock(), *ended))
+        return Ended(self._clock(), *ended)
+
+    def _hand_over(self, make: Callable[..., Told], *arguments: Any) -> None:
+        """Tell what is made of these. No answer depends on it."""
+        try:
+            self._tell(make(*arguments))
+        except WISHES:
+            raise
+        except BaseException as error:
+            self._give_up(error)
 
     # Steps.
 
@@ -90,35 +106,44 @@ class RecordedScheduler(Scheduler):
         """As a Scheduler's; with `scores_all`, with scores of rows that have none."""
         plan = super().plan(now)
         if plan is not None:
-            if self._scores_all and plan.inits:
-                plan = self._scored(plan)
-            inits = plan.inits
-            self._tell((now, plan, tuple([self._owner(init.seq_id) for init in inits]) if inits else ()))
+            try:
+                if self._scores_all and plan.inits:
+                    plan = self._scored(plan)
+                inits = plan.inits
+                self._tell((now, plan, tuple([self._owner(init.seq_id) for init in inits]) if inits else ()))
+            except WISHES:
+                raise
+            except BaseException as error:
+                self._give_up(error)
         return plan
 
     def commit(self, result: StepResult, took_s: float = 0.0) -> StepTokens:
         """As a Scheduler's."""
-        self._tell((self._clock(), result, took_s, self._scores_all))
-        if self._scored_for_us and result.scores:
-            result = self._as_asked(result)
-        return super().commit(result, took_s)
+        asked = self._as_asked(result) if self._scored_for_us and result.scores else result
+        try:
+            self._tell((self._clock(), result, took_s, self._scores_all))
+        except WISHES:
+            raise
+        except BaseException as error:
+            self._give_up(error)
+        return super().commit(asked, took_s)
 
     def revert(self, step_id: int, *, out_of_memory: bool = False) -> RequestId | None:
         """As a Scheduler's."""
-        aside(_log, "recording", None, self._taken_back, False)
+        self._hand_over(self._taken_back, False)
         return super().revert(step_id, out_of_memory=out_of_memory)
 
     def restart(self, wanted: Any) -> Restart:
         """As a Scheduler's."""
-        aside(_log, "recording", None, self._taken_back, True)
+        self._hand_over(self._taken_back, True)
         return super().restart(wanted)
 
     def _owner(self, seq_id: SeqId) -> Owner:
         sequence = self._roster.sequences.get(seq_id)
         return NOBODY if sequence is None else (sequence.request_id, sequence.index, sequence.num_prompt)
 
-    def _taken_back(self, was_torn: bool) -> None:
-        self._tell(TakenBack(self._clock(), tuple(plan.step_id for plan in self._in_flight), was_torn))
+    def _taken_back(self, was_torn: bool) -> TakenBack:
+        return TakenBack(self._clock(), tuple(plan.step_id for plan in self._in_flight), was_torn)
 
     # Scores that are for the recording alone.
 

@@ -3,7 +3,8 @@
     engine loop --tell--> a deque --four times a second--> [hide] --> msgpack --> zlib --> file
 
 Nobody waits for it: to tell costs an append. It ends, with a line in the log and a trailer in the file, when the file
-has its size, when the disk takes no more, or when records come faster than they can be written; the engine goes on.
+has its size, when the disk takes no more, when records come faster than they can be written, or when one cannot be
+made; the engine goes on.
 """
 
 import logging
@@ -12,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import closing
 from hashlib import blake2b
 from typing import Final
 
@@ -31,6 +33,8 @@ PACKED_AT_ONCE: Final = 64
 FRAME_RECORDS: Final = 4096
 TRAILER_BYTES: Final = 256
 """Kept free for the last frame."""
+MAX_REASON: Final = 160
+"""Characters of it in the file."""
 NAME_BYTES: Final = 8
 
 WHOLE: Final = "the engine was closed"
@@ -41,11 +45,12 @@ _log = logging.getLogger(__name__)
 class Tape:
     """A recording that is being written. Raises `ConfigError` where the file cannot be made.
 
-    is_on: whether more is recorded. max_bytes: of the file, at most. `tell` and `close` are for one thread each.
+    is_on: whether more is recorded. max_bytes: of the file, at most. `tell`, `give_up` and `close` are for one thread.
     """
 
     def __init__(self, path: str, header: Header, *, max_bytes: int) -> None:
         self.is_on = True
+        self._reason = WHOLE
         self._path = path
         self._hides = not header.has_prompts
         self._max_bytes = max_bytes
@@ -63,7 +68,14 @@ class Tape:
         if self.is_on:
             self._waiting.append(told)
             if len(self._waiting) > MAX_WAITING:
+                self._reason = f"over {MAX_WAITING} records waited to be written"
                 self.is_on = False
+
+    def give_up(self, error: BaseException) -> None:
+        """Something could not be told: the recording ends with what came before it."""
+        if self.is_on:
+            self._reason = f"a record could not be made: {describe(error)}"
+            self.is_on = False
 
     def close(self) -> None:
         """Write what waits, and the end. Idempotent."""
@@ -73,13 +85,13 @@ class Tape:
     def _run(self) -> None:
         """In the thread: until `close`, or until the recording ends by itself."""
         try:
-            reason = self._write_all()
-            self._write(frame(pack([Trailer(time.monotonic(), reason)], 1)))
+            with closing(self._file):
+                reason = self._write_all()
+                self._write(frame(pack([Trailer(time.monotonic(), reason.partition("\n")[0][:MAX_REASON])], 1)))
         except BaseException as error:  # the edge of a thread
             reason = f"cannot be written: {error.strerror}" if isinstance(error, OSError) else describe(error)
         self.is_on = False
         self._waiting.clear()
-        self._file.close()
         if reason != WHOLE:
             _log.warning("the recording %s has ended after %d bytes: %s", self._path, self._num_bytes, reason)
 
@@ -94,7 +106,7 @@ class Tape:
                     return f"it has reached its size of {self._max_bytes} bytes"
                 self._write(data)
             if is_last:
-                return WHOLE if self.is_on else f"over {MAX_WAITING} records waited to be written"
+                return self._reason
 
     def _oldest(self, num_records: int) -> Iterator[Record]:
         """Take records off; now and then whoever waits for the interpreter has it."""

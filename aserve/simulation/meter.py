@@ -1,5 +1,6 @@
 """Meter: from records of what happened, real or simulated, to figures. The same arithmetic for both."""
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import msgspec
@@ -62,9 +63,9 @@ class Meter:
         self._latencies: list[float] = []
 
     @property
-    def num_open(self) -> int:
+    def open_ids(self) -> Collection[RequestId]:
         """Requests that have come and have not ended."""
-        return len(self._num_open)
+        return self._num_open.keys()
 
     def tell(self, record: Record) -> None:
         """What happened next."""
@@ -142,13 +143,15 @@ class Meter:
 
     def _ended(self, record: Ended) -> None:
         request_id = record.request_id
+        if request_id not in self._num_open:  # its arrival broke the bookkeeping, and is none
+            return
         seq_id = self._running.pop(Owner(request_id, record.index), None)
         if seq_id is not None:
             self._num_cached += record.num_cached
             self._num_looked_up += self._num_prompt[request_id]
             self._owners.pop(seq_id, None)
             self._last_s.pop(seq_id, None)
-        self._num_open[request_id] = self._num_open.get(request_id, 1) - 1
+        self._num_open[request_id] -= 1
         if not self._num_open[request_id]:
             del self._num_open[request_id]
             arrival_s = self._arrivals.pop(request_id)

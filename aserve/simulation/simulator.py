@@ -42,19 +42,22 @@ class Simulator:
         self._speed = speed
         self._told: list[Told] = []
         self._meter = Meter()
-        made = partial(RecordedScheduler, self._told.append, clock=lambda: self._now)
+        made = partial(RecordedScheduler, self._told.append, _raise, clock=lambda: self._now)
         self._scheduler = make_scheduler(config, made)
         self._visits = {RequestId(str(visit.number)): visit for visit in traffic.visits}
         self._events = deque(sorted(self._dues(traffic), key=lambda event: event[:2]))
         self._owners: dict[SeqId, tuple[Visit, int]] = {}
+        self._cut_s = inf if traffic.cut_s is None else self._faster(traffic.cut_s)
         self._flying: deque[tuple[StepPlan, float, float]] = deque()
         self._planned: list[Planned] = []
         self._last_landed_s = -inf
 
     def run(self) -> Figures:
-        """All of it."""
+        """All of it; up to its end, where the recording ends before all answers do."""
         for _ in range(MAX_STEPS):
             self._deliver()
+            if self._now >= self._cut_s:
+                return self._meter.figures()
             plan = self._scheduler.plan(self._now)
             self._take_in()
             if plan is not None:
@@ -66,6 +69,8 @@ class Simulator:
                 continue
             num_kept = self._scheduler.max_in_flight - 1 if plan is not None else len(self._flying) - 1
             while len(self._flying) > num_kept:
+                if self._flying[0][1] > self._cut_s:
+                    return self._meter.figures()
                 self._land()
         raise RecordingError(f"the simulation has not come to its end in {MAX_STEPS} steps")
 
@@ -82,6 +87,10 @@ class Simulator:
 
     def _faster(self, at_s: float) -> float:
         return self._origin + (at_s - self._origin) / self._speed
+
+    def _recorded_s(self) -> float:
+        """What the recording's clock said when it had come as far in the traffic."""
+        return self._origin + (self._now - self._origin) * self._speed
 
     def _deliver(self) -> None:
         """What is due."""
@@ -101,12 +110,11 @@ class Simulator:
     def _request(self, visit: Visit, at_s: float) -> Request:
         arrived = visit.arrived
         waited_s = max(0.0, arrived.at_s - arrived.arrival_s)  # before the scheduler: texts, hashes
-        longest = visit.longest or (arrived.max_tokens if visit.left_s is not None else 1)
         return Request(
             id=RequestId(str(visit.number)),
             prompt_token_ids=self._contents.prompt(visit),
             params=SamplingParams(n=min(arrived.num_sequences, MAX_CHOICES)),
-            max_tokens=longest,
+            max_tokens=arrived.max_tokens,  # STOP ends it: whether a step is planned behind its end is as it was
             seed=visit.number,
             arrival_s=at_s - waited_s,
             stop_ids=frozenset((STOP,)),
@@ -123,7 +131,7 @@ class Simulator:
         self._planned.clear()
         for init in record.plan.inits:
             self._owners[init.seq_id] = self._visits[init.request_id], init.index
-        seconds = self._costs.seconds(step_of(record.plan, self._now))
+        seconds = self._costs.seconds(step_of(record.plan, self._recorded_s()))
         before_s = self._flying[-1][1] if self._flying else self._last_landed_s
         self._flying.append((plan, max(self._now, before_s) + seconds, self._now))
 
@@ -134,8 +142,8 @@ class Simulator:
         self._last_landed_s = self._now
         self._scheduler.commit(StepResult(plan.step_id, self._sampled(plan)), took_s)
         self._take_in()
-        if self._meter.num_open:
-            self._now += self._costs.gap_s()
+        if self._meter.open_ids:
+            self._now += self._costs.gap_s(self._recorded_s())
 
     def _sampled(self, plan: StepPlan) -> tuple[int, ...]:
         token_ids = []
@@ -153,3 +161,7 @@ class Simulator:
                 self._planned.append(record)
             self._meter.tell(record)
         self._told.clear()
+
+
+def _raise(error: BaseException) -> None:
+    raise error

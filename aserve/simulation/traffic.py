@@ -40,11 +40,15 @@ class Answer(NamedTuple):
 
 
 class Visit(msgspec.Struct):
-    """A request. number: its place in the order of arrivals. answers: by index, of those that have ended."""
+    """A request. number: its place in the order of arrivals. answers: by index, of those that have ended.
+
+    is_open: the recording ends before it does.
+    """
 
     number: int
     arrived: Arrived
     answers: dict[int, Answer] = msgspec.field(default_factory=dict)
+    is_open: bool = False
 
     @property
     def longest(self) -> int:
@@ -54,7 +58,7 @@ class Visit(msgspec.Struct):
     @property
     def left_s(self) -> float | None:
         """When it was given up without a token; None where it had one, or has not ended."""
-        if self.longest or not self.answers:
+        if self.longest or not self.answers or self.is_open:
             return None
         return max(answer.ended_s for answer in self.answers.values())
 
@@ -75,13 +79,17 @@ class Step(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """What a recording says of these things. figures: as recorded. forgotten_s: when the cache was emptied."""
+    """What a recording says of these things. figures: as recorded. forgotten_s: when the cache was emptied.
+
+    cut_s: when it ends, if somebody was still being served then; else None.
+    """
 
     header: Header
     visits: list[Visit]
     steps: list[Step]
     forgotten_s: list[float]
     figures: Figures
+    cut_s: float | None = None
 
 
 def step_of(plan: Plan, at_s: float, took_s: float = 0.0, gap_s: float | None = None) -> Step:
@@ -100,6 +108,7 @@ class _Reader:
         self.visits: list[Visit] = []
         self.steps: list[Step] = []
         self.forgotten_s: list[float] = []
+        self.last_s = 0.0
         self._open: dict[RequestId, Visit] = {}
         self._planned: dict[int, tuple[Planned, float | None]] = {}
         self._landed_s: float | None = None
@@ -122,13 +131,24 @@ class _Reader:
                 for step_id in record.step_ids:
                     self._planned.pop(step_id, None)
             case Ended():
-                answer = Answer(record.num_tokens, record.chain, record.at_s)
-                self._open[record.request_id].answers[record.index] = answer
+                self._ended(record)
             case CacheForgotten():
                 self.forgotten_s.append(record.at_s)
+        self.last_s = record.at_s
         self.meter.tell(record)
-        if not self.meter.num_open:
+        if not self.meter.open_ids:
             self._landed_s = None  # whoever comes next has let the device wait
+
+    def cut_s(self) -> float | None:
+        """To be called at the end: as a Traffic's."""
+        for request_id in self.meter.open_ids:
+            self._open[request_id].is_open = True
+        return self.last_s if self.meter.open_ids else None
+
+    def _ended(self, record: Ended) -> None:
+        """Of a request that has arrived: one whose arrival broke the bookkeeping ends without."""
+        if (visit := self._open.get(record.request_id)) is not None:
+            visit.answers[record.index] = Answer(record.num_tokens, record.chain, record.at_s)
 
 
 def read_traffic(recording: Recording) -> Traffic:
@@ -140,7 +160,8 @@ def read_traffic(recording: Recording) -> Traffic:
         reader.take(record)
     if not reader.steps:
         raise RecordingError(f"{recording.path}: no step has landed in it, so that nothing is known of what steps take")
-    return Traffic(recording.header, reader.visits, reader.steps, reader.forgotten_s, reader.meter.figures())
+    heard = reader.visits, reader.steps, reader.forgotten_s, reader.meter.figures()
+    return Traffic(recording.header, *heard, reader.cut_s())
 
 
 class Contents:
@@ -155,9 +176,10 @@ class Contents:
         return tuple(self._token(visit, chain, position) for position in range(visit.arrived.num_prompt))
 
     def answer(self, visit: Visit, index: int, place: int) -> int:
-        """A token of a choice; STOP is its last one."""
+        """A token of a choice; STOP is its last one. It has no last one where the recording does not say which."""
         answer = visit.answers.get(index)
-        num_tokens = max(1, answer.num_tokens if answer is not None else visit.longest)
+        unknown = visit.arrived.max_tokens if visit.is_open else visit.longest
+        num_tokens = max(1, answer.num_tokens if answer is not None else unknown)
         if place >= num_tokens - 1:
             return STOP
         return self._token(visit, () if answer is None else answer.chain, visit.arrived.num_prompt + place)

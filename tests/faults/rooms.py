@@ -1,6 +1,6 @@
 """The fault points of rooms that not every server has: adapters, structures, tools, drafts; the device; the door.
 
-Of what pools, and of what is kept: kept_rooms.py.
+Of what pools, and of what is kept: kept_rooms.py; of what records: recorded_rooms.py.
 """
 
 from dataclasses import replace
@@ -60,6 +60,7 @@ from tests.faults.explained_world import ExplainedWorld
 from tests.faults.guided_world import GuidedWorld
 from tests.faults.kept_rooms import KEPT
 from tests.faults.points import FAILING, LOST, POINTS, Point, at, of
+from tests.faults.recorded_rooms import RECORDED
 from tests.faults.small_world import SmallWorld
 from tests.faults.watched_world import WatchedWorld
 
@@ -291,4 +292,5 @@ ALL_POINTS = (
     *(replace(point, world=WatchedWorld) for point in WATCHED),
     *(replace(point, world=ExplainedWorld) for point in EXPLAINED),
     *KEPT,
+    *RECORDED,
 )

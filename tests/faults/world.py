@@ -188,6 +188,7 @@ class World:
     chat_template = TEMPLATE
     formats: Mapping[str, Any] = MappingProxyType({})
     right_statuses: tuple[int, ...] = (200, 400, 0)
+    scheduler_class: Callable[..., Scheduler] = Scheduler
 
     def __init__(self, *, failing_steps: tuple[int, ...] = ()) -> None:
         tokenizer, template = shared(self.chat_template)
@@ -207,7 +208,7 @@ class World:
     def new_scheduler(self, **more: Any) -> Scheduler:
         """Of this world's sizes."""
         sizes = {"max_num_seqs": 12, "max_num_batched_tokens": 640, "max_model_len": MAX_MODEL_LEN, "watermark": 0.0}
-        return Scheduler(**{"block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS, **sizes, **more})
+        return self.scheduler_class(**{"block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS, **sizes, **more})
 
     def new_model(self) -> FakeKV:
         """What the scripted runner computes with."""

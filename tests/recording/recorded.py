@@ -60,7 +60,7 @@ def record(
         config = msgspec.structs.replace(parts.config, **numbers)
         head = header(config, has_prompts=has_prompts, has_logprobs=scores_all)
         tape = Tape(str(path), head, max_bytes=max_bytes)
-        scheduler = make_scheduler(config, partial(RecordedScheduler, tape.tell, scores_all=scores_all))
+        scheduler = make_scheduler(config, partial(RecordedScheduler, tape.tell, tape.give_up, scores_all=scores_all))
         return replace(parts, config=config, scheduler=scheduler, on_close=tape.close)
 
     async def ask(engine: Engine, number: int) -> None:

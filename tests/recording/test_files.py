@@ -16,6 +16,7 @@ from aserve.recording.files import FRAME, MAGIC, Recording, landed_plans
 from aserve.recording.fingerprint import fingerprint
 from aserve.recording.plans import hidden
 from aserve.recording.records import HIDDEN, Arrived, Ended, Landed, Plan, Planned, Trailer
+from aserve.recording.scheduler import RecordedScheduler
 from aserve.recording.tape import WHOLE, Tape
 from tests.recording.recorded import PROMPTS, header, record
 from tests.simulation.worlds import config_of
@@ -206,6 +207,26 @@ def test_records_that_come_too_fast_end_it(tmp_path: Path, monkeypatch: pytest.M
     recording = Recording(tmp_path / "a.rec")
     assert len(list(recording.records())) == 12, "eleven, and the end"
     assert recording.ending == "over 10 records waited to be written"
+
+
+def test_what_cannot_be_told_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    """A recording that misses something is none: it ends before that, and the engine goes on."""
+    calls = iter(range(100))
+    ended = RecordedScheduler._ended
+
+    def failing(self: RecordedScheduler, *arguments) -> Ended:
+        if next(calls) == 2:
+            raise MemoryError("secret")
+        return ended(self, *arguments)
+
+    monkeypatch.setattr(RecordedScheduler, "_ended", failing)
+    recording = record(tmp_path / "a.rec")
+    assert len(of_kind(recording, Ended)) == 2
+    assert recording.ending == "a record could not be made: builtins.MemoryError"
+    [line] = [one.getMessage() for one in caplog.records]
+    assert line.startswith(f"the recording {tmp_path / 'a.rec'} has ended after")
+    assert "secret" not in line
+    assert next(calls) > 3, "nobody was kept from ending"
 
 
 def test_steps_that_were_taken_back_are_left_out(tmp_path: Path):
