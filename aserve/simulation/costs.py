@@ -2,7 +2,7 @@
 
 A step that only decodes and one with prompts run other kernels, so each kind has prices of its own. What a price does
 not know (caches, a clock that changes, who else had the processor) is drawn, by a seed, from what recorded steps took
-over or under theirs: of those nearest in time the nearest in price, for what makes steps slow does so for a while, and
+over or under theirs: of those nearest in time one near in price, for what makes steps slow does so for a while, and
 large ones otherwise than small ones. So latencies have the tails that they had, slow spells are where they were in the
 traffic, and two simulations are the same.
 """
@@ -19,9 +19,9 @@ from aserve.simulation.traffic import Step
 LEAST_STEPS: Final = 16
 """Of a kind, to have prices of its own."""
 NUM_NEAR: Final = 24
-"""Steps nearest in time, from which the nearest in price are taken."""
-NUM_NEAREST: Final = 2
-"""From which one is drawn."""
+"""Steps nearest in time, of which the nearest in price is taken."""
+ALIKE: Final = 0.05
+"""Prices that are as near to each other, as a share, are told apart by the draw."""
 DRAWN_BEFORE: Final = 1.0
 """What has been drawn is as much further off, each time: what was rare comes up about as often as it did."""
 
@@ -53,11 +53,10 @@ class _Kind:
         price = self._price(step.load)
         own = log(price)
         logs, num_drawn = self._logs, self._num_drawn
-        near = sorted(
+        drawn = min(
             _near(self._times, step.at_s, NUM_NEAR),
-            key=lambda place: abs(logs[place] - own) + DRAWN_BEFORE * num_drawn[place],
+            key=lambda place: abs(logs[place] - own) + DRAWN_BEFORE * num_drawn[place] + ALIKE * rng.random(),
         )
-        drawn = rng.choice(near[:NUM_NEAREST])
         num_drawn[drawn] += 1
         return price * self._ratios[drawn]
 
