@@ -14,6 +14,8 @@ from tests.browser.pages import Chat
 from tests.e2e.server_process import ServerProcess
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+BLOCK_BYTES = 16 * 1024
+"""Of the demonstration model."""
 
 
 @pytest.fixture(scope="session")
@@ -33,6 +35,19 @@ def browser():
 @pytest.fixture(scope="session")
 def server() -> Generator[ServerProcess]:
     yield from _serving()
+
+
+@pytest.fixture(scope="session")
+def small() -> Generator[ServerProcess]:
+    """With little memory, so that there is something to see."""
+    sizes = ["--kv-cache-memory-bytes", str(40 * BLOCK_BYTES), "--swap-space", "0.001", "--max-num-seqs", "8"]
+    yield from _serving("--max-model-len", "256", *sizes)
+
+
+@pytest.fixture(scope="session")
+def one_row() -> Generator[ServerProcess]:
+    """Where who comes second has to wait."""
+    yield from _serving("--max-num-seqs", "1")
 
 
 @pytest.fixture(scope="session")

@@ -4,17 +4,14 @@ import json
 import random
 import re
 import threading
-from collections.abc import Generator
 
 import httpx
 import pytest
 
-from tests.e2e.server_process import ServerProcess
+from tests.browser.inspector import STORY, axe_of, opened
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
 
-STORY = "Once upon a time there was a small house on a hill above the sea, and in it lived a man who built ships. "
-BLOCK_BYTES = 16 * 1024
 NUM_ASKING = 6
 
 
@@ -46,64 +43,6 @@ class Traffic:
                 http.post("/v1/completions", json=body | fields).raise_for_status()
 
 
-READ_OFTEN = """
-const getContext = HTMLCanvasElement.prototype.getContext;
-HTMLCanvasElement.prototype.getContext = function (kind) {
-  return getContext.call(this, kind, { willReadFrequently: true });
-};
-"""
-"""Canvases whose colours are counted: Chromium warns of others."""
-
-
-class Inspector:
-    """The page, and what went wrong in it."""
-
-    def __init__(self, context, url, path="/inspect") -> None:
-        self.problems: list[str] = []
-        self.page = context.new_page()
-        self.page.on("console", lambda message: message.type in ("error", "warning") and self.note(message.text))
-        self.page.add_init_script(READ_OFTEN)
-        self.page.on("pageerror", lambda error: self.note(str(error)))
-        self.page.on("request", lambda request: request.url.startswith((url, "blob:")) or self.note(request.url))
-        self.page.goto(url + path)
-
-    def note(self, problem: str) -> None:
-        self.problems.append(problem)
-
-    def value(self, expression: str):
-        return self.page.evaluate(expression)
-
-    def wait(self, condition: str, timeout_s: float = 120.0) -> None:
-        """Until an expression is true; playwright's own way to wait the page's policy forbids."""
-        for _ in range(int(timeout_s * 20)):
-            if self.page.evaluate(condition):
-                return
-            self.page.wait_for_timeout(50)
-        raise AssertionError(f"it does not come to {condition}")
-
-    def text(self, selector: str) -> str:
-        return self.page.inner_text(selector)
-
-    def colours_in(self, selector: str) -> int:
-        """How many colours a canvas has."""
-        return self.value(
-            f"""(() => {{
-              const canvas = document.querySelector("{selector}");
-              const {{ data }} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
-              return new Set(new Uint32Array(data.buffer)).size;
-            }})()"""
-        )
-
-
-@pytest.fixture(scope="module")
-def small() -> Generator[ServerProcess]:
-    """A server with little memory, so that there is something to see."""
-    sizes = ["--kv-cache-memory-bytes", str(40 * BLOCK_BYTES), "--swap-space", "0.001", "--max-num-seqs", "8"]
-    started = ServerProcess("--model", "demo", "--port", "0", "--max-model-len", "256", *sizes).wait_until_ready()
-    yield started
-    started.close()
-
-
 @pytest.fixture(scope="module")
 def busy(small):
     with Traffic(small.url):
@@ -112,21 +51,7 @@ def busy(small):
 
 @pytest.fixture
 def inspector(browser, busy):
-    yield from _opened(browser, busy.url)
-
-
-def _opened(browser, url, path="/inspect", **options):
-    context = browser.new_context(viewport={"width": 1440, "height": 1000}, accept_downloads=True, **options)
-    inspector = Inspector(context, url, path)
-    yield inspector
-    context.close()
-    assert not inspector.problems
-
-
-def axe_of(page) -> list[str]:
-    """What axe complains of."""
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
-    return [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in axe.run(page).response["violations"]]
+    yield from opened(browser, busy.url)
 
 
 def test_it_shows_what_happens_as_it_happens(inspector):
@@ -143,21 +68,22 @@ def test_it_shows_what_happens_as_it_happens(inspector):
 
 def test_what_it_shows_is_what_was_asked(browser, server):
     """One request, of which it tells all; and at the end nobody holds anything."""
-    for inspector in _opened(browser, server.url):
+    for inspector in opened(browser, server.url):
         inspector.wait("document.getElementById('sign').textContent === 'live' && inspector.state.number >= 0")
-        body = {"prompt": STORY * 2, "max_tokens": 7, "temperature": 0, "ignore_eos": True}
+        before = inspector.value("inspector.state.cached.size")  # of what others asked this server
+        body = {"prompt": "Nobody else asks this. " + STORY * 2, "max_tokens": 7, "temperature": 0, "ignore_eos": True}
         usage = server.http.post("/v1/completions", json=body).json()["usage"]
         inspector.wait("inspector.state.log.some(({ kind }) => kind === 'ended')")
         inspector.wait("document.getElementById('log').textContent.includes('ended: length')")
         [row] = inspector.page.locator("#requests tr").all()
         assert row.inner_text().split("\t")[1:] == ["ended", str(usage["prompt_tokens"]), "7", "0"]
         assert inspector.text("#figures > div:nth-child(5) dd") == "0 (0 %)"
-        assert inspector.text("#figures > div:nth-child(6) dd") == str((usage["prompt_tokens"] + 6) // 16)
+        assert inspector.text("#figures > div:nth-child(6) dd") == str(before + (usage["prompt_tokens"] + 6) // 16)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing(browser, busy, scheme):
-    for inspector in _opened(browser, busy.url, color_scheme=scheme):
+    for inspector in opened(browser, busy.url, color_scheme=scheme):
         inspector.wait("inspector.numSteps > 30")
         inspector.page.click("#pause")
         assert axe_of(inspector.page) == []
@@ -225,6 +151,9 @@ def test_a_request_has_a_waterfall(inspector):
     assert "Once upon a time" in inspector.text("#texts")
     assert "token" in inspector.text("#facts")
     assert inspector.colours_in("#waterfall") > 4
+    page.focus("#texts .said")
+    inspector.wait(f"inspector.numSteps > {inspector.value('inspector.numSteps') + 40}")
+    assert inspector.value("document.activeElement.className") == "said"  # drawn anew, it is still there
     page.keyboard.press("Escape")
     assert page.locator("#request[open]").count() == 0
 
@@ -286,7 +215,7 @@ def test_a_file_that_is_none_is_refused_in_words(inspector, tmp_path, content, p
 
 
 def test_the_tour_goes_from_scene_to_scene(browser, small):
-    for inspector in _opened(browser, small.url, "/inspect#tour", reduced_motion="reduce"):
+    for inspector in opened(browser, small.url, "/inspect#tour", reduced_motion="reduce"):
         page = inspector.page
         page.wait_for_selector("#scene:not([hidden])")
         titles = []
@@ -306,7 +235,7 @@ def test_the_tour_goes_from_scene_to_scene(browser, small):
 
 
 def test_it_asks_for_the_key_and_shows_nothing_without(browser, server_with_key):
-    for inspector in _opened(browser, server_with_key.url):
+    for inspector in opened(browser, server_with_key.url):
         page = inspector.page
         page.wait_for_selector("dialog input[type=password]")
         page.fill("dialog input[type=password]", "sesame")
@@ -317,7 +246,7 @@ def test_it_asks_for_the_key_and_shows_nothing_without(browser, server_with_key)
 
 def test_ten_thousand_steps_do_not_grow_the_page(browser, small):
     """What the page keeps is bounded: told of 15,000 steps, it holds no more at the end than in between."""
-    for inspector in _opened(browser, small.url):
+    for inspector in opened(browser, small.url):
         page = inspector.page
         inspector.wait("document.getElementById('sign').textContent === 'live'")
         session = page.context.new_cdp_session(page)

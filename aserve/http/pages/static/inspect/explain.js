@@ -1,6 +1,6 @@
 // Where a request's time went: what GET v1/requests/{id} says of one that asked for it, or is still there.
 
-import { request } from "../shared/api.js";
+import { inWords, request } from "../shared/api.js";
 import { element } from "../shared/dom.js";
 import { HOLDS, count } from "./state.js";
 
@@ -15,29 +15,65 @@ const WHYS = {
   not_seen: "nothing like it is known to be cached",
 };
 
-/** Fills a list with the explanation of the request with that id; with nothing where the server knows none. */
-export async function showExplanation(list, id, signal) {
-  list.replaceChildren();
-  if (!id) return;
-  let told = null;
-  try {
-    told = await (await request(`v1/requests/${encodeURIComponent(id)}`, { signal })).json();
-  } catch (error) {
-    if (error.name === "AbortError") return;
-    const hint = error.status === 404 ? 'It did not ask for one: "x_aserve": {"explain": true}.' : error.message;
-    list.replaceChildren(pair("explanation", hint));
-    return;
+const HOW = 'Send the request with "x_aserve": {"explain": true} to be told where its time goes.';
+
+/** The list in which it is told. */
+export class Explanation {
+  #list;
+  #shown = "";
+  #asking = new AbortController();
+
+  constructor(list) {
+    this.#list = list;
   }
-  if (!signal.aborted) list.replaceChildren(...pairsOf(told).map(([name, value]) => pair(name, value)));
+
+  /** Asks for that of a request's lives, once while it is open and once when it has ended. Nothing is known of none. */
+  show(lives) {
+    const card = lives[0]?.card;
+    const hasEnded = lives.every((life) => life.endedUs);
+    const shown = card?.own ? `${card.id} ${hasEnded}` : "";
+    if (shown === this.#shown) return;
+    this.#stop();
+    if (!this.#shown.startsWith(`${card?.id} `)) this.#tell([]);
+    this.#shown = shown;
+    if (shown && hasEnded && !card.explains) this.#tell([["explanation", HOW]]);
+    else if (shown) this.#ask(card.id, this.#asking.signal);
+  }
+
+  /** It is asked for anew when it is shown next. */
+  clear() {
+    this.#stop();
+    this.#shown = "";
+    this.#tell([]);
+  }
+
+  #stop() {
+    this.#asking.abort();
+    this.#asking = new AbortController();
+  }
+
+  async #ask(id, signal) {
+    try {
+      const answer = await request(`v1/requests/${encodeURIComponent(id)}`, { signal });
+      const told = await answer.json();
+      if (!signal.aborted) this.#tell(pairsOf(told));
+    } catch (error) {
+      if (!signal.aborted) this.#tell([["explanation", inWords(error).detail]]);
+    }
+  }
+
+  #tell(pairs) {
+    this.#list.replaceChildren(...pairs.map(([name, value]) => pair(name, value)));
+  }
 }
 
 function pair(name, value) {
   return element("div", {}, element("dt", { text: name }), element("dd", { text: value }));
 }
 
-function pairsOf({ phases_ms: phases, total_ms: total, queue, steps, choices }) {
+function pairsOf({ explained, phases_ms: phases, total_ms: total, queue, steps, choices }) {
   const spent = Object.entries(phases).filter(([, value]) => value > 0);
-  const pairs = [["time", `${spent.map(([name, value]) => `${name} ${ms(value)}`).join(" + ")} = ${ms(total)}`]];
+  const pairs = [["time", `${spent.map(([name, value]) => `${name}\u00a0${ms(value)}`).join(" + ")} = ${ms(total)}`]];
   if (queue) pairs.push(["queued behind", `${queue.ahead} ahead, ${queue.running} running${holdsOf(queue.holds)}`]);
   if (steps) {
     const failed = steps.failed ? `, ${steps.failed} failed` : "";
@@ -45,6 +81,7 @@ function pairsOf({ phases_ms: phases, total_ms: total, queue, steps, choices }) 
     pairs.push(["share of steps", `${share} in ${count(steps.num, "step")}${failed}`]);
   }
   for (const course of choices) pairs.push(...courseOf(course, choices.length > 1 ? ` ${course.index}` : ""));
+  if (!explained) pairs.push(["explanation", HOW]);
   return pairs;
 }
 
@@ -71,5 +108,5 @@ function courseOf({ prefix, num_chunks: numChunks, num_preemptions: numLost, pre
 }
 
 function ms(value) {
-  return `${value < 10 ? value.toFixed(2) : value.toFixed(1)} ms`;
+  return `${value < 10 ? value.toFixed(2) : value.toFixed(1)}\u00a0ms`; // a line never ends within
 }

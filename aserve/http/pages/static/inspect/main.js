@@ -5,7 +5,7 @@ import { fillIcons } from "../shared/icons.js";
 import { fillNavigation } from "../shared/navigation.js";
 import { blockInWords, drawBlocks, drawSample } from "./blocks.js";
 import { cleared, colourOf, duration, hatched, onTheme, theme } from "./colours.js";
-import { showExplanation } from "./explain.js";
+import { Explanation } from "./explain.js";
 import { follow } from "./feed.js";
 import { History } from "./history.js";
 import { Lives } from "./lives.js";
@@ -24,6 +24,7 @@ const MAX_WINDOW_US = 20e6;
 const WORDS_EVERY_MS = 200;
 
 const player = new Player(() => needDraw());
+const explanation = new Explanation(byId("explanation"));
 let windowUs = 3e6;
 let selected = null;
 let source = "live";
@@ -33,7 +34,6 @@ let focusedBlock = null;
 let wordsMs = 0;
 let isDue = false;
 let isSliding = false;
-let explaining = new AbortController();
 
 // Where events come from.
 
@@ -201,11 +201,13 @@ function select(request) {
   const dialog = byId("request");
   if (!dialog.open) dialog.showModal();
   drawRequest();
-  explaining.abort();
-  explaining = new AbortController();
-  const life = source === "live" ? livesOf(player.lives, request)[0] : null; // of a recording's nobody knows
-  const isKnown = life && (life.card.explains || !life.endedUs);
-  showExplanation(byId("explanation"), isKnown ? life.card.id : "", explaining.signal);
+  needDraw();
+}
+
+function forget() {
+  selected = null;
+  explanation.clear();
+  byId("texts").replaceChildren();
   needDraw();
 }
 
@@ -215,6 +217,7 @@ function drawRequest() {
   byId("request-title").textContent = `Request #${selected}`;
   const places = { facts: byId("facts"), canvas: byId("waterfall"), texts: byId("texts") };
   showWaterfall(places, found, { nowUs: player.history.endsUs });
+  explanation.show(source === "live" ? found : []); // of a recording's the server knows nothing
 }
 
 function drawSamples() {
@@ -272,7 +275,7 @@ function listenToButtons() {
   listen("closer", "click", () => zoom(0.5));
   listen("wider", "click", () => zoom(2));
   listen("close", "click", () => byId("request").close());
-  listen("request", "close", () => ((selected = null), needDraw()));
+  listen("request", "close", forget);
   listen("save", "click", () => player.history && !player.history.isEmpty && save(player.history));
   listen("open", "click", () => byId("file").click());
   listen("file", "change", openFile);
@@ -385,6 +388,9 @@ window.inspector = {
   },
   get mode() {
     return player.mode;
+  },
+  get lives() {
+    return player.lives;
   },
 };
 connect();

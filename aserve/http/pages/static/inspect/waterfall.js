@@ -21,7 +21,19 @@ export function showWaterfall({ facts, canvas, texts }, found, { nowUs }) {
   const beginUs = first.card.arrived_us;
   facts.replaceChildren(...factsOf(found, beginUs, endUs));
   draw(canvas, found, beginUs, Math.max(endUs, beginUs + 1));
-  texts.replaceChildren(...textsOf(found));
+  renew(texts, textsOf(found));
+}
+
+/** Fills an element; where only texts are new its children stay, and who scrolls in one does not lose his place. */
+function renew(place, made) {
+  const kept = [...place.children];
+  if (kept.length !== made.length || kept.some((one, index) => one.tagName !== made[index].tagName)) {
+    place.replaceChildren(...made);
+    return;
+  }
+  for (const [index, one] of kept.entries()) {
+    if (one.textContent !== made[index].textContent) one.textContent = made[index].textContent;
+  }
 }
 
 function factsOf(found, beginUs, endUs) {
@@ -54,10 +66,14 @@ function textsOf(found) {
   const answers = found.filter((life) => life.text);
   return [
     element("h3", { text: "Prompt" }),
-    element("p", { class: "said", text: card.prompt }),
+    said("Prompt", card.prompt),
     answers.length ? element("h3", { text: answers.length > 1 ? "Answers" : "Answer" }) : null,
-    ...answers.map((life) => element("p", { class: "said", text: life.text })),
+    ...answers.map((life) => said("Answer", life.text)),
   ].filter(Boolean);
+}
+
+function said(name, text) {
+  return element("p", { class: "said", text, tabIndex: 0, role: "group", "aria-label": name }); // it scrolls
 }
 
 function draw(canvas, found, beginUs, endUs) {
