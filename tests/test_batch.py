@@ -13,6 +13,8 @@ from aserve.core.config import Options
 from aserve.core.errors import ConfigError
 from aserve.http.batch.lines import LineRunner
 from tests.engines import scripted_engine
+from tests.http.faces import FACES, Asked
+from tests.observe.explained import micro
 
 
 def line(name, **body):
@@ -49,6 +51,29 @@ async def test_a_line_that_is_cancelled_by_nobody_ends_the_run(tmp_path, monkeyp
     async with scripted_engine() as engine:
         with pytest.raises(RuntimeError, match="nobody cancelled"):
             await answer_lines(engine, [line("a")], tmp_path / "out.jsonl", io.StringIO())
+
+
+@pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
+async def test_a_line_that_asks_where_its_time_went_is_told(tmp_path, face):
+    """Each line of its own request; one that does not ask is told nothing, one that asks wrongly is a line's 400."""
+    output = tmp_path / "out.jsonl"
+    asking = {"a": {"x_aserve": {"explain": True}}, "b": {}, "c": {"x_aserve": {"explian": True}}}
+    lines = [
+        json.dumps({"custom_id": name, "method": "POST", "url": face.url, "body": face.body(Asked()) | fields}).encode()
+        for name, fields in asking.items()
+    ]
+    async with scripted_engine() as engine:
+        await answer_lines(engine, lines, output, io.StringIO())
+        told = {each["custom_id"]: each["response"] for each in map(json.loads, output.read_text().splitlines())}
+        found = told["a"]["body"]["x_aserve"]["explanation"]
+        kept = engine.explanation(found["id"])
+    assert (found["state"], found["explained"], found["model"]) == ("ended", True, "scripted")
+    assert sum(map(micro, found["phases_ms"].values())) == micro(found["total_ms"]) > 0
+    assert found["phases_ms"] == dict(kept.phases_ms)
+    assert told["b"]["status_code"] == 200
+    assert "x_aserve" not in told["b"]["body"]
+    assert told["c"]["status_code"] == 400
+    assert "did you mean explain?" in told["c"]["body"]["error"]["message"]
 
 
 @pytest.mark.parametrize("url", ["/v1/responses", "/v1/messages"])

@@ -14,6 +14,7 @@ from aserve.stores.batches import BatchStore, StoredBatch, StoredFile
 from tests.engines import says, scripted_engine
 from tests.fakes import FakeScript, ScriptedRunner
 from tests.http.conftest import client_of
+from tests.observe.explained import micro
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 HI = [{"role": "user", "content": "hi"}]
@@ -50,6 +51,24 @@ async def run(client, app, *lines, endpoint=CHAT):
 async def output(client, file_id):
     response = await client.get(f"/v1/files/{file_id}/content")
     return [json.loads(each) for each in response.text.splitlines()]
+
+
+@pytest.mark.parametrize("endpoint", [CHAT, RESPONSES, MESSAGES])
+async def test_a_line_that_asks_where_its_time_went_is_told(endpoint):
+    """GET /v1/requests finds it by the explanation's id, too."""
+    async with scripted_engine() as engine:
+        app = create_app(engine)
+        async with client_of(app) as client:
+            fields = {"max_tokens": 9} if endpoint == MESSAGES else {}
+            asking = line("a", endpoint, **fields, x_aserve={"explain": True})
+            batch = await run(client, app, asking, line("b", endpoint, **fields), endpoint=endpoint)
+            assert batch["request_counts"] == {"total": 2, "completed": 2, "failed": 0}
+            told = {one["custom_id"]: one["response"]["body"] for one in await output(client, batch["output_file_id"])}
+            found = told["a"]["x_aserve"]["explanation"]
+            assert (found["state"], found["explained"]) == ("ended", True)
+            assert sum(map(micro, found["phases_ms"].values())) == micro(found["total_ms"]) > 0
+            assert (await client.get(f"/v1/requests/{found['id']}")).json() == found
+            assert "x_aserve" not in told["b"]
 
 
 async def test_a_batch_is_answered_line_by_line():
