@@ -63,8 +63,12 @@ class Inspector:
 
     def told(self, list_id: str = "explanation") -> dict[str, str]:
         """What a list of facts says, by its names."""
-        pairs = self.page.locator(f"#{list_id} > div").all_inner_texts()
-        return dict(pair.replace("\xa0", " ").split("\n", 1) for pair in pairs)
+        assert self.page.is_visible("#request")
+        pairs = f"document.querySelectorAll('#{list_id} > div')"
+        return {
+            name: value.replace("\xa0", " ")
+            for name, value in self.value(f"[...{pairs}].map((one) => [...one.children].map((each) => each.innerText))")
+        }
 
     def colours_in(self, selector: str) -> int:
         """How many colours a canvas has."""
@@ -84,6 +88,7 @@ def opened(
     context = browser.new_context(**{"viewport": WIDE, "accept_downloads": True} | options)
     if key is not None:
         context.add_init_script(f"sessionStorage['aserve.key'] = {json.dumps(key)}")
+    context.set_default_timeout(120_000)  # of a machine that has much else to do
     inspector = Inspector(context, url, path)
     yield inspector
     context.close()

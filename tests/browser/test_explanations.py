@@ -185,8 +185,7 @@ def test_of_a_recordings_requests_the_server_is_not_asked(browser, server, tmp_p
         download.value.save_as(path)
         page.set_input_files("#file", path)
         page.wait_for_selector("#live:not([hidden])")
-        page.click("#play")
-        finished(inspector, request_id)
+        page.locator("#moment").press("End")
         inspector.open_request(request_id)
         assert inspector.told("facts")["id"] == request_id
         assert inspector.told() == {}
