@@ -65,7 +65,8 @@ def _show(recording: Recording, step_id: int) -> int:
             landed = record
             break
     if planned is None:
-        raise RecordingError(f"{recording.path}: there is no step {step_id}; the last one is {last}")
+        there_is = "none was recorded" if last < 0 else f"the last one is {last}"
+        raise RecordingError(f"{recording.path}: there is no step {step_id}; {there_is}")
     print("\n".join(step_lines(planned, landed, inits)))
     return 0
 
