@@ -16,7 +16,13 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 
 from tests.cli.program import ROOT, environment
 
-TAKE_TERMINAL = "import os, sys; os.login_tty(int(sys.argv[1])); os.execv(sys.argv[2], sys.argv[2:])"
+TAKE_TERMINAL = """
+import os, signal, sys
+for number in (signal.SIGINT, signal.SIGHUP):  # ignored in the background of a shell
+    signal.signal(number, signal.SIG_DFL)
+os.login_tty(int(sys.argv[1]))
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\x1b\][^\x07]*\x07|\r")
 WIDTH, HEIGHT = 100, 30
 
