@@ -351,7 +351,7 @@ class EngineLoop:
         """What is more than one token, and tokens that were not taken as they are."""
         for delta in deltas:
             choice = self._choices.get((delta.request_id, delta.index))
-            if choice is not None:
+            if choice is not None and choice.reader.num_open:  # else another choice of it has failed in this step
                 choice.num_cached = delta.num_cached_tokens
                 count = choice.reader.times.tokens
                 told = len(delta.token_ids), delta.queued_s, int(delta.vector is not None), delta.num_cached_tokens
@@ -359,7 +359,8 @@ class EngineLoop:
                 others.append((choice, delta))
         for choice, delta in others:  # after all tokens are counted, for any of them may end its request
             try:
-                self._publish_delta(choice, delta, now)
+                if choice.reader.num_open:
+                    self._publish_delta(choice, delta, now)
             except BaseException as error:
                 self._publish_failed(choice.reader, error)
 
