@@ -147,6 +147,11 @@ class Adapters:
 
     # In use.
 
+    @property
+    def names_in_memory(self) -> tuple[str, ...]:
+        """Of those whom a request need not wait for."""
+        return tuple(name for name, adapter in self._known.items() if adapter.id is not None)
+
     def using(self, terms: Terms) -> AbstractAsyncContextManager[Terms]:
         """The terms with the id of the adapter that they name, which stays in memory until the context is left.
 

@@ -21,7 +21,7 @@ from aserve.core.config import EngineConfig, ModelInfo
 from aserve.core.ended import EndListener
 from aserve.core.errors import AserveError, StepTimeoutError, UnavailableError
 from aserve.core.explanation import Explanation
-from aserve.core.ids import RequestId
+from aserve.core.ids import BlockHash, RequestId
 from aserve.core.params import SamplingParams
 from aserve.core.pooling import PoolingParams, TokenizedInput
 from aserve.core.ports import Clock, Structure
@@ -29,7 +29,7 @@ from aserve.core.request import RequestTerms, Terms
 from aserve.core.rules import check, text
 from aserve.encoding import Encoding
 from aserve.engine_loop import EngineLoop
-from aserve.engine_parts import EngineParts, EngineState, Loader, Progress
+from aserve.engine_parts import EngineParts, EngineState, Loader, Progress, close_unwanted
 from aserve.intake import (
     PARAMS,
     branch_terms,
@@ -153,7 +153,7 @@ class Engine(Encoding, Answers, Vectors):
         try:
             return await asyncio.shield(loading)
         except asyncio.CancelledError:
-            loading.add_done_callback(_close_unwanted)
+            loading.add_done_callback(close_unwanted)
             raise
 
     async def __aexit__(
@@ -200,6 +200,10 @@ class Engine(Encoding, Answers, Vectors):
     def statistics(self) -> Statistics:
         """Counts of the scheduler at this moment. Raises `UnavailableError` before the model is loaded."""
         return self._ready().scheduler.statistics()
+
+    def is_cached(self, block_hash: BlockHash) -> bool:
+        """Whether a later request would find a prompt's block, by its hash. Raises as `statistics`."""
+        return self._ready().scheduler.is_cached(block_hash)
 
     def reset_prefix_cache(self) -> int:
         """No later request finds what was computed so far. How many blocks were forgotten; raises as `statistics`."""
@@ -389,12 +393,6 @@ class Engine(Encoding, Answers, Vectors):
     def explanation(self, request_id: str) -> Explanation | None:
         """As `Answers.explanation`."""
         return None if self._loop is None else self._loop.observer.explanation(RequestId(request_id))
-
-
-def _close_unwanted(loading: asyncio.Future[EngineParts]) -> None:
-    """Give back what was loaded for a caller who has gone."""
-    if not loading.cancelled() and loading.exception() is None:
-        loading.result().close_unused()
 
 
 __all__ = ["AserveError", "Engine", "EngineParts", "EngineState", "Loader", "Progress"]

@@ -76,3 +76,9 @@ class EngineParts:
 
 Loader = Callable[[Callable[[Progress], None]], EngineParts]
 """Makes the parts, in a worker thread, reporting progress. Raises ConfigError or CheckpointError."""
+
+
+def close_unwanted(loading: asyncio.Future[EngineParts]) -> None:
+    """Give back what was loaded for a caller who has gone."""
+    if not loading.cancelled() and loading.exception() is None:
+        loading.result().close_unused()

@@ -262,6 +262,10 @@ class PagedCache:
         """What has to go to the host, and then to come from it, before the next step; a plan takes it along."""
         return self._host.take_moves()
 
+    def is_cached(self, block_hash: BlockHash) -> bool:
+        """Whether a block of the first layer group bears the hash, on the device or in the host tier."""
+        return self._pool.lookup(block_hash) is not None or self._host.find(block_hash) is not None
+
     def reset(self) -> int:
         """Forget what is cached: blocks stay with their holders, and nobody finds them. Returns how many it was."""
         num_kept = self._host.num_kept

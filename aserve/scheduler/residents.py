@@ -77,6 +77,12 @@ class Residents:
         waiting = {sequence.request.adapter for sequence in self.waiting}
         return self._places.running(), tuple(adapter for adapter in waiting if adapter is not None)
 
+    @property
+    def num_waiting_tokens(self) -> int:
+        """To be computed before all who wait, and all prompts of those who run, have got so far. Cost: all of them."""
+        begun = sum(max(0, sequence.num_prefill - sequence.num_computed) for sequence in self.running)
+        return begun + sum(len(sequence.token_ids) for sequence in (*self.waiting, *self.swapped))
+
     # Coming.
 
     def settle(self) -> None:

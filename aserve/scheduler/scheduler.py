@@ -205,6 +205,10 @@ class Scheduler:
         if num_dropped and (history := self._roster.histories.get(request_id, {}).get(index)):
             del history[-num_dropped:]
 
+    def is_cached(self, block_hash: BlockHash) -> bool:
+        """Whether a prompt's block is in the prefix cache, by its hash (see `prompt_hashes`)."""
+        return self._cache.is_cached(block_hash)
+
     def reset_prefix_cache(self) -> int:
         """No later request finds what was computed so far. Returns how many blocks were forgotten."""
         return self._cache.reset()

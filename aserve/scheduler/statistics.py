@@ -46,6 +46,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     step_time_error: of what was predicted of the latest steps, as a share of what they took.
     num_drafted_slices, num_drafts, num_accepted_by_position: see `DraftCounts`; the last is () where nobody has drafts.
     num_steps_by_tokens: how many steps were planned of so many tokens.
+    num_waiting_tokens: yet to be computed, of sequences that wait and of the prompts of those that run.
+    tokens_per_s: of full steps, in which nobody more found room; None before one was measured.
     running_adapters, waiting_adapters: of sequences that run or are swapped out, and that wait.
     """
 
@@ -73,6 +75,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     num_drafts: int = 0
     num_accepted_by_position: tuple[int, ...] = ()
     num_steps_by_tokens: Mapping[int, int] = {}
+    num_waiting_tokens: int = 0
+    tokens_per_s: float | None = None
     running_adapters: tuple[AdapterId, ...] = ()
     waiting_adapters: tuple[AdapterId, ...] = ()
 
@@ -119,6 +123,8 @@ def snapshot(
         num_drafts=drafts.num_drafts,
         num_accepted_by_position=tuple(drafts.accepted_by_position),
         num_steps_by_tokens=num_steps_by_tokens,
+        num_waiting_tokens=residents.num_waiting_tokens,
+        tokens_per_s=admission.throughput.tokens_per_s,
         running_adapters=running_adapters,
         waiting_adapters=waiting_adapters,
     )

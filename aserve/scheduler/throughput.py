@@ -46,6 +46,11 @@ class Throughput:
         self._answered_tokens = self._answered_tokens * _ANSWER_DECAY + num_tokens
         self._answers = self._answers * _ANSWER_DECAY + 1
 
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Of full steps; None before one was measured."""
+        return self._tokens / self._seconds if self._tokens and self._seconds else None
+
     def seconds_for(self, num_sequences: float, num_prompt_tokens: float) -> float | None:
         """How long these keep a full engine busy, prompts and answers; None before that was measured."""
         if self._tokens == 0.0 or self._seconds == 0.0:
