@@ -73,13 +73,14 @@ def application(engine: "Engine", given: ServerOptions, keyring: "Keyring", stor
     """The APIs and pages of an engine, as the flags have them. Raises `ConfigError`."""
     from aserve.http import AppOptions, StreamLimits, create_app
 
+    named = AppOptions.__dataclass_fields__.keys() - {"replica"}
     return create_app(
         engine,
         keyring=keyring,
         max_body_bytes=given.max_body_bytes,
         stream_limits=StreamLimits(send_timeout_s=given.send_timeout),
         response_store=store,
-        options=AppOptions(**{name: getattr(given, name) for name in AppOptions.__dataclass_fields__}),
+        options=AppOptions(**{name: getattr(given, name) for name in named}),
     )
 
 

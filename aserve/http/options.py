@@ -11,6 +11,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from aserve.http.endpoint import Exchange, Handler
+from aserve.http.replica import Replica
 from aserve.stores.database import IN_MEMORY
 
 EXPOSED: Final = ("x-request-id", "request-id", "retry-after", "x-aserve-warnings")
@@ -28,6 +29,7 @@ class AppOptions:
     enable_force_include_usage, return_tokens_as_token_ids: for all requests.
     enable_tokenizer_info_endpoint: there is a GET /tokenizer_info.
     ui: there are pages for browsers: a chat at /, an inspector at /inspect, and the events that it draws.
+    replica: where the prompts of requests are noted, for a router in front of several servers; None notes nothing.
     batch_store: the SQLite file of /v1/files and /v1/batches; ":memory:" is none. batch_store_bytes: see `BatchStore`.
     """
 
@@ -41,6 +43,7 @@ class AppOptions:
     return_tokens_as_token_ids: bool = False
     enable_tokenizer_info_endpoint: bool = False
     ui: bool = True
+    replica: Replica | None = None
     batch_store: str = IN_MEMORY
     batch_store_bytes: int | None = None
 
@@ -59,8 +62,14 @@ class AppOptions:
             )
         ]
 
+    def noted(self, handler: Handler) -> Handler:
+        """The handler of a request that generates, whose prompt is noted where there is a router."""
+        return handler if self.replica is None else self.replica.noted(handler)
+
     def applied(self, handler: Handler) -> Handler:
         """The handler of a request that generates, with what the options make of its fields."""
+
+        noted = self.noted(handler)
 
         async def handle(exchange: Exchange) -> None:
             fields = exchange.fields
@@ -69,7 +78,7 @@ class AppOptions:
             options = fields.get("stream_options") or {}
             if self.enable_force_include_usage and fields.get("stream") is True and isinstance(options, dict):
                 fields["stream_options"] = {**options, "include_usage": True, "continuous_usage_stats": True}
-            await handler(exchange)
+            await noted(exchange)
 
         return handle
 

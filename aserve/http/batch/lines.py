@@ -78,8 +78,8 @@ def line_handlers(
         "/v1/chat/completions": options.applied(chat_completions(engine, limits)),
         "/v1/completions": options.applied(completions(engine, limits)),
         "/v1/embeddings": embeddings(engine),
-        "/v1/responses": create_response(engine, limits, kept, options),
-        "/v1/messages": messages(engine, limits),
+        "/v1/responses": options.noted(create_response(engine, limits, kept, options)),
+        "/v1/messages": options.noted(messages(engine, limits)),
     }
 
 
