@@ -1,0 +1,1 @@
+"""Simulated replicas, recorded and made-up requests, and the policies that simulate_routing.py compares."""
