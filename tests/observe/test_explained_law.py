@@ -3,14 +3,11 @@
 from typing import get_args
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import initialize, invariant
+from hypothesis.stateful import invariant
 
 from aserve.core.explanation import Reason
-from aserve.core.request import Request
 from tests.observe.explained import ExplainedLoop
-from tests.scheduler.test_state_machine import LIMITS, REQUESTS, SchedulerMachine
+from tests.scheduler.test_state_machine import SchedulerMachine
 
 pytestmark = pytest.mark.slow
 
@@ -18,13 +15,7 @@ pytestmark = pytest.mark.slow
 class ExplainedMachine(SchedulerMachine):
     """All that may happen to a scheduler happens, and all of its requests are explained."""
 
-    loop: ExplainedLoop
-
-    @initialize(limits=LIMITS, requests=st.lists(REQUESTS, min_size=1, max_size=5))
-    def boot(self, limits: dict[str, object], requests: list[Request]):
-        self.loop = ExplainedLoop(depth=self.depth, **limits)
-        for wanted in requests:
-            self.add_or_be_refused(wanted, 0)
+    new_loop = ExplainedLoop
 
     @invariant()
     def explanations_are_right(self):
@@ -60,9 +51,5 @@ class ThreeAheadMachine(ExplainedMachine):
     depth = 4
 
 
-MACHINE_SETTINGS = settings(max_examples=settings.default.max_examples)
-
 TestLaw = ExplainedMachine.TestCase
-TestLaw.settings = MACHINE_SETTINGS
 TestLawThreeAhead = ThreeAheadMachine.TestCase
-TestLawThreeAhead.settings = MACHINE_SETTINGS

@@ -1,14 +1,11 @@
 """The law of records: a snapshot, changed by what is told after it, is what is there; after any calls in any order."""
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import initialize, rule
+from hypothesis.stateful import rule
 
-from aserve.core.request import Request
 from tests.observe.watched import WatchedLoop, truth
 from tests.scheduler.sync_loop import is_held_back
-from tests.scheduler.test_state_machine import LIMITS, REQUESTS, SchedulerMachine
+from tests.scheduler.test_state_machine import SchedulerMachine
 
 pytestmark = pytest.mark.slow
 
@@ -16,11 +13,7 @@ pytestmark = pytest.mark.slow
 class WatchedMachine(SchedulerMachine):
     """All that may happen to a scheduler happens, and somebody looks on."""
 
-    @initialize(limits=LIMITS, requests=st.lists(REQUESTS, min_size=1, max_size=5))
-    def boot(self, limits: dict[str, object], requests: list[Request]):
-        self.loop = WatchedLoop(depth=self.depth, **limits)
-        for wanted in requests:
-            self.add_or_be_refused(wanted, 0)
+    new_loop = WatchedLoop
 
     @rule()
     def look(self):
@@ -66,9 +59,5 @@ class ThreeAheadMachine(WatchedMachine):
     depth = 4
 
 
-MACHINE_SETTINGS = settings(max_examples=settings.default.max_examples)
-
 TestLaw = WatchedMachine.TestCase
-TestLaw.settings = MACHINE_SETTINGS
 TestLawThreeAhead = ThreeAheadMachine.TestCase
-TestLawThreeAhead.settings = MACHINE_SETTINGS

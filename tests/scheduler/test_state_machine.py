@@ -8,7 +8,6 @@ from contextlib import suppress
 
 import msgspec
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
@@ -89,10 +88,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     """No rule has a precondition: one that finds nothing to do does nothing, so that examples shrink well."""
 
     depth = 2
+    new_loop: type[SyncLoop] = SyncLoop
 
     @initialize(limits=LIMITS, requests=st.lists(REQUESTS, min_size=1, max_size=5))
     def boot(self, limits: dict[str, object], requests: list[Request]):
-        self.loop = SyncLoop(depth=self.depth, **limits)
+        self.loop = self.new_loop(depth=self.depth, **limits)
         for wanted in requests:
             self.add_or_be_refused(wanted, 0)
 
@@ -194,11 +194,6 @@ class ThreeAheadMachine(SchedulerMachine):
     depth = 4
 
 
-MACHINE_SETTINGS = settings(max_examples=settings.default.max_examples)  # whatever the profile
-
 TestOneStepAhead = SchedulerMachine.TestCase
-TestOneStepAhead.settings = MACHINE_SETTINGS
 TestStepByStep = StepByStepMachine.TestCase
-TestStepByStep.settings = MACHINE_SETTINGS
 TestThreeStepsAhead = ThreeAheadMachine.TestCase
-TestThreeStepsAhead.settings = MACHINE_SETTINGS
