@@ -145,7 +145,7 @@ def _load(
     report: Report,
     settled: EngineConfig | None,
 ) -> EngineParts:
-    from aserve.kernels.dispatch import describe, select_ops
+    from aserve.kernels.dispatch import describe, describe_int8, select_ops
     from aserve.models.loader import read_dtype
     from aserve.runner.graph_device import graph_device
 
@@ -188,7 +188,7 @@ def _load(
         lines = *told, *draft_lines(options, config, facts, draft_checkpoint)
     else:
         lines = pooling_lines(info, config, pooling, weights)
-    notes = (*lines, *filter(None, [describe(ops)]), *config.notes)
+    notes = (*lines, *filter(None, [describe(ops), describe_int8(ops, options.quantization)]), *config.notes)
     with _closing_on_failure(runner):
         scheduler, on_close = scheduler_of(options, config, info, checkpoint, str(device), _name(dtype))
     config = msgspec.structs.replace(config, notes=notes)

@@ -4,7 +4,7 @@ import torch
 
 from aserve.core.errors import ConfigError
 from aserve.kernels.cpu import CpuOps
-from aserve.kernels.native.library import NativeUnavailableError, library
+from aserve.kernels.native.library import BYTE_VARIANTS, NativeUnavailableError, library
 from aserve.kernels.native.native_ops import NativeOps
 from aserve.kernels.ops import Ops
 
@@ -30,6 +30,13 @@ def describe(ops: Ops) -> str | None:
     if isinstance(ops, CpuOps):
         return f"CPU kernels: torch's, which are slower than aserve's own: {ops.why_plain}"
     return None
+
+
+def describe_int8(ops: Ops, quantization: str | None) -> str | None:
+    """Where weights of int8 save memory alone, that they do."""
+    if quantization is None or not isinstance(ops, NativeOps) or ops.variant in BYTE_VARIANTS:
+        return None
+    return f"quantization: {quantization} saves memory and no time here: this processor multiplies no bytes (VNNI)"
 
 
 def _cuda_ops(device: torch.device, batch_invariant: bool) -> Ops:

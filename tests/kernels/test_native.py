@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from aserve.kernels.cpu import CpuOps
-from aserve.kernels.dispatch import describe, select_ops
+from aserve.kernels.dispatch import describe, describe_int8, select_ops
 from aserve.kernels.native import library as native
 from aserve.kernels.native.library import NativeUnavailableError, choose_variant, compile_variant
 from tests.kernels.cases import native_ops
@@ -90,6 +90,17 @@ def test_kernels_run_on_the_threads_that_torch_has():
     native_ops().rms_norm(torch.ones(64, 1024), torch.ones(1024), 1e-6)
     maps = Path("/proc/self/maps").read_text().splitlines()
     assert len({line.split(maxsplit=5)[5] for line in maps if "libgomp" in line or "libomp" in line}) == 1
+
+
+def test_int8_that_saves_no_time_is_told(variant_ops):
+    line = describe_int8(variant_ops, "int8-g128")
+    if "bf16" in variant_ops.variant or "vnni" in variant_ops.variant:
+        assert line is None
+    else:
+        assert line is not None
+        assert line.startswith("quantization: int8-g128 saves memory and no time here")
+    assert describe_int8(variant_ops, None) is None
+    assert describe_int8(CpuOps(), "int8") is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -39,6 +39,8 @@ VARIANTS: Final[Mapping[str, Mapping[str, tuple[str, tuple[str, ...]]]]] = {
     "aarch64": {"neon": ("asimd fphp", ("-march=armv8.2-a",))},
 }
 """Machine, then variant, the fastest first: what /proc/cpuinfo has to name, and the flags to compile with."""
+BYTE_VARIANTS: Final = frozenset({"avx512-bf16", "avx512-vnni"})
+"""Those that multiply four times as many bytes as floats in an instruction (VNNI)."""
 
 _VECTOR_WIDTH: Final = "-mprefer-vector-width=512"
 
