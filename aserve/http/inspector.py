@@ -4,9 +4,9 @@
     {"type": "snapshot", ...}    all that is there, first, and again when the client read too slowly
     {"type": "records", ...}     what has happened since, ten times a second at most
 
-The values are those of aserve/observe/records.py, without what is as a rule. Who has a key sees whose it is: ids, names
-and texts of other tenants' requests are left out, and what remains of them is numbers. Where no key is asked for,
-everything is shown.
+The values are those of aserve/observe/records.py, without what is as a rule. Who has a key is shown its own requests,
+and of other tenants' how many there are and which blocks they have together: observe/others.py. Where no key is
+asked for, everything is shown.
 """
 
 import asyncio
@@ -30,14 +30,16 @@ from aserve.http.keys import tenant_of
 from aserve.http.request_id import SCOPE_KEY
 from aserve.http.sse import EventStream, StreamLimits, event
 from aserve.observe.observer import News, Observer
+from aserve.observe.others import TenantView
 from aserve.observe.records import (
     NO_CHANGE,
     NO_TOKEN,
     Admission,
     BlockChange,
     Card,
+    CardNumbers,
+    Crowd,
     Move,
-    PublicCard,
     Queue,
     Record,
     Work,
@@ -71,11 +73,10 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     max_model_len: int
 
 
-class ShownCard(PublicCard, frozen=True, omit_defaults=True):
-    """As `Card`; own: whether what follows is there. prompt: the text of its first tokens."""
+class ShownCard(CardNumbers, frozen=True, omit_defaults=True):
+    """As `Card`; prompt: the text of its first tokens."""
 
-    own: bool = False
-    id: str = ""
+    id: str
     tenant: str = ""
     lora: int | None = None
     prompt: str = ""
@@ -99,9 +100,10 @@ class ShownRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     blocks: BlockChange = NO_CHANGE
     lag_us: int | None = None
     failed_step: int | None = None
+    others: Crowd | None = None
 
 
-class ShownSnapshot(msgspec.Struct, frozen=True, tag="snapshot"):
+class ShownSnapshot(msgspec.Struct, frozen=True, tag="snapshot", omit_defaults=True):
     """As `Snapshot`. num_lost: records that came before it, and were never sent."""
 
     number: int
@@ -111,6 +113,7 @@ class ShownSnapshot(msgspec.Struct, frozen=True, tag="snapshot"):
     states: tuple[tuple[int, str], ...]
     queue: Queue
     blocks: BlockChange
+    others: Crowd | None = None
 
 
 class ShownRecords(msgspec.Struct, frozen=True, tag="records"):
@@ -124,9 +127,9 @@ class Feed:
 
     def __init__(self, engine: Engine, tenant: str | None) -> None:
         self._tokenizer = engine.texts.tokenizer
-        self._tenant = tenant
+        self._view = None if tenant is None else TenantView(tenant)
         self._own: set[int] = set()
-        """The sequences whose texts it may see."""
+        """The sequences that it is shown."""
         self._unfinished: dict[int, codecs.IncrementalDecoder] = {}
         """Of those whose last character is not whole: one may be made of several tokens."""
 
@@ -137,7 +140,7 @@ class Feed:
             model=model,
             now_us=now_us,
             unix_s=time.time(),
-            sees_all=self._tenant is None,
+            sees_all=self._view is None,
             block_size=config.block_size,
             num_blocks=config.num_blocks,
             num_host_blocks=config.num_host_blocks,
@@ -154,10 +157,11 @@ class Feed:
         if (snapshot := news.snapshot) is not None:
             self._own.clear()
             self._unfinished.clear()
+            snapshot = snapshot if self._view is None else self._view.snapshot(snapshot)
             cards = tuple(map(self._card, snapshot.cards))
             shown = ShownSnapshot(
                 *(snapshot.number, snapshot.at_us, news.num_lost, cards, snapshot.states),
-                *(snapshot.queue, snapshot.blocks),
+                *(snapshot.queue, snapshot.blocks, snapshot.others),
             )
             told = event(_encoder.encode(shown))
         if news.records:
@@ -165,6 +169,7 @@ class Feed:
         return told
 
     def _record(self, record: Record) -> ShownRecord:
+        record = record if self._view is None else self._view.record(record)
         cards = tuple(map(self._card, record.cards))
         texts = [(seq, self._text(seq, token_ids)) for seq, token_ids in record.token_ids if seq in self._own]
         said: Sequence[str | None] = ()
@@ -176,7 +181,7 @@ class Feed:
                 self._unfinished.pop(move.seq, None)
         return ShownRecord(
             *(record.number, record.at_us, cards, record.work, said, texts, record.admitted, record.moves),
-            *(record.queue, record.blocks, record.lag_us, record.failed_step),
+            *(record.queue, record.blocks, record.lag_us, record.failed_step, record.others),
         )
 
     def _said(
@@ -184,7 +189,7 @@ class Feed:
     ) -> Sequence[str | None]:
         """What is shown of each; what may have become whole goes to `texts`."""
         token_texts = self._tokenizer.token_texts
-        if self._tenant is None and not self._unfinished and NO_TOKEN not in decoded:
+        if self._view is None and not self._unfinished and NO_TOKEN not in decoded:
             said = list(map(token_texts.__getitem__, decoded))
             if None not in said:  # as in most steps
                 return said
@@ -207,13 +212,11 @@ class Feed:
         return text
 
     def _card(self, card: Card) -> ShownCard:
-        public = {name: getattr(card, name) for name in PublicCard.__struct_fields__}
-        if self._tenant is not None and card.tenant != self._tenant:
-            return ShownCard(**public)
+        numbers = {name: getattr(card, name) for name in CardNumbers.__struct_fields__}
         self._own.add(card.seq)
         prompt = b"".join(map(self._tokenizer.token_bytes.__getitem__, card.prompt_ids)).decode("utf-8", "replace")
         return ShownCard(
-            **public, own=True, id=card.id, tenant=card.tenant, lora=card.lora, prompt=prompt, explains=card.explains
+            **numbers, id=card.id, tenant=card.tenant, lora=card.lora, prompt=prompt, explains=card.explains
         )
 
 

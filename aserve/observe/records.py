@@ -24,8 +24,8 @@ NO_TOKEN: Final = -1
 Pair = tuple[int, int]
 
 
-class PublicCard(msgspec.Struct, frozen=True, gc=False):
-    """What everybody may know of a sequence. request: the number of its request. index: which choice of it.
+class CardNumbers(msgspec.Struct, frozen=True, gc=False):
+    """Of a sequence. request: the number of its request. index: which choice of it.
 
     num_prompt, max_tokens: in tokens. arrived_us: when its request came.
     """
@@ -38,11 +38,10 @@ class PublicCard(msgspec.Struct, frozen=True, gc=False):
     arrived_us: int
 
 
-class Card(PublicCard, frozen=True, gc=False):
+class Card(CardNumbers, frozen=True, gc=False):
     """Who a sequence is. shows_tokens: whether what is sampled for it is its answer, which is not so for a beam.
 
-    id, tenant, lora, prompt_ids, explains: what only some may see; the prompt's first tokens, and whether it asked for
-    an explanation.
+    prompt_ids: the prompt's first tokens. explains: whether it asked for an explanation.
     """
 
     shows_tokens: bool
@@ -161,13 +160,21 @@ class BlockChange(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 NO_CHANGE: Final = BlockChange()
 
 
+class Crowd(msgspec.Struct, frozen=True, gc=False):
+    """How many sequences of other tenants there are, for who is not told which; see others.py."""
+
+    running: int = 0
+    waiting: int = 0
+    swapped: int = 0
+
+
 class Record(msgspec.Struct, frozen=True, gc=False):
     """What happened up to `at_us`. number: one more than that of the record before it.
 
     cards: of sequences that have not been told of. work: None where it is not of a step. decoded: the token that each
     of its `decodes` got, `NO_TOKEN` where it is not told. token_ids: the sequences of its other pieces that got tokens,
     and which. queue: where it has changed. lag_us: how late the event loop came, where it was looked at. failed_step:
-    one that raised, and was taken back.
+    one that raised, and was taken back. others: where it is told, and has changed.
     """
 
     number: int
@@ -182,6 +189,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     blocks: BlockChange = NO_CHANGE
     lag_us: int | None = None
     failed_step: int | None = None
+    others: Crowd | None = None
 
 
 class Snapshot(msgspec.Struct, frozen=True, gc=False):
@@ -193,6 +201,7 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
     states: tuple[tuple[int, str], ...]
     queue: Queue
     blocks: BlockChange
+    others: Crowd | None = None
 
 
 class Held:

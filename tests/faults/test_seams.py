@@ -89,6 +89,11 @@ NO_POINT: Mapping[str, Sequence[str]] = {
         "aserve.scheduler.scheduler Scheduler._add",
         "aserve.scheduler.scheduler Scheduler._end",
     ),
+    "part of a feed's own calls (feed made, feed events), which have points, where keys are asked for": (
+        "aserve.observe.others TenantView.__init__",
+        "aserve.observe.others TenantView.record",
+        "aserve.observe.others TenantView.snapshot",
+    ),
     "a constructor that keeps its arguments, made where texts are worked on, which has points": (
         "aserve.http.direct DirectLine.__init__",
         "aserve.texts Texts.__init__",

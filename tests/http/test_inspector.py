@@ -69,6 +69,11 @@ def held_of(watcher):
     return held
 
 
+def changes_of(watcher, name):
+    """Blocks that its events tell so, in their order."""
+    return [block for record in watcher.records for block in record.get("blocks", {}).get(name, ())]
+
+
 TABLES = ("tables", "host_tables")
 MARKS = ("cached", "uncached", "kept", "dropped")
 
@@ -90,7 +95,7 @@ async def test_a_request_is_told_from_its_card_to_its_end(engine):
     assert (hello["type"], hello["version"], hello["block_size"], hello["sees_all"]) == ("hello", 1, 8, True)
     assert (snapshot["type"], snapshot["cards"], snapshot["num_lost"]) == ("snapshot", [], 0)
     [card] = watcher.values("cards")
-    assert (card["own"], card["prompt"], card["num_prompt"], card["max_tokens"]) == (True, PROMPT["prompt"], 33, 4)
+    assert (card["prompt"], card["num_prompt"], card["max_tokens"]) == (PROMPT["prompt"], 33, 4)
     assert watcher.said == answer.json()["choices"][0]["text"] == "Hell"
     works = [record["work"] for record in watcher.records if "work" in record]
     assert [work.get("pieces") for work in works] == [[[0, "prefill", 0, 33, 0, 0]], None, None, None]
@@ -172,7 +177,7 @@ async def test_a_character_of_several_tokens_is_told_when_it_is_whole():
         await left(watcher, task)
 
 
-async def test_of_other_tenants_there_are_numbers(tmp_path):
+async def test_of_other_tenants_is_told_how_many_and_which_blocks(tmp_path):
     path = tmp_path / "keys.yaml"
     path.write_text(KEYS)
     engine = Engine(scripted_loader(says("Secret")))
@@ -185,15 +190,25 @@ async def test_of_other_tenants_there_are_numbers(tmp_path):
         async with client_of(app) as client:
             await client.post("/v1/completions", json=PROMPT, headers={"Authorization": "Bearer of-lab"})
         for key, watcher in watchers.items():
-            await watcher.see(lambda w: w.values("moves"))
             assert not watcher.of_type("hello")[0]["sees_all"]
-            [card] = watcher.values("cards")
-            assert card["num_prompt"] == 33
             if key == "of-lab":
-                assert (card["tenant"], card["prompt"]) == ("lab", PROMPT["prompt"])
+                await watcher.see(lambda w: w.values("moves"))
+                [card] = watcher.values("cards")
+                assert (card["num_prompt"], card["tenant"], card["prompt"]) == (33, "lab", PROMPT["prompt"])
                 assert watcher.said == "Secr"
+                assert not changes_of(watcher, "held")
             else:
-                assert card.keys() == {"seq", "request", "index", "num_prompt", "max_tokens", "arrived_us"}
+                await watcher.see(lambda w: changes_of(w, "released"))
+                works = [record["work"] for record in watcher.records if "work" in record]
+                assert [work.get("pieces") for work in works] == [[[-1, "prefill", 0, 33, 0, 0]], None, None, None]
+                assert [work.get("decodes") for work in works] == [None, [-1], [-1], [-1]]
+                assert sorted(changes_of(watcher, "held")) == sorted(changes_of(watcher, "released"))
+                assert len(changes_of(watcher, "held")) == 5
+                counts = [record["others"] for record in watcher.records if "others" in record]
+                assert counts[-1] == {"running": 0, "waiting": 0, "swapped": 0}
+                assert {"running": 1, "waiting": 0, "swapped": 0} in counts
+                for name in ("cards", "admitted", "moves", "texts"):
+                    assert watcher.values(name) == []
                 assert watcher.said == ""
                 for secret in ("lab", "three blocks", "Secr"):
                     assert secret not in watcher.text

@@ -6,7 +6,8 @@ from typing import Any
 from aserve.core.outputs import SeqDelta
 from aserve.core.plan import StepPlan, StepResult
 from aserve.observe.observer import News, Observer, Viewer
-from aserve.observe.records import NO_TOKEN, Card, Held, Queue, Record
+from aserve.observe.others import OTHERS, TenantView
+from aserve.observe.records import NO_CHANGE, NO_TOKEN, Card, Crowd, Held, Queue, Record, Snapshot
 from aserve.scheduler.scheduler import Scheduler
 from aserve.scheduler.states import State
 from tests.observe.explained import Names
@@ -23,6 +24,50 @@ def news_of(viewer: Viewer) -> News:
     raise AssertionError("there is no news")
 
 
+class Bystander:
+    """Follows what a tenant is told."""
+
+    def __init__(self, tenant: str) -> None:
+        self.tenant = tenant
+        self._view = TenantView(tenant)
+        self.tables, self.others = Held(), (set[int](), set[int]())
+        self.cards: set[int] = set()
+        self.queue, self.crowd = Queue(), Crowd()
+
+    def begin(self, snapshot: Snapshot) -> None:
+        """All that is there."""
+        told = self._view.snapshot(snapshot)
+        self.tables, self.others, self.cards = Held(), (set(), set()), set()
+        self._take(told)
+
+    def follow(self, record: Record) -> None:
+        """What has changed."""
+        told = self._view.record(record)
+        self._take(told)
+        if told.work is not None and record.work is not None:
+            assert sum(p.num_tokens for p in told.work.pieces) == sum(p.num_tokens for p in record.work.pieces)
+            named = {OTHERS} | self.cards
+            assert {piece.seq for piece in told.work.pieces} | set(told.work.decodes) <= named
+            assert len(told.work.decodes) == len(record.work.decodes)
+        for move in told.moves:
+            assert move.seq in self.cards
+            self.cards -= {move.seq} if move.what == "ended" else set()
+
+    def _take(self, told: Snapshot | Record) -> None:
+        assert all(card.tenant == self.tenant for card in told.cards)
+        self.cards |= {card.seq for card in told.cards}
+        self.tables.apply(told.blocks)
+        self.queue = told.queue or self.queue
+        self.crowd = told.others or self.crowd
+        if told.blocks is not NO_CHANGE:
+            for blocks, name in zip(self.others, ("", "host_"), strict=True):
+                come, gone = getattr(told.blocks, f"{name}held"), getattr(told.blocks, f"{name}released")
+                assert not blocks & set(come)
+                assert blocks >= set(gone)
+                blocks |= set(come)
+                blocks -= set(gone)
+
+
 class Follower:
     """Applies what a viewer is told."""
 
@@ -37,6 +82,7 @@ class Follower:
         self.num_lost = 0
         self.records: list[Record] = []
         self.tokens: defaultdict[int, list[int]] = defaultdict(list)
+        self.bystanders = [Bystander("a"), Bystander("nobody")]
 
     def follow(self) -> None:
         """Take in the news."""
@@ -48,10 +94,14 @@ class Follower:
             self.met |= self.cards.keys()
             self.states = dict(snapshot.states)
             self.queue, self.number = snapshot.queue, snapshot.number
+            for bystander in self.bystanders:
+                bystander.begin(snapshot)
         for record in news.records:
             assert record.number == self.number + 1, "records come in their order, and none is left out"
             self.number = record.number
             self._take(record)
+            for bystander in self.bystanders:
+                bystander.follow(record)
 
     def _take(self, record: Record) -> None:
         self.records.append(record)
@@ -139,6 +189,24 @@ class WatchedLoop(SyncLoop):
             sequence = self.scheduler.readings.sequence(seq)
             assert sequence is not None, "who has ended is told of"
             assert (card.id, card.index) == (sequence.request_id, sequence.index)
+        for bystander in follower.bystanders:
+            self._compare_bystander(bystander, there)
+
+    def _compare_bystander(self, bystander: Bystander, there: Held) -> None:
+        """Its own are told whole; of others which blocks they have that it has not, and how many they are."""
+        cards = self.follower.cards
+        own = {seq for seq, card in cards.items() if card.tenant == bystander.tenant}
+        assert bystander.cards == own
+        for mine, every, others, first in (
+            (bystander.tables.tables, there.tables, bystander.others[0], 1),
+            (bystander.tables.host_tables, there.host_tables, bystander.others[1], 0),
+        ):
+            assert mine == {seq: blocks for seq, blocks in every.items() if seq in own}
+            held = {block for seq, blocks in every.items() if seq not in own for block in blocks if block >= first}
+            assert others == held - {block for blocks in mine.values() for block in blocks}
+        crowd = bystander.crowd
+        assert crowd.running + crowd.waiting + crowd.swapped == len(cards.keys() - own)
+        assert bystander.queue.first == tuple(seq if seq in own else OTHERS for seq in self.follower.queue.first)
 
 
 def truth(scheduler: Scheduler) -> Held:

@@ -29,7 +29,7 @@ export function drawBlocks(canvas, { state, hello, selected }) {
     const [x, y] = [((block - 1) % columns) * cell, Math.floor((block - 1) / columns) * cell];
     painter.cell(x, y, holders.get(block), state.cached.has(block));
   }
-  const hostHolders = numHost ? hostHoldersOf(state) : new Map();
+  const hostHolders = state.hostHolders();
   if (numHost) {
     context.fillStyle = theme().muted;
     context.textAlign = "left";
@@ -62,19 +62,6 @@ export function drawBlocks(canvas, { state, hello, selected }) {
       return { place: "device", block, seqs: holders.get(block) ?? [], isCached: state.cached.has(block) };
     },
   };
-}
-
-function hostHoldersOf(state) {
-  const holders = new Map();
-  for (const [seq, blocks] of state.hostTables) {
-    for (const block of blocks) {
-      if (block < 0) continue;
-      const held = holders.get(block);
-      if (held) held.push(seq);
-      else holders.set(block, [seq]);
-    }
-  }
-  return holders;
 }
 
 function cellOf(width, number) {

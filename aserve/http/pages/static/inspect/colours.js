@@ -40,8 +40,9 @@ function forget() {
 new MutationObserver(forget).observe(document.documentElement, { attributeFilter: ["data-theme"] });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", forget);
 
-/** A request's colour. */
+/** A request's colour; all of others have one. */
 export function colourOf(request) {
+  if (request < 0) return theme().muted;
   const hue = (35 + request * GOLDEN) % 360;
   return theme().isDark ? `oklch(0.72 0.12 ${hue.toFixed(1)})` : `oklch(0.66 0.14 ${hue.toFixed(1)})`;
 }

@@ -31,7 +31,7 @@ export class Explanation {
   show(lives) {
     const card = lives[0]?.card;
     const hasEnded = lives.every((life) => life.endedUs);
-    const shown = card?.own ? `${card.id} ${hasEnded}` : "";
+    const shown = card ? `${card.id} ${hasEnded}` : "";
     if (shown === this.#shown) return;
     this.#stop();
     if (!this.#shown.startsWith(`${card?.id} `)) this.#tell([]);

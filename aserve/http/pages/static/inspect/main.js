@@ -13,7 +13,7 @@ import { ratesOf, showFigures, showLog, showRequests } from "./panels.js";
 import { Player } from "./player.js";
 import { drawPrefixes } from "./prefixes.js";
 import { read, save } from "./recording.js";
-import { count } from "./state.js";
+import { OTHERS, count } from "./state.js";
 import { drawTimeline, phasesOf } from "./timeline.js";
 import { Tour } from "./tour.js";
 import { livesOf, showWaterfall } from "./waterfall.js";
@@ -343,7 +343,8 @@ function listenToDrawings() {
 }
 
 function open(found) {
-  if (found?.seqs.length) select(player.state.requestOf(found.seqs[0]));
+  const seq = found?.seqs.find((one) => one !== OTHERS);
+  if (seq !== undefined) select(player.state.requestOf(seq));
 }
 
 function listenToTour() {

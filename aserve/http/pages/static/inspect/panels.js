@@ -8,6 +8,7 @@ const MAX_ROWS = 60;
 const MAX_ENDED = 8;
 const ENDED_US = 5e6;
 const STATES = { running: "runs", waiting: "waits", swapped: "on the host" };
+const OF_OTHERS = { running: "run", waiting: "wait", swapped: "are on the host" };
 
 const byId = (id) => document.getElementById(id);
 
@@ -35,9 +36,9 @@ export function showFigures(state, hello, rates) {
     const canvas = element("canvas", { role: "img", "aria-label": "Event loop lag over the last seconds" });
     list.lastChild.append(element("dd", {}, canvas));
   }
-  const held = new Set([...state.tables.values()].flat().filter((block) => block !== 0)).size;
+  const held = state.holders().size;
   const numBlocks = hello.num_blocks - 1;
-  const running = [...state.states.values()].filter((one) => one === "running").length;
+  const running = [...state.states.values()].filter((one) => one === "running").length + state.others.running;
   const worst = state.lags.length ? Math.max(...state.lags.slice(-20)) : 0;
   const values = [
     rounded(rates.steps),
@@ -83,7 +84,8 @@ export function showRequests(state, lives, hello, { selected, select }) {
   const kept = new Map([...body.querySelectorAll("tr[data-seq]")].map((one) => [one.dataset.seq, one]));
   const rows = shown.map(([card, cells]) => row(kept.get(String(card.seq)), card, cells, { selected, select }));
   if (open.length > MAX_ROWS) rows.push(only(`and ${open.length - MAX_ROWS} more`));
-  if (!rows.length) rows.push(only("Nothing is asked at this moment."));
+  const others = Object.entries(OF_OTHERS).filter(([one]) => state.others[one]);
+  if (!rows.length) rows.push(only(`Nothing ${others.length ? "of yours " : ""}is asked at this moment.`));
   if (rows.length !== body.children.length || rows.some((one, index) => body.children[index] !== one)) {
     body.replaceChildren(...rows); // else a click would lose what it began at
     if (focused !== null) body.querySelector(`button[data-seq="${focused}"]`)?.focus();
@@ -92,9 +94,9 @@ export function showRequests(state, lives, hello, { selected, select }) {
   const why = hold ? `: ${HOLDS[hold] ?? hold}` : "";
   const waits = `${count(numWaiting, "sequence")} wait${numWaiting === 1 ? "s" : ""}${why}`;
   const numSwapped = [...state.states.values()].filter((one) => one === "swapped").length;
-  byId("queue").textContent = [numWaiting ? waits : "nobody waits", numSwapped ? `${numSwapped} on the host` : ""]
-    .filter(Boolean)
-    .join(", ");
+  const ofOthers = others.map(([one, words]) => `${state.others[one]} ${words}`).join(", ");
+  const swapped = numSwapped ? `, ${numSwapped} on the host` : "";
+  byId("queue").textContent = (numWaiting ? waits : "nobody waits") + swapped + (ofOthers && `; of others ${ofOthers}`);
 }
 
 function cellsOf({ seq, num_prompt: numPrompt, max_tokens: maxTokens }, state) {
@@ -128,7 +130,7 @@ function row(known, card, cells, { selected, select }) {
 }
 
 function newRow(card, numCells, select) {
-  const id = element("span", { class: "hint", text: card.own && card.id ? card.id : "" });
+  const id = element("span", { class: "hint", text: card.id ?? "" });
   const shown = element("span", { class: "name" }, `${nameOfCard(card)} `, id);
   const options = { type: "button", class: "who", data: { seq: card.seq }, on: { click: () => select(card.request) } };
   const who = element("button", options, element("span", { class: "swatch" }), shown);

@@ -1,5 +1,8 @@
 // What is there at a moment: a snapshot, changed by the records behind it. The twin of `Held` in observe/records.py.
 
+/** Stands for each sequence of another tenant, where the reader has a key; see observe/others.py. */
+export const OTHERS = -1;
+const NOBODY = { running: 0, waiting: 0, swapped: 0 };
 const MAX_LOG = 60;
 const MAX_LAGS = 150;
 const MAPS = ["cards", "states", "matched", "counts", "tables", "hostTables"];
@@ -33,6 +36,9 @@ export class State {
     this.hostTables = new Map();
     this.cached = new Set();
     this.kept = new Set();
+    this.others = NOBODY;
+    this.held = new Set(); // by others
+    this.hostHeld = new Set();
     this.highest = 0; // block of those that anybody held or that were cached
     this.log = [];
     this.lags = [];
@@ -47,6 +53,8 @@ export class State {
     for (const name of MAPS) copy[name] = new Map(this[name]);
     copy.cached = new Set(this.cached);
     copy.kept = new Set(this.kept);
+    copy.held = new Set(this.held);
+    copy.hostHeld = new Set(this.hostHeld);
     copy.log = [...this.log];
     copy.lags = [...this.lags];
     return copy;
@@ -58,6 +66,7 @@ export class State {
     Object.assign(this, new State(), { log, lags, number, atUs, queue });
     for (const card of snapshot.cards) this.cards.set(card.seq, card);
     for (const [seq, state] of snapshot.states) this.states.set(seq, state);
+    this.others = snapshot.others ?? NOBODY;
     this.#change(snapshot.blocks);
     if (snapshot.num_lost) this.#note(snapshot.at_us, "lost", null, `${snapshot.num_lost} records were lost`);
   }
@@ -78,7 +87,10 @@ export class State {
         host_tables: whole(this.hostTables),
         cached: [...this.cached],
         kept: [...this.kept],
+        held: [...this.held],
+        host_held: [...this.hostHeld],
       },
+      others: this.others,
     };
   }
 
@@ -93,6 +105,7 @@ export class State {
     for (const admission of record.admitted ?? []) this.#admit(admission, record.at_us);
     for (const move of record.moves ?? []) this.#move(move, record.at_us);
     if (record.queue) this.queue = record.queue;
+    if (record.others) this.others = record.others;
     if (record.blocks) this.#change(record.blocks);
     if (record.lag_us !== undefined) this.lags = [...this.lags.slice(1 - MAX_LAGS), record.lag_us];
     if (record.failed_step !== undefined) {
@@ -153,13 +166,11 @@ export class State {
     splice(this.tables, change.tables);
     splice(this.hostTables, change.host_tables);
     for (const [, , blocks] of change.tables ?? []) for (const block of blocks) this.#reach(block);
-    for (const block of change.cached ?? []) {
-      this.cached.add(block);
-      this.#reach(block);
-    }
-    for (const block of change.uncached ?? []) this.cached.delete(block);
-    for (const block of change.kept ?? []) this.kept.add(block);
-    for (const block of change.dropped ?? []) this.kept.delete(block);
+    for (const block of [...(change.cached ?? []), ...(change.held ?? [])]) this.#reach(block);
+    put(this.cached, change.cached, change.uncached);
+    put(this.kept, change.kept, change.dropped);
+    put(this.held, change.held, change.released);
+    put(this.hostHeld, change.host_held, change.host_released);
   }
 
   #reach(block) {
@@ -169,22 +180,19 @@ export class State {
   /** What a sequence is called: its request's number, and which choice it is where there are several. */
   nameOf(seq) {
     if (seq === null) return "";
+    if (seq === OTHERS) return "others";
     const card = this.cards.get(seq);
     return card ? nameOfCard(card) : `#${seq}`;
   }
 
   /** The sequences that hold each block that is held, by block. */
   holders() {
-    const holders = new Map();
-    for (const [seq, blocks] of this.tables) {
-      for (const block of blocks) {
-        if (block === 0) continue;
-        const held = holders.get(block);
-        if (held) held.push(seq);
-        else holders.set(block, [seq]);
-      }
-    }
-    return holders;
+    return holdersOf(this.tables, this.held, 1); // block 0 is none
+  }
+
+  /** The same of blocks on the host. */
+  hostHolders() {
+    return holdersOf(this.hostTables, this.hostHeld, 0);
   }
 
   requestOf(seq) {
@@ -198,6 +206,24 @@ export function nameOfCard(card) {
 
 export function count(number, noun) {
   return `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
+}
+
+function put(blocks, come, gone) {
+  for (const block of come ?? []) blocks.add(block);
+  for (const block of gone ?? []) blocks.delete(block);
+}
+
+function holdersOf(tables, others, first) {
+  const holders = new Map([...others].map((block) => [block, [OTHERS]]));
+  for (const [seq, blocks] of tables) {
+    for (const block of blocks) {
+      if (block < first) continue;
+      const held = holders.get(block);
+      if (held) held.push(seq);
+      else holders.set(block, [seq]);
+    }
+  }
+  return holders;
 }
 
 function splice(tables, changes) {
