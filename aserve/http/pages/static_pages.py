@@ -3,6 +3,7 @@
     static/chat/index.html      /              a page; which, is told by PAGES
     static/chat/main.js         /ui/chat/main.js
     static/shared/theme.css     /ui/shared/theme.css
+    static/shared/head.html     in each page, where a comment names it
                                 /ui/pages.json, made here: which pages there are, for their navigation
 
 A request names a file by its whole path or gets a 404: no path is ever looked up on the disk. Pages refer to all by
@@ -26,6 +27,8 @@ from aserve.http.errors import HttpError
 FOLDER: Final = Path(__file__).parent / "static"
 PAGES: Final[Mapping[str, tuple[str, str]]] = {"/": ("Chat", "chat"), "/inspect": ("Inspect", "inspect")}
 """By path: the title in the navigation, and the folder whose index.html it is."""
+HEAD: Final = b"    <!-- shared/head.html -->\n"
+"""Stands for what the pages' heads have in common."""
 FILES_PATH: Final = "/ui/{file:path}"
 """The route of all files that are no pages."""
 MEDIA_TYPES: Final[Mapping[str, str]] = {
@@ -82,9 +85,10 @@ class StaticPages:
             if path.suffix in MEDIA_TYPES
         }
         self._titles: dict[str, str] = {}
+        head = self._files.pop("/ui/shared/head.html", StaticFile(b"", "", "")).content
         for path, (title, name) in PAGES.items():
             if (page := self._files.pop(f"/ui/{name}/index.html", None)) is not None:
-                self._files[path] = page
+                self._files[path] = StaticFile.of(page.content.replace(HEAD, head), ".html")
                 self._titles[path] = title
         self._files["/ui/pages.json"] = StaticFile.of(self._navigation(), ".json")
 
