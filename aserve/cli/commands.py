@@ -16,10 +16,10 @@ from aserve.cli.command_table import COMMANDS
 from aserve.cli.flags import BatchOptions, ServerOptions
 from aserve.cli.settings import Parsed, parse_command
 from aserve.cli.tracing import traced
+from aserve.core.api_options import ApiOptions
 from aserve.core.config import Options
-from aserve.core.defaults import default_max_num_queued_reqs
+from aserve.core.defaults import IN_MEMORY, default_max_num_queued_reqs
 from aserve.core.errors import AserveError, ConfigError
-from aserve.stores.database import IN_MEMORY
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -73,14 +73,13 @@ def application(engine: "Engine", given: ServerOptions, keyring: "Keyring", stor
     """The APIs and pages of an engine, as the flags have them. Raises `ConfigError`."""
     from aserve.http import AppOptions, StreamLimits, create_app
 
-    named = AppOptions.__dataclass_fields__.keys() - {"replica"}
     return create_app(
         engine,
         keyring=keyring,
         max_body_bytes=given.max_body_bytes,
         stream_limits=StreamLimits(send_timeout_s=given.send_timeout),
         response_store=store,
-        options=AppOptions(**{name: getattr(given, name) for name in named}),
+        options=AppOptions(**{name: getattr(given, name) for name in ApiOptions.__struct_fields__}),
     )
 
 

@@ -19,6 +19,7 @@ from aserve.cli.words import (
     read_root,
     read_seconds,
 )
+from aserve.core.api_options import ApiOptions
 from aserve.core.config import (
     DEVICES,
     DTYPES,
@@ -29,14 +30,13 @@ from aserve.core.config import (
     SCHEDULING_POLICIES,
 )
 from aserve.core.pooling import CONVERT_KINDS, RUNNER_KINDS
-from aserve.stores.database import IN_MEMORY
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")
 
 
-class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What concerns the server and not the engine."""
+class ServerOptions(ApiOptions, frozen=True, kw_only=True):
+    """What concerns the server and not the engine: what concerns its API, and"""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -51,18 +51,6 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     response_store: str | None = None
     response_store_bytes: int | None = None
     response_store_age: float = 30 * 24 * 3600.0
-    allowed_origins: tuple[str, ...] = ()
-    allowed_methods: tuple[str, ...] = ("*",)
-    allowed_headers: tuple[str, ...] = ("*",)
-    allow_credentials: bool = False
-    root_path: str = ""
-    lenient: bool = False
-    enable_force_include_usage: bool = False
-    return_tokens_as_token_ids: bool = False
-    enable_tokenizer_info_endpoint: bool = False
-    ui: bool = True
-    batch_store: str = IN_MEMORY
-    batch_store_bytes: int | None = None
     log_level: str = "info"
     log_format: str = "text"
     dry_run: bool = False

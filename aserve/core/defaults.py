@@ -5,6 +5,8 @@ from typing import Final
 
 from aserve.core.layout import Window
 
+IN_MEMORY: Final = ":memory:"
+"""In the place of a file's path: SQLite keeps it in memory."""
 SMALL_MODEL_FLOPS: Final = 2_500_000_000
 """Per token: of a model of about a billion parameters."""
 SLOW_CPU_FLOPS: Final = 100_000_000

@@ -10,8 +10,9 @@ from typing import Any, Final
 
 import msgspec
 
+from aserve.core.defaults import IN_MEMORY
 from aserve.core.errors import InvalidRequestError
-from aserve.stores.database import IN_MEMORY, Database, transaction
+from aserve.stores.database import Database, transaction
 
 SCHEMA_VERSION: Final = 1001
 SCHEMA: Final = """

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Concatenate, Final, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
+from aserve.core.defaults import IN_MEMORY
 from aserve.core.errors import ConfigError, UnavailableError
 from aserve.core.faults import for_a_future
 
-IN_MEMORY: Final = ":memory:"
 P = ParamSpec("P")
 T = TypeVar("T")
 
