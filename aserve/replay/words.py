@@ -32,25 +32,27 @@ def step_lines(
     plan = planned.plan
     num_tokens = sum(piece.num_tokens for piece in plan.slices)
     took = "it did not land" if landed is None else f"took {landed.took_s * 1e3:.2f} ms"
-    yield f"step {plan.step_id} at {planned.at_s:.6f} s: {len(plan.slices)} rows, {num_tokens} tokens; {took}"
+    size = f"{_count(len(plan.slices), 'row')}, {_count(num_tokens, 'token')}"
+    yield f"step {plan.step_id} at {planned.at_s:.6f} s: {size}; {took}"
     for init in plan.inits:
         yield f"  set up {_init(init)}"
     if plan.block_ops is not None:
         yield from _moves(plan.block_ops)
     if plan.drafting:
-        yield f"  drafts by a model, in {len(plan.drafting)} steps"
+        yield f"  drafts by a model, in {_count(len(plan.drafting), 'step')}"
     recorded = {} if landed is None else _by_sequence(plan, landed.token_ids, landed.num_accepted)
     replayed = {} if found is None else _by_sequence(plan, found.token_ids, found.num_accepted)
     for piece in plan.slices:
         whose = inits.get(piece.seq_id)
         name = "?" if whose is None else f"request {whose.request_id} choice {whose.index}"
         last = piece.start + piece.num_tokens
-        kind = f", {piece.num_samples - 1} drafts" if piece.num_samples > 1 else ""
+        kind = f", {_count(piece.num_samples - 1, 'draft')}" if piece.num_samples > 1 else ""
         blocks = f", new blocks {shown(piece.new_blocks)}" if piece.new_blocks else ""
         sampled = f" -> {shown(recorded[piece.seq_id])}" if piece.seq_id in recorded else ""
         differs = piece.seq_id in replayed and replayed[piece.seq_id] != recorded.get(piece.seq_id)
         other = f"   replayed: {shown(replayed[piece.seq_id])}" if differs else ""
-        yield f"  row {piece.row}: {name}, positions {piece.start} to {last - 1}{kind}{blocks}{sampled}{other}"
+        where = f"positions {piece.start} to {last - 1}" if piece.num_tokens > 1 else f"position {piece.start}"
+        yield f"  row {piece.row}: {name}, {where}{kind}{blocks}{sampled}{other}"
 
 
 def _by_sequence(plan: Plan, token_ids: Sequence[int], num_accepted: Sequence[int]) -> dict[SeqId, Sequence[int]]:
@@ -82,6 +84,10 @@ def _moves(ops: BlockOps) -> Iterator[str]:
         yield f"  scrub: {shown(ops.scrubs)}"
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def shown(items: Sequence[object]) -> str:
     """A list, of which a long one is cut."""
     more = f" and {len(items) - MAX_SHOWN} more" if len(items) > MAX_SHOWN else ""
@@ -92,7 +98,7 @@ def outcome_lines(replayed: Replayed, *, checked: bool) -> Iterator[str]:
     """What came of a replay."""
     comparison = replayed.comparison
     yield (
-        f"{comparison.num_steps} steps replayed in {replayed.seconds:.2f} s; "
+        f"{_count(comparison.num_steps, 'step')} replayed in {replayed.seconds:.2f} s; "
         f"in the recording they took {replayed.recorded_s:.2f} s"
     )
     if checked:
@@ -101,7 +107,7 @@ def outcome_lines(replayed: Replayed, *, checked: bool) -> Iterator[str]:
 
 def _checked(found: Comparison) -> Iterator[str]:
     if found.first is None:
-        yield f"all {found.num_tokens} tokens of {found.num_sequences} sequences are equal"
+        yield f"all {_count(found.num_tokens, 'token')} of {_count(found.num_sequences, 'sequence')} are equal"
     else:
         yield f"the first difference: {difference(found.first)}"
         equal = found.num_sequences - len(found.differing)

@@ -167,7 +167,8 @@ def test_a_step_is_shown(tmp_path: Path):
     assert "step 0 at" in text
     assert "set up row 0 for request r0 choice 0: no blocks, greedy" in text
     assert "temperature 0.5" in text
-    assert "request r1 choice 1, positions" in text
+    assert "request r1 choice 1, position " in text
+    assert ": 1 row, 1 token; " in text
 
 
 def test_what_came_of_it_is_told(tmp_path: Path):
