@@ -62,9 +62,13 @@ RUNNABLE = [
 ]
 
 
-@pytest.fixture(scope="session", params=RUNNABLE)
+BETWEEN = [pytest.param(variant, marks=pytest.mark.thorough) for variant in RUNNABLE[1:-1]]
+"""They have a few lines of their own, and each takes half a minute to compile."""
+
+
+@pytest.fixture(scope="session", params=[*RUNNABLE[:1], *BETWEEN, *RUNNABLE[1:][-1:]])
 def variant_library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Library:
-    """The kernels of each variant that this processor can run: compiled once, whichever process comes first."""
+    """The kernels of variants that this processor can run: compiled once, whichever process comes first."""
     native_ops()
     with (tmp_path_factory.getbasetemp().parent / "native.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
