@@ -77,14 +77,7 @@ class Planner:
         """
         residents = self._residents
         num_preemptions = residents.num_preemptions
-        self.leaves_waiting = False
-        if self._draft.is_used or self._counts_steps:
-            self._draft = _Draft(MAX_STEP_DRAFTS)
-            self._settling.clear()
-            self._pace.next_step(now)
-            residents.waiting.next_step(now)
-        draft = self._draft
-        draft.step_id, draft.slices = step_id, []
+        draft = self._begun(now, step_id)
         slices = draft.slices
         budget = self._budget.num_tokens
         no_blocks: tuple[BlockId, ...] = ()
@@ -122,6 +115,17 @@ class Planner:
         block_ops = residents.take_block_ops() if moves else None
         drafting = self._drafter.steps(step_id, slices) if self._drafter.makes_steps else ()
         return StepPlan(step_id, tuple(slices), draft.inits, block_ops, drafting)
+
+    def _begun(self, now: float, step_id: int) -> "_Draft":
+        """A plan in which nobody is yet."""
+        self.leaves_waiting = False
+        if self._draft.is_used or self._counts_steps:
+            self._draft = _Draft(MAX_STEP_DRAFTS)
+            self._settling.clear()
+            self._pace.next_step(now)
+            self._residents.waiting.next_step(now)
+        self._draft.step_id, self._draft.slices = step_id, []
+        return self._draft
 
     def _not_free(self, sequence: Sequence, budget: int, draft: "_Draft") -> int | None:
         """Plan a sequence that may have to wait, or may have drafts; returns the number of tokens, 0 if it waits.
