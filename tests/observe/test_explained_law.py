@@ -7,12 +7,12 @@ from hypothesis.stateful import invariant
 
 from aserve.core.explanation import Reason
 from tests.observe.explained import ExplainedLoop
-from tests.scheduler.test_state_machine import SchedulerMachine
+from tests.observe.machine import SeenMachine
 
 pytestmark = pytest.mark.slow
 
 
-class ExplainedMachine(SchedulerMachine):
+class ExplainedMachine(SeenMachine):
     """All that may happen to a scheduler happens, and all of its requests are explained."""
 
     new_loop = ExplainedLoop
@@ -47,9 +47,4 @@ class ExplainedMachine(SchedulerMachine):
             assert course.prefix.differs.position >= course.prefix.cached_tokens
 
 
-class ThreeAheadMachine(ExplainedMachine):
-    depth = 4
-
-
 TestLaw = ExplainedMachine.TestCase
-TestLawThreeAhead = ThreeAheadMachine.TestCase

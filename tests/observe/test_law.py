@@ -3,14 +3,14 @@
 import pytest
 from hypothesis.stateful import rule
 
+from tests.observe.machine import SeenMachine
 from tests.observe.watched import WatchedLoop, truth
 from tests.scheduler.sync_loop import is_held_back
-from tests.scheduler.test_state_machine import SchedulerMachine
 
 pytestmark = pytest.mark.slow
 
 
-class WatchedMachine(SchedulerMachine):
+class WatchedMachine(SeenMachine):
     """All that may happen to a scheduler happens, and somebody looks on."""
 
     new_loop = WatchedLoop
@@ -55,9 +55,4 @@ class WatchedMachine(SchedulerMachine):
             )
 
 
-class ThreeAheadMachine(WatchedMachine):
-    depth = 4
-
-
 TestLaw = WatchedMachine.TestCase
-TestLawThreeAhead = ThreeAheadMachine.TestCase
