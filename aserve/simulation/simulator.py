@@ -88,9 +88,9 @@ class Simulator:
     def _faster(self, at_s: float) -> float:
         return self._origin + (at_s - self._origin) / self._speed
 
-    def _recorded_s(self) -> float:
+    def _recorded_s(self, at_s: float) -> float:
         """What the recording's clock said when it had come as far in the traffic."""
-        return self._origin + (self._now - self._origin) * self._speed
+        return self._origin + (at_s - self._origin) * self._speed
 
     def _deliver(self) -> None:
         """What is due."""
@@ -131,9 +131,9 @@ class Simulator:
         self._planned.clear()
         for init in record.plan.inits:
             self._owners[init.seq_id] = self._visits[init.request_id], init.index
-        seconds = self._costs.seconds(step_of(record.plan, self._recorded_s()))
-        before_s = self._flying[-1][1] if self._flying else self._last_landed_s
-        self._flying.append((plan, max(self._now, before_s) + seconds, self._now))
+        begins_s = max(self._now, self._flying[-1][1] if self._flying else self._last_landed_s)
+        seconds = self._costs.seconds(step_of(record.plan, self._recorded_s(begins_s)), self._speed)
+        self._flying.append((plan, begins_s + seconds, self._now))
 
     def _land(self) -> None:
         plan, lands_s, launched_s = self._flying.popleft()
@@ -143,7 +143,7 @@ class Simulator:
         self._scheduler.commit(StepResult(plan.step_id, self._sampled(plan)), took_s)
         self._take_in()
         if self._meter.open_ids:
-            self._now += self._costs.gap_s(self._recorded_s())
+            self._now += self._costs.gap_s(self._recorded_s(self._now))
 
     def _sampled(self, plan: StepPlan) -> tuple[int, ...]:
         token_ids = []

@@ -64,7 +64,7 @@ class Visit(msgspec.Struct):
 
 
 class Step(NamedTuple):
-    """What a step had to compute, when it was planned, and what it took.
+    """What a step had to compute, when it was planned and had landed, and what it took of the time between them.
 
     num_moved: blocks swapped. has_prompt: not everybody only decoded. gap_s: from the landing before it to its plan,
     where somebody was there all the time; None where nobody was.
@@ -76,6 +76,7 @@ class Step(NamedTuple):
     num_moved: int
     has_prompt: bool
     gap_s: float | None
+    landed_s: float
 
 
 class Traffic(NamedTuple):
@@ -92,15 +93,15 @@ class Traffic(NamedTuple):
     cut_s: float | None = None
 
 
-def step_of(plan: Plan, at_s: float, took_s: float = 0.0, gap_s: float | None = None) -> Step:
+def step_of(plan: Plan, at_s: float, took_s: float = 0.0, gap_s: float | None = None, landed_s: float = 0.0) -> Step:
     """That of a plan."""
     ops = plan.block_ops
     num_moved = 0 if ops is None else len(ops.swap_outs) + len(ops.swap_ins)
     has_prompt = any(piece.num_tokens > 1 for piece in plan.slices)
-    return Step(Load.of(plan.slices), at_s, took_s, num_moved, has_prompt, gap_s)
+    return Step(Load.of(plan.slices), at_s, took_s, num_moved, has_prompt, gap_s, landed_s)
 
 
-class _Reader:
+class TrafficReader:
     """Takes the records one by one."""
 
     def __init__(self) -> None:
@@ -114,6 +115,7 @@ class _Reader:
         self._landed_s: float | None = None
 
     def take(self, record: Record) -> None:
+        """What happened next."""
         match record:
             case Arrived():
                 self._open[record.request_id] = visit = Visit(len(self.visits), record)
@@ -125,7 +127,7 @@ class _Reader:
             case Landed():
                 planned, gap_s = self._planned.pop(record.step_id)
                 if planned.plan.slices and record.took_s > 0.0:
-                    self.steps.append(step_of(planned.plan, planned.at_s, record.took_s, gap_s))
+                    self.steps.append(step_of(planned.plan, planned.at_s, record.took_s, gap_s, record.at_s))
                 self._landed_s = record.at_s
             case TakenBack():
                 for step_id in record.step_ids:
@@ -155,7 +157,7 @@ def read_traffic(recording: Recording) -> Traffic:
     """All that a simulation needs. Raises `RecordingError` for a recording that none can be made of."""
     if recording.header.config.speculative_config is not None:
         raise RecordingError(f"{recording.path}: recorded with speculative_config, and drafts are not simulated")
-    reader = _Reader()
+    reader = TrafficReader()
     for record in recording.records():
         reader.take(record)
     if not reader.steps:

@@ -1,5 +1,7 @@
 """Simulations: the same twice, and changed by what is changed."""
 
+import random
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from aserve.recording.files import Recording, first_bytes, frame, pack
 from aserve.recording.records import Arrived, Ended, Init, Landed, Plan, Planned, TakenBack
 from aserve.scheduler.step_cost import Load, Prices, prices_of
 from aserve.simulation.changes import changed
-from aserve.simulation.costs import NUM_NEAR, Costs
+from aserve.simulation.costs import Costs
 from aserve.simulation.meter import Meter
 from aserve.simulation.simulator import Simulator
 from aserve.simulation.traffic import STOP, Contents, Step, Traffic, read_traffic
@@ -22,10 +24,19 @@ from tests.simulation.worlds import config_of
 PRICES = Prices(base=0.005, token=0.0001, row=0.0005, key=0.0)
 
 
+def one_by_one(steps: Iterable[tuple[Load, float, bool]], gap_s: float = 0.0) -> list[Step]:
+    """Steps, of which each begins when the one before it has landed."""
+    made, at_s = [], 0.0
+    for load, took_s, has_prompt in steps:
+        made.append(Step(load, at_s, took_s, 0, has_prompt, gap_s, at_s + took_s))
+        at_s += took_s + gap_s
+    return made
+
+
 def paid(traffic: Traffic) -> Traffic:
     """The same traffic with steps that take exactly their price."""
     loads = [Load(tokens, rows, tokens * 37 % 500) for tokens in range(1, 65) for rows in range(1, min(tokens, 8) + 1)]
-    steps = [Step(load, 0.0, PRICES.of(load), 0, has_prompt, 0.0) for load in loads for has_prompt in (False, True)]
+    steps = one_by_one((load, PRICES.of(load), has_prompt) for load in loads for has_prompt in (False, True))
     return traffic._replace(steps=steps)
 
 
@@ -139,29 +150,39 @@ def test_prices_are_found_again():
     assert prices_of((load, PRICES.of(load)) for load in loads) == pytest.approx(PRICES, rel=1e-3, abs=1e-8)
 
 
-def test_costs_are_those_of_steps_like_it():
-    """Noise that is of large steps alone is not put upon small ones, nor that of a slow while upon others."""
-    small = [Step(Load(1, 1, 10), float(place), 0.010, 0, False, 0.001) for place in range(40)]
-    slow = [0.050] * 20 + [0.100] * 20
-    large = [Step(Load(50, 50, 500), float(place), took_s, 0, False, 0.001) for place, took_s in enumerate(slow)]
-    costs = Costs([*small, *large], swap_s=0.0)
-    assert {round(costs.seconds(step), 4) for step in small} == {0.010}
-    took = [round(costs.seconds(step), 4) for step in large]
-    assert set(took[:8]) == {0.050}, "it was fast then"
-    assert set(took[-8:]) == {0.100}
-    assert costs.gap_s(5.0) == 0.001
+def test_steps_at_their_time_take_what_they_took():
+    """However slow the machine was, stood still or hurried."""
+    rng = random.Random(0)
+    loads = [Load(rows, rows, rows * rng.randint(1, 300)) for rows in rng.choices(range(1, 33), k=200)]
+    noise = [rng.lognormvariate(0.0, 0.3) * rng.choice([1.0] * 20 + [10.0]) for _ in loads]
+    steps = one_by_one(
+        (load, PRICES.of(load) * times, rng.random() < 0.3) for load, times in zip(loads, noise, strict=True)
+    )
+    costs = Costs(steps, swap_s=0.0)
+    assert [costs.seconds(step) for step in steps] == pytest.approx([step.took_s for step in steps])
 
 
-def test_what_was_rare_is_as_rare():
-    """One step in forty stood still for half a second: in about the same place, and once or twice."""
-    steps = [Step(Load(4, 4, 100 + place), place * 0.01, 0.010, 0, False, 0.0) for place in range(200)]
-    stalled = [step._replace(took_s=0.5) if place % 40 == 20 else step for place, step in enumerate(steps)]
-    for seed in range(5):
-        costs = Costs(stalled, swap_s=0.0, seed=seed)
-        took = [costs.seconds(step) for step in steps]
-        slow = [place for place, took_s in enumerate(took) if took_s > 0.25]
-        assert 4 <= len(slow) <= 6
-        assert all(min(abs(place - there) for there in range(20, 200, 40)) <= NUM_NEAR for place in slow)
+def test_a_slow_while_is_slow_for_all_and_as_long():
+    """The first second the machine was as usual, the next half as fast; kinds have usual times of their own."""
+    steps = one_by_one([(Load(4, 4, 100), 0.010, False)] * 100 + [(Load(4, 4, 100), 0.020, False)] * 50, gap_s=0.001)
+    steps = [*steps, *(step._replace(has_prompt=True) for step in steps[:100])]
+    costs = Costs(steps, swap_s=0.0)
+    step = steps[0]
+    assert costs.seconds(step._replace(at_s=0.2)) == pytest.approx(0.010, rel=0.05)
+    assert costs.seconds(step._replace(at_s=1.5)) == pytest.approx(0.020, rel=0.05)
+    assert costs.seconds(step._replace(at_s=100.0)) == pytest.approx(0.020, rel=0.05), "behind its end as at its end"
+    assert costs.gap_s(0.5) == 0.001
+
+
+def test_who_comes_while_all_stands_still_waits_for_its_end():
+    steps = one_by_one((Load(4, 4, 100), 0.510 if place == 50 else 0.010, False) for place in range(100))
+    costs = Costs(steps, swap_s=0.0)  # it stood still from 0.505 to 1.005
+    step = steps[0]
+    took = {
+        at_s: round(costs.seconds(step._replace(at_s=at_s)), 4) for at_s in (0.4, 0.498, 0.502, 0.7, 1.0, 1.004, 1.1)
+    }
+    assert took == {0.4: 0.01, 0.498: 0.51, 0.502: 0.51, 0.7: 0.315, 1.0: 0.015, 1.004: 0.011, 1.1: 0.01}
+    assert costs.seconds(step._replace(at_s=0.3), speed=2.0) == pytest.approx(0.010)
 
 
 def test_a_recording_that_was_cut_is_simulated_up_to_there(tmp_path: Path):

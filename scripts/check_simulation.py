@@ -1,0 +1,171 @@
+"""How near `aserve simulate` comes to real runs: a run is recorded, simulated with changes, and run with these changes.
+
+    A runs, is recorded --> simulated unchanged --> against A itself
+                        --> simulated as B      --> against B, which runs with the same traffic
+
+Traffic is an open loop: random arrivals, prompts and lengths of answers, the same in all runs of a round, at shares of
+what the machine was just measured to do. Each round runs A, then every B, then A once more: how far the two runs of A
+are apart is how exact any simulation can be. One table a share, in Markdown: of each figure the differences in %, as
+medians over the rounds. On a quiet machine:
+
+    python scripts/check_simulation.py --model demo --seconds 60 --shares 0.3,0.7,0.95 --rounds 3 \
+        --changes max_num_seqs=8 --changes max_num_batched_tokens=128 --changes enable_prefix_caching=false
+"""
+
+import argparse
+import asyncio
+import random
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, NamedTuple
+
+from report import emit
+
+from aserve import AsyncEngine, SamplingParams
+from aserve.cli.simulate import read_changes
+from aserve.recording.files import Recording
+from aserve.simulation.changes import OPTIONS, changed
+from aserve.simulation.meter import Figures
+from aserve.simulation.simulator import Simulator
+from aserve.simulation.traffic import Traffic, read_traffic
+
+FIGURES: Final = {
+    "output_tokens_per_s": "tokens a second",
+    "ttft_p50_s": "first token, median",
+    "ttft_p99_s": "first token, p99",
+    "itl_p50_s": "between two, median",
+    "itl_p99_s": "between two, p99",
+    "latency_p50_s": "whole answer, median",
+    "latency_p99_s": "whole answer, p99",
+}
+NUM_WARM: Final = 48
+"""Requests of the closed loop that says what the machine can do."""
+AT_ONCE: Final = 16
+NUM_BEGINNINGS: Final = 4
+"""That prompts share: half of them begin with one of these."""
+
+
+class Ask(NamedTuple):
+    """A request. due_s: after the first."""
+
+    due_s: float
+    prompt: Sequence[int]
+    num_tokens: int
+
+
+def asks(num: int, rate: float, vocab: int, seed: int) -> list[Ask]:
+    """So many, at so many a second."""
+    rng = random.Random(seed)
+    beginnings = [[rng.randrange(10, vocab) for _ in range(64)] for _ in range(NUM_BEGINNINGS)]
+    made, due_s = [], 0.0
+    for _ in range(num):
+        own = [rng.randrange(10, vocab) for _ in range(min(400, max(4, round(rng.lognormvariate(4.0, 0.9)))))]
+        shared = rng.choice(beginnings) if rng.random() < 0.5 else []
+        made.append(Ask(due_s, [*shared, *own], min(160, max(4, round(rng.lognormvariate(3.6, 0.6))))))
+        due_s += rng.expovariate(rate)
+    return made
+
+
+async def answer(engine: AsyncEngine, ask: Ask) -> None:
+    params = SamplingParams(max_tokens=ask.num_tokens, temperature=0.0, ignore_eos=True)
+    async with engine.open(ask.prompt, params) as mailbox:
+        async for _ in mailbox:
+            pass
+
+
+async def requests_per_s(model: str, options: Mapping[str, Any]) -> float:
+    """What the machine can do, of such requests."""
+    async with AsyncEngine(model, **options) as engine:
+        waiting = asks(NUM_WARM, 1.0, engine.info.vocab_size, seed=-1)
+        started_s = time.perf_counter()
+
+        async def client() -> None:
+            while waiting:
+                await answer(engine, waiting.pop())
+
+        await asyncio.gather(*(client() for _ in range(AT_ONCE)))
+        return NUM_WARM / (time.perf_counter() - started_s)
+
+
+async def recorded(model: str, options: Mapping[str, Any], path: Path, asked: tuple[int, float, int]) -> Traffic:
+    """A run of an open loop."""
+    async with AsyncEngine(model, **options, record=path) as engine:
+        tasks, started_s = [], time.perf_counter()
+        for ask in asks(asked[0], asked[1], engine.info.vocab_size, asked[2]):
+            await asyncio.sleep(max(0.0, started_s + ask.due_s - time.perf_counter()))
+            tasks.append(asyncio.create_task(answer(engine, ask)))
+        await asyncio.gather(*tasks)
+    return read_traffic(Recording(path))
+
+
+def simulated(traffic: Traffic, changes: Mapping[str, Any]) -> Figures:
+    return Simulator(traffic, changed(traffic.header.config, changes)).run()
+
+
+def off(found: Figures, real: Figures) -> dict[str, float]:
+    """In %, by figure."""
+    return {name: 100 * (getattr(found, name) / getattr(real, name) - 1) for name in FIGURES}
+
+
+async def round_of(arguments: argparse.Namespace, rate: float, seed: int, folder: Path) -> dict[str, dict[str, float]]:
+    """By column."""
+    base = read_changes(arguments.base)
+    asked = round(rate * arguments.seconds), rate, seed
+    first = await recorded(arguments.model, base, folder / f"a{seed}.rec", asked)
+    columns = {"as recorded": off(simulated(first, {}), first.figures)}
+    for place, words in enumerate(arguments.changes):
+        changes = read_changes(words.split())
+        after = await recorded(arguments.model, base | changes, folder / f"b{place}-{seed}.rec", asked)
+        columns[words] = off(simulated(first, changes), after.figures)
+        columns[f"({words}: what it changed)"] = off(after.figures, first.figures)
+    again = await recorded(arguments.model, base, folder / f"again{seed}.rec", asked)
+    columns["(the same run twice)"] = off(again.figures, first.figures)
+    return columns
+
+
+async def check(arguments: argparse.Namespace, folder: Path) -> None:
+    able = arguments.rate or await requests_per_s(arguments.model, read_changes(arguments.base))
+    for share in map(float, arguments.shares.split(",")):
+        rounds = [await round_of(arguments, able * share, seed, folder) for seed in range(arguments.rounds)]
+        columns = {
+            name: {figure: median(one[name][figure] for one in rounds) for figure in FIGURES} for name in rounds[0]
+        }
+        num = round(able * share * arguments.seconds)
+        print(f"\n{arguments.model}, {share:.0%} of {able:.2f} requests a second, {num} requests, off by %:\n")
+        print("\n".join(table(columns)), flush=True)
+        emit("check_simulation", vars(arguments) | {"share": share, "requests": num}, columns)
+
+
+def table(columns: Mapping[str, Mapping[str, float]]) -> list[str]:
+    lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    for name, label in FIGURES.items():
+        lines.append(f"| {label} | " + " | ".join(f"{column[name]:+.1f}" for column in columns.values()) + " |")
+    return lines
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--base", nargs="*", default=["max_num_batched_tokens=512"], help="NAME=VALUE of A")
+    parser.add_argument("--changes", action="append", default=[], help="NAME=VALUE ... of a B; may be given again")
+    parser.add_argument("--shares", default="0.3,0.7,0.95", help="of what the machine can do")
+    parser.add_argument("--rate", type=float, help="requests a second that the machine can do, in place of measuring")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each run")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--folder", type=Path, help="where recordings are left; else they are removed")
+    arguments = parser.parse_args(words)
+    for given in [arguments.base, *(changes.split() for changes in arguments.changes)]:
+        for name in read_changes(given):
+            if name not in OPTIONS:
+                parser.error(f"{name} is none of an engine's options: {', '.join(OPTIONS)}")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = arguments.folder or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        asyncio.run(check(arguments, folder))
+
+
+if __name__ == "__main__":
+    main()
