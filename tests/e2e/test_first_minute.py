@@ -14,7 +14,7 @@ import pytest
 
 from aserve import __version__
 from aserve.cli.flags import ENGINE_FLAGS, SERVER_FLAGS
-from tests.e2e.server_process import CHAT, deltas, question, run_to_the_end, serving
+from tests.e2e.server_process import CHAT, ServerProcess, deltas, question, run_to_the_end, serving
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -22,7 +22,8 @@ LONG = question("Hello!", ignore_eos=True, max_tokens=400)
 START_UP_S = 4.0
 
 
-def test_the_socket_answers_while_the_model_loads():
+def test_from_the_start_to_the_first_signal():
+    """The socket answers while the model loads, the line that is printed streams token by token, a signal drains."""
     with serving() as server:
         assert server.http.get("/health").json() == {"status": "loading"}
         refused = server.http.get("/ready")
@@ -35,24 +36,38 @@ def test_the_socket_answers_while_the_model_loads():
         shown = "\n".join(server.lines)
         for part in ("weights: 100%", "KV cache: ", "concurrency: ", "temperature 0.7"):
             assert part in shown
+        streams_token_by_token(server)
+        drains(server)
 
 
-def test_the_line_that_it_prints_streams_an_answer_token_by_token():
-    with serving() as server:
-        line = server.line_with("curl -N")
-        assert server.url in line
-        curl = subprocess.Popen([*shlex.split(line), "--silent", "--show-error"], stdout=subprocess.PIPE)
-        assert curl.stdout is not None
-        reads = []
-        while piece := os.read(curl.stdout.fileno(), 65536):
-            reads.append(piece)
-        curl.stdout.close()
-        assert curl.wait() == 0
+def streams_token_by_token(server: ServerProcess):
+    [line] = [line for line in server.lines if "curl -N" in line]
+    assert server.url in line
+    curl = subprocess.Popen([*shlex.split(line), "--silent", "--show-error"], stdout=subprocess.PIPE)
+    assert curl.stdout is not None
+    reads = []
+    while piece := os.read(curl.stdout.fileno(), 65536):
+        reads.append(piece)
+    curl.stdout.close()
+    assert curl.wait() == 0
     assert len(reads) > 5
     assert b"[DONE]" not in reads[0]
     choices = list(deltas(b"".join(reads).decode().splitlines()))
     assert "aserve" in "".join(choice["delta"].get("content", "") for choice in choices)
     assert choices[-1]["finish_reason"] == "stop"
+
+
+def drains(server: ServerProcess):
+    with server.stream(LONG) as response:
+        lines = response.iter_lines()
+        first = next(lines)
+        server.popen.send_signal(signal.SIGTERM)
+        server.line_with("finishing 1 request")
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(server.url + "/health")
+        *_, last = deltas([first, *lines])
+    assert last["finish_reason"] == "length"
+    assert server.popen.wait(25) == 0
 
 
 @pytest.mark.timing
@@ -73,21 +88,7 @@ def test_launch_to_first_token_takes_four_seconds_at_most():
 # The end
 
 
-def test_the_first_signal_drains():
-    with serving() as server:
-        server.wait_until_ready()
-        with server.stream(LONG) as response:
-            lines = response.iter_lines()
-            first = next(lines)
-            server.popen.send_signal(signal.SIGTERM)
-            server.line_with("finishing 1 request")
-            with pytest.raises(httpx.ConnectError):
-                httpx.get(server.url + "/health")
-            *_, last = deltas([first, *lines])
-        assert last["finish_reason"] == "length"
-        assert server.popen.wait(25) == 0
-
-
+@pytest.mark.thorough
 def test_the_second_signal_stops_at_once():
     with serving() as server:
         server.wait_until_ready()

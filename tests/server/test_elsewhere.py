@@ -18,7 +18,7 @@ QUESTION = {"messages": [{"role": "user", "content": "What is aserve?"}], "tempe
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.torch]
 
 
-@pytest.mark.parametrize("system", ["macos", "windows"])
+@pytest.mark.parametrize("system", [pytest.param("macos", marks=pytest.mark.thorough), "windows"])
 def test_the_demo_is_served_and_ends_at_ctrl_c(system):
     """Catches what only Linux has, wherever it is imported or called between the start and the end."""
     words = [sys.executable, str(PROGRAM), system, "serve", "demo", "--shutdown-timeout", "5"]
