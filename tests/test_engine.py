@@ -359,9 +359,14 @@ def test_no_thread_file_process_task_or_signal_handler_is_left(new_loop):
     assert footprint() == before
 
 
+def all_tensors():
+    """That Python can reach, those in cycles that nobody has collected included."""
+    return [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
+
+
 def tensor_bytes():
-    """What the tensors that Python can reach hold, those in cycles that nobody has collected included."""
-    tensors = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
+    """What they hold."""
+    tensors = all_tensors()
     packed = [t for t in tensors if t.is_mkldnn]  # opaque: it says its size, and shares it with nobody
     storages = {s.data_ptr(): s for s in (t.untyped_storage() for t in tensors if not t.is_mkldnn)}
     return sum(t.numel() * t.element_size() for t in packed) + sum(s.nbytes() for s in storages.values())
@@ -375,13 +380,15 @@ def rss_bytes():
 async def test_leaving_the_context_returns_the_memory():
     await use_an_engine()
     gc.collect()
-    before = tensor_bytes()
+    before, known = tensor_bytes(), set(map(id, all_tensors()))
     async with demo() as engine:
         await engine.complete("One", greedy())
         weights_bytes = 12 * 2**20
         assert tensor_bytes() > before + weights_bytes + KV_BYTES * 0.99
     gc.collect()
-    assert tensor_bytes() - before < 2**14  # of 12 MiB and the cache: a few numbers of a last step may be left
+    num_bytes = tensor_bytes() - before
+    left = [(tuple(t.shape), t.dtype) for t in all_tensors() if id(t) not in known]
+    assert num_bytes < 2**14, left  # of 12 MiB and the cache: a few numbers of a last step may be left
 
 
 @pytest.mark.slow
