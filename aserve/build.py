@@ -29,11 +29,13 @@ from aserve.core.errors import ConfigError, InsufficientMemoryError
 from aserve.core.layout import KVLayout, lay_out
 from aserve.drafters import draft_options, make_draft_model
 from aserve.engine import Engine, EngineParts, Loader, Progress
-from aserve.loading import Report, choose_device, load_decoder, model_info
+from aserve.loading import Report, load_decoder, model_info
 from aserve.measuring import measure
 from aserve.model_folder import DEMO_MODEL, find_model
 from aserve.model_text import check_draft_vocabulary, load_text
 from aserve.models.pooling import PoolingPlan
+from aserve.parallel.leader import Team, start_team
+from aserve.parallel.task import rank_device
 from aserve.planning import with_draft_model
 from aserve.poolers import as_long_as_trained, check_options, load_encoder_parts, pooling_of, pools_of
 from aserve.recorders import scheduler_of
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from aserve.models.interface import CausalLM
     from aserve.models.lora import LoraLayers
     from aserve.runner.graph_device import GraphDevice
+    from aserve.runner.parallel import ParallelRunner
     from aserve.runner.pooling import Pools
     from aserve.runner.runner import ModelRunner
 
@@ -135,6 +138,7 @@ class _Loaded(NamedTuple):
     device: "torch.device"
     graphs: "GraphDevice | None"
     pools: "Pools | None" = None
+    team: Team = Team()
 
 
 def _load(
@@ -145,19 +149,38 @@ def _load(
     report: Report,
     settled: EngineConfig | None,
 ) -> EngineParts:
+    device = rank_device(options.device, 0, options.tensor_parallel_size)
+    team = start_team(options, checkpoint, device)
+    try:
+        return _load_first(options, checkpoint, plan, draft_checkpoint, report, settled, device, team)
+    except BaseException:
+        team.close()
+        raise
+
+
+def _load_first(
+    options: Options,
+    checkpoint: "Checkpoint",
+    plan: PoolingPlan | None,
+    draft_checkpoint: "Checkpoint | None",
+    report: Report,
+    settled: EngineConfig | None,
+    device: "torch.device",
+    team: Team,
+) -> EngineParts:
+    """The parts of an engine whose other ranks, if there are any, load beside it."""
     from aserve.kernels.dispatch import describe, describe_int8, select_ops
     from aserve.models.loader import read_dtype
     from aserve.runner.graph_device import graph_device
 
-    device = choose_device(options.device)
     dtype = read_dtype(checkpoint, options.dtype)
     ops = select_ops(device, batch_invariant=options.batch_invariant)
     lora = None
     if options.enable_lora:
         from aserve.models.lora import LoraLayers
 
-        lora = LoraLayers(options.num_loras, options.max_lora_rank, ops, dtype, device)
-    model = load_decoder(options, checkpoint, device, ops, lora, report)
+        lora = LoraLayers(options.num_loras, options.max_lora_rank, ops, dtype, device, team.shard)
+    model = load_decoder(options, checkpoint, device, ops, lora, report, team.shard)
 
     report(Progress("tokenizer"))
     tokenizer, chat_template = load_text(options, checkpoint, model.spec.vocab_size)
@@ -174,13 +197,15 @@ def _load(
         pools = pools_of(options, plan, checkpoint, model, tokenizer, device)
     report(Progress("memory"))
     layout = lay_out(model.spec.windows, options.max_model_len or model.spec.context_len)
-    facts = measure(options, model, layout, ops, dtype, device)
+    team.meet()
+    facts = team.least(measure(options, model, layout, ops, dtype, device, team.shard))
     facts = with_draft_model(facts, None if draft_model is None else draft_model.spec, dtype.itemsize)
     config = _settled(settled, facts) or resolve(options, msgspec.structs.replace(facts, pooling=pooling))
     info = model_info(options, config, model.spec.vocab_size, checkpoint, tokenizer, chat_template, pooling)
     weights = f"{describe_weights(options, checkpoint)} as {_name(dtype)} on {device}"
     graphs = None if options.enforce_eager or pools is not None else graph_device(device)
-    loaded = _Loaded(model, draft_model, lora, ops, dtype, device, graphs, pools)
+    team.begin(config)
+    loaded = _Loaded(model, draft_model, lora, ops, dtype, device, graphs, pools, team)
     runner, config = _runner(config, layout, loaded, report)
     adapters = _adapters(options, info, runner)
     if pooling is None:
@@ -212,7 +237,7 @@ def _name(dtype: "torch.dtype") -> str:
 
 
 @contextmanager
-def _closing_on_failure(runner: "ModelRunner") -> Iterator[None]:
+def _closing_on_failure(runner: "ModelRunner | ParallelRunner") -> Iterator[None]:
     try:
         yield
     except BaseException:
@@ -222,7 +247,7 @@ def _closing_on_failure(runner: "ModelRunner") -> Iterator[None]:
 
 def _runner(
     config: EngineConfig, layout: KVLayout, loaded: _Loaded, report: Report
-) -> "tuple[ModelRunner, EngineConfig]":
+) -> "tuple[ModelRunner | ParallelRunner, EngineConfig]":
     """The runner, warm, and the configuration with what it measured."""
     from aserve.runner.kv_store import allocate_kv
     from aserve.runner.runner import ModelRunner
@@ -244,13 +269,16 @@ def _runner(
         graph_device=loaded.graphs,
         lora=loaded.lora,
         pools=loaded.pools,
+        shard=loaded.team.shard,
+        followers=loaded.team.ranks,
     )
     report(Progress("warming up"))
     with ExitStack() as on_failure:
         on_failure.callback(runner.close)
         if loaded.draft_model is not None:
             made_of = loaded.draft_model, loaded.ops, loaded.dtype, loaded.device
-            runner.draft_with(partial(make_draft_model, config, *made_of))
+            make = partial(make_draft_model, config, *made_of)
+            runner.draft_with(lambda device: loaded.team.drafts(make(device), config, loaded.device))
         runner.warm_up()
         if config.num_host_blocks:
             costs = runner.measure_costs()
@@ -259,10 +287,10 @@ def _runner(
             step_s = runner.measure_drafting(config.speculative_config.num_speculative_tokens)
             config = msgspec.structs.replace(config, draft_step_s=step_s)
         on_failure.pop_all()
-    return runner, config
+    return loaded.team.runner(runner), config
 
 
-def _adapters(options: Options, info: ModelInfo, runner: "ModelRunner") -> Adapters:
+def _adapters(options: Options, info: ModelInfo, runner: "ModelRunner | ParallelRunner") -> Adapters:
     """Those that were named, loaded. Raises `AdapterError` for one that is refused."""
     adapters = Adapters(
         runner if options.enable_lora else None,

@@ -96,7 +96,7 @@ class EngineLoop:
         self._choices: dict[ChoiceId, _Choice] = {}
         self._doorbell = asyncio.Event()
         self._has_ended, self._step_timeout_s = False, step_timeout_s
-        self._overdue: StepTimeoutError | None = None
+        self._overdue: AserveError | None = None
         self._watched: Flight | None = None
         self._watched_since_s = 0.0
         self._task: asyncio.Task[object] | None = None
@@ -271,12 +271,14 @@ class EngineLoop:
         if (flight := self._steps.awaited) is not self._watched:
             self._watched, self._watched_since_s = flight, now
         elif flight is not None and self._step_timeout_s and now - self._watched_since_s > self._step_timeout_s:
-            self._give_up()
+            self._give_up(StepTimeoutError(self._step_timeout_s))
+        if (lost := self._steps.lost) is not None and self._overdue is None:
+            self._give_up(lost)
 
-    def _give_up(self) -> None:
-        """A step is overdue, and nothing can interrupt it: say where all threads are, and end the loop."""
-        self._overdue = StepTimeoutError(self._step_timeout_s)
-        _log.critical("%s; the threads are here:\n%s", self._overdue.message, all_stacks())
+    def _give_up(self, error: AserveError) -> None:
+        """A step is overdue or can never land, and nothing interrupts it: say where all threads are, end the loop."""
+        self._overdue = error
+        _log.critical("%s; the threads are here:\n%s", error.message, all_stacks())
         if self._task is not None:
             self._task.cancel()
 

@@ -15,6 +15,7 @@ from aserve.core.errors import CheckpointError, ConfigError, InvalidRequestError
 from aserve.core.params import ALL_TOKENS, SamplingParams
 from aserve.core.pooling import Pooling
 from aserve.engine_parts import Progress
+from aserve.models.sharding import ALONE, Shard
 from aserve.text.chat_template import ChatTemplate
 from aserve.text.formats.choice import choose_calls, choose_thoughts
 from aserve.text.formats.named import own_formats
@@ -65,6 +66,7 @@ def load_decoder(
     ops: "Ops",
     lora: "LoraLayers | None",
     report: Report,
+    shard: Shard = ALONE,
 ) -> "CausalLM":
     """Load in a thread that ends.
 
@@ -87,6 +89,7 @@ def load_decoder(
         batch_invariant=options.batch_invariant,
         quantization=options.quantization,
         lora=lora,
+        shard=shard,
         progress=lambda stage, done, total: report(Progress(stage, done, total, "B")),
     )
     with ThreadPoolExecutor(1, thread_name_prefix="aserve-loader") as loader:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from aserve.core.config import Facts, Options
 from aserve.core.defaults import default_max_num_batched_tokens, default_max_num_seqs
 from aserve.core.layout import KVLayout, stretched
+from aserve.models.sharding import ALONE, Shard
 from aserve.planning import facts_of
 from aserve.runner.host_budget import cpu_kv_budget
 
@@ -19,15 +20,24 @@ if TYPE_CHECKING:
 
 
 def measure(
-    options: Options, model: "CausalLM", layout: KVLayout, ops: "Ops", dtype: "torch.dtype", device: "torch.device"
+    options: Options,
+    model: "CausalLM",
+    layout: KVLayout,
+    ops: "Ops",
+    dtype: "torch.dtype",
+    device: "torch.device",
+    shard: Shard = ALONE,
 ) -> Facts:
-    """What `resolve` needs to know of the model and the memory; on CUDA runs the largest step, if it must."""
+    """What `resolve` needs to know of the model and the memory; on CUDA runs the largest step, if it must.
+
+    shard: whose share the model is; all ranks measure at once, and on a CPU they share its memory.
+    """
     from aserve.runner.profile import cuda_kv_budget, largest_step
 
     if options.kv_cache_memory_bytes is not None:
         budget_bytes = options.kv_cache_memory_bytes
     elif device.type == "cpu":
-        budget_bytes = cpu_kv_budget()
+        budget_bytes = cpu_kv_budget() // shard.size
     else:
         num_tokens = options.max_num_batched_tokens or default_max_num_batched_tokens(
             device.type, model.spec.flops_per_token
@@ -49,5 +59,6 @@ def measure(
             block_size=options.block_size,
             gpu_memory_utilization=options.gpu_memory_utilization,
             captured_len=None if options.enforce_eager else max_model_len,
+            shard=shard,
         )
     return facts_of(model.spec, layout, dtype.itemsize, device.type, budget_bytes)

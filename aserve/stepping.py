@@ -25,7 +25,7 @@ from aserve.core.faults import WISHES, describe, log_fault
 from aserve.core.ids import RequestId
 from aserve.core.outputs import StepTokens
 from aserve.core.plan import StepPlan, StepResult
-from aserve.core.ports import Clock, Flight, Runner
+from aserve.core.ports import Clock, Flight, MayBeLost, Runner
 from aserve.edges import aside, is_fault
 from aserve.metrics.engine_metrics import EngineMetrics
 from aserve.observe.observer import Observer
@@ -89,6 +89,7 @@ class Stepper:
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
+        self._mortal = runner if isinstance(runner, MayBeLost) else None
         self._metrics = metrics
         self._clock = clock
         self._audience = audience
@@ -99,6 +100,11 @@ class Stepper:
         self._num_restarts = 0
         self._restarted_behind_s = 0.0
         self.awaited: Flight | None = None
+
+    @property
+    def lost(self) -> AserveError | None:
+        """Why the runner computes nothing any more, if it says so by itself."""
+        return self._mortal.lost if self._mortal is not None else None
 
     @property
     def is_torn(self) -> bool:

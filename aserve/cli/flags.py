@@ -129,6 +129,13 @@ ENGINE_FLAGS: Final = (
     Flag("seed", int, "N", "of the dummy weights"),
     Flag("max_model_len", read_count, "N", "longest prompt and answer together, in tokens"),
     Flag("block_size", read_count, "N", "tokens in a block of the KV cache"),
+    Flag(
+        "tensor_parallel_size",
+        read_count,
+        "N",
+        "processes that compute the model together, each with a part of every layer: on as many GPUs, or on a CPU",
+        short="-tp",
+    ),
     Flag("gpu_memory_utilization", read_number, "X", "share of the GPU's memory that aserve may use"),
     Flag("kv_cache_memory_bytes", read_count, "N", "size of the KV cache, instead of what profiling finds"),
     Flag("swap_space", read_number, "X", "GiB of host memory for the blocks of preempted sequences"),

@@ -1,7 +1,7 @@
 """vLLM's flags that aserve has not: which of them ask for what is so anyway, and which for what there is not.
 
 The first kind is left out with a line that says why, so that a command line written for vLLM goes on working. The
-second is refused. A flag whose value is the one that changes nothing (`--tensor-parallel-size 1`) is of the first kind.
+second is refused. A flag whose value changes nothing (`--pipeline-parallel-size 1`) is of the first kind.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ class Foreign(NamedTuple):
         return self.verdict == NOT_NEEDED or (value is not None and value.lower() in self.neutral)
 
 
-ONE_PROCESS: Final = "aserve is one process with one GPU or the CPU"
+ONE_PROCESS: Final = "one process plans, and --tensor-parallel-size alone splits a model"
 TEXT_ONLY: Final = "models take text alone"
 TLS: Final = "put a proxy in front that speaks TLS"
 
@@ -43,7 +43,7 @@ def _values(verdict: str, why: str, *names: str, neutral: tuple[str, ...] = ()) 
 
 
 FOREIGN: Final[Mapping[str, Foreign]] = {
-    **_values(NOT_YET, ONE_PROCESS, "tensor-parallel-size", "pipeline-parallel-size", neutral=("1",)),
+    **_values(NOT_YET, ONE_PROCESS, "pipeline-parallel-size", neutral=("1",)),
     **_values(NOT_YET, ONE_PROCESS, "data-parallel-size", "decode-context-parallel-size", "nnodes", neutral=("1",)),
     **_values(NOT_YET, ONE_PROCESS, "data-parallel-rank", "data-parallel-address", "data-parallel-backend"),
     **_values(NOT_YET, ONE_PROCESS, "data-parallel-rpc-port", "data-parallel-size-local", "node-rank", "master-addr"),
@@ -100,7 +100,7 @@ FOREIGN: Final[Mapping[str, Foreign]] = {
     **_switches(NOT_YET, "the tokenizer is always there", "skip-tokenizer-init"),
     **_switches(NOT_YET, "windows are those of the model", "disable-sliding-window"),
     **_switches(NOT_YET, "weights stay where they are", "enable-sleep-mode"),
-    **_switches(NOT_YET, "an adapter's layers are on one device", "fully-sharded-loras"),
+    **_switches(NOT_YET, "each rank has its part of an adapter's layers, as of the model's", "fully-sharded-loras"),
     **_switches(NOT_YET, "see /metrics", "enable-server-load-tracking", "enable-layerwise-nvtx-tracing"),
     **_values(NOT_YET, "see /metrics", "otlp-traces-endpoint", "collect-detailed-traces"),
     **_values(NOT_YET, "answers are the assistant's", "response-role", neutral=("assistant",)),
@@ -114,7 +114,6 @@ FOREIGN: Final[Mapping[str, Foreign]] = {
 """By name, without its dashes."""
 
 SHORT: Final[Mapping[str, str]] = {
-    "-tp": "tensor-parallel-size",
     "-pp": "pipeline-parallel-size",
     "-dp": "data-parallel-size",
     "-asc": "api-server-count",

@@ -20,6 +20,7 @@ from aserve.core.defaults import (
 from aserve.core.errors import ConfigError
 from aserve.core.layout import Footprint, Window, stretched
 from aserve.core.lora import LORA_RULES
+from aserve.core.parallel import PARALLEL_RULES
 from aserve.core.params import ALL_TOKENS, DEFAULT_MAX_LOGPROBS
 from aserve.core.pooling import POOLING_RULES, Pooling, PoolingFields, PoolingOptions
 from aserve.core.recording import RECORDING_RULES
@@ -164,6 +165,7 @@ OPTION_RULES: Final = Rules(
         "max_logprobs": integer(ALL_TOKENS, MAX_INT),
         "metrics_prefix": _PREFIX,
         **LORA_RULES,
+        **PARALLEL_RULES,
         **POOLING_RULES,
         **RECORDING_RULES,
     },

@@ -14,6 +14,7 @@ AserveError
 ├── NonFiniteLogitsError         the model's scores for this request are not numbers
 ├── InsufficientMemoryError      there is not enough memory to compute this request; try again after `retry_after_s`
 ├── StepTimeoutError             a step has not come back: the engine is lost
+├── RankLostError                a process that computes a part of the model is gone: the engine is lost
 ├── DeviceLostError              a step of nobody's fails too: the engine is lost
 ├── InternalError                a bug of ours met this request; its `fault_id` is in the log
 ├── ConfigError                  a flag or option is wrong
@@ -147,6 +148,12 @@ class DeviceLostError(AserveError):
 
     def __init__(self) -> None:
         super().__init__("the device computes nothing any more")
+
+
+class RankLostError(AserveError):
+    """One of the processes that compute the model together has ended, or stands still; the message says which, how."""
+
+    code = "engine_dead"
 
 
 class InternalError(AserveError):

@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final, TypedDict
+from typing import Any, Final
 
 import msgspec
 
 from aserve.core.errors import ConfigError
+from aserve.core.parallel import ParallelFields, ParallelOptions
 from aserve.core.rules import Refused, Rule, count, flag, optional, path, sequence
 
 MAX_RANK: Final = 256
@@ -20,7 +21,7 @@ NAME_RULE: Final = "1 to 256 printable ASCII characters, none of them a space or
 _MODULES: Final = "a mapping of names to folders, or a sequence of NAME=FOLDER or JSON objects"
 
 
-class LoraOptions(msgspec.Struct, frozen=True, kw_only=True):
+class LoraOptions(ParallelOptions, frozen=True, kw_only=True):
     """The fields of `Options` that are about adapters.
 
     lora_modules: names and folders. max_loras: adapters that one step computes with; None for DEFAULT_LORAS, or for
@@ -53,7 +54,7 @@ class LoraOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.max_cpu_loras or self.num_loras
 
 
-class LoraFields(TypedDict, total=False):
+class LoraFields(ParallelFields, total=False):
     """The fields of `LoraOptions` as keyword arguments."""
 
     enable_lora: bool

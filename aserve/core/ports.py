@@ -1,8 +1,9 @@
 """The seams between floors, as Protocols: whoever implements one is chosen in build.py, and has a fake in tests."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from aserve.core.errors import AserveError
 from aserve.core.ids import AdapterId, SeqId
 from aserve.core.plan import SeqSlice, StepPlan, StepResult, TokenMask
 
@@ -83,6 +84,16 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Wait for launched steps, then give back threads and memory. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class MayBeLost(Protocol):
+    """A `Runner` that other processes are part of, one of which may end while no step runs that could tell of it."""
+
+    @property
+    def lost(self) -> AserveError | None:
+        """Why it computes nothing any more; None while it does."""
         ...
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from aserve.kernels.ops import HeadNormOps, KVLayer, Ops
 from aserve.models.interface import ForwardBatch
 from aserve.models.layers import LinearMethod, LinearShape, Projection
+from aserve.models.sharding import Split
 from aserve.models.spec import ModelSpec
 from aserve.models.weights import Weights
 
@@ -66,7 +67,9 @@ class QKV:
         self._sizes = [heads * spec.head_dim for heads in self._heads]
         names = (f"{prefix}.{name}_proj" for name in "qkv")
         outputs = dict(zip(names, self._sizes, strict=True))
-        self._projection = Projection(linear, weights, LinearShape(outputs, spec.hidden_size, spec.qkv_bias))
+        self._projection = Projection(
+            linear, weights, LinearShape(outputs, spec.hidden_size, spec.qkv_bias, Split.OUTPUTS)
+        )
 
     def __call__(self, x_TE: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor, Tensor]:
         """q [T, H, D], k and v [T, K, D]: views of one tensor."""
@@ -77,5 +80,6 @@ class QKV:
 
 def output_projection(spec: ModelSpec, weights: Weights, linear: LinearMethod, prefix: str) -> Projection:
     """[T, H * D] to [T, E]."""
-    shape = LinearShape({f"{prefix}.o_proj": spec.hidden_size}, spec.num_heads * spec.head_dim, spec.out_bias)
+    outputs = {f"{prefix}.o_proj": spec.hidden_size}
+    shape = LinearShape(outputs, spec.num_heads * spec.head_dim, spec.out_bias, Split.INPUTS)
     return Projection(linear, weights, shape)

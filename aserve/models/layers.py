@@ -12,7 +12,7 @@ from functools import partial
 from typing import Protocol
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, cat
 
 from aserve.kernels.native.int8_linear import Int8Linear, RowScratch
 from aserve.kernels.native.library import Library
@@ -30,8 +30,9 @@ from aserve.kernels.packed_linear import (
 )
 from aserve.models.interface import ForwardBatch
 from aserve.models.lora import LoraLayers
+from aserve.models.sharding import Shard, Split
 from aserve.models.spec import ModelSpec
-from aserve.models.weights import Weights
+from aserve.models.weights import Part, Weights
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """x [T, I], W [O, I] and b [O] to x W^T + b, [T, O]."""
@@ -53,12 +54,14 @@ class Linear(Protocol):
 class LinearShape:
     """One linear layer, possibly several of the checkpoint's side by side.
 
-    outputs: name of each checkpoint layer and its number of outputs, in the order in which they are fused.
+    outputs: name of each checkpoint layer and its number of outputs, in the order in which they are fused. split: how
+    ranks share it, where there are several; outputs and num_inputs are then those of one.
     """
 
     outputs: Mapping[str, int]
     num_inputs: int
     bias: bool = False
+    split: Split | None = None
 
 
 class LinearMethod(Protocol):
@@ -201,21 +204,28 @@ class AdaptableMethod:
 
 
 class Projection:
-    """A linear layer inside a block, and what adapters add to it, where the model takes any."""
+    """A linear layer inside a block, and what adapters add to it, where the model takes any.
 
-    __slots__ = ("_linear", "_lora")
+    Where ranks share its inputs, each has a part of a sum, adapters included, which all of them then add up.
+    """
+
+    __slots__ = ("_add_up", "_linear", "_lora")
 
     def __init__(self, linear: LinearMethod, weights: Weights, shape: LinearShape) -> None:
         self._linear = linear.load(weights, shape)
         self._lora = None
         if isinstance(linear, AdaptableMethod):
-            self._lora = linear.lora.new_layer(shape.outputs, shape.num_inputs)
+            self._lora = linear.lora.new_layer(shape.outputs, shape.num_inputs, shape.split)
+        group = weights.shard.group
+        self._add_up = group.all_reduce if group is not None and shape.split is Split.INPUTS else None
 
     def __call__(self, x_TI: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, I] to [T, O]."""
         out_TO = self._linear(x_TI)
         if batch.lora is not None and self._lora is not None:
             self._lora.add(out_TO, x_TI, batch.lora)
+        if self._add_up is not None:
+            self._add_up(out_TO)
         return out_TO
 
 
@@ -237,11 +247,70 @@ def load_fused(
     start = 0
     for name, size in shape.outputs.items():
         rows = slice(start, start + size)
-        weights.fill(weight_OI[rows], f"{name}.weight")
+        fill_share(weights, weight_OI[rows], f"{name}.weight", shape.split)
         if bias_O is not None:
-            weights.fill(bias_O[rows], f"{name}.bias")
+            _fill_bias(weights, bias_O[rows], f"{name}.bias", shape.split)
         start += size
     return weight_OI, bias_O
+
+
+def _fill_bias(weights: Weights, bias_O: Tensor, name: str, split: Split | None) -> None:
+    """Where each rank has a part of the sum, one of them adds the bias."""
+    if split is not Split.INPUTS:
+        fill_share(weights, bias_O, name, split)
+    elif weights.shard.rank == 0:
+        weights.fill(bias_O, name)
+    else:
+        weights.skip(name)
+        bias_O.zero_()
+
+
+def fill_share(weights: Weights, out: Tensor, name: str, split: Split | None) -> None:
+    """Write a rank's share of a tensor into out; zeros where the tensor ends before the share does."""
+    shard = weights.shard
+    if split is None or shard.size == 1:
+        weights.fill(out, name)
+        return
+    dim, full, share = split.dim, weights.shape(name)[split.dim], out.shape[split.dim]
+    start = shard.start(split, full, share)
+    there = out.narrow(dim, 0, max(0, min(share, full - start)))
+    if there.shape != out.shape:
+        out.zero_()
+    weights.fill(there, name, Part(dim, min(start, full)))
+
+
+class ShardedEmbedding:
+    """Rows of a table of which this rank has some: others' are zeros here, and come by adding up."""
+
+    def __init__(self, embed: Embedding, shard: Shard, num_rows: int) -> None:
+        self._embed = embed
+        self._add_up = None if shard.group is None else shard.group.all_reduce
+        self._start = shard.start(Split.VOCABULARY, 0, num_rows)
+        self._num_rows = num_rows
+
+    def __call__(self, token_ids_T: Tensor) -> Tensor:
+        """[T] to [T, E]."""
+        own_T = token_ids_T - self._start
+        is_others_T = (own_T < 0) | (own_T >= self._num_rows)
+        out_TE = self._embed(own_T.masked_fill_(is_others_T, 0)).masked_fill_(is_others_T[:, None], 0.0)
+        if self._add_up is not None:
+            self._add_up(out_TE)
+        return out_TE
+
+
+class ShardedHead:
+    """Logits of which each rank makes some; rank 0 has all of them, and others what they made."""
+
+    def __init__(self, head: Linear, shard: Shard, vocab_size: int) -> None:
+        self._head = head
+        self._group = shard.group
+        self._vocab_size = vocab_size
+
+    def __call__(self, hidden_SE: Tensor) -> Tensor:
+        """[S, E] to [S, V]."""
+        own_SV = self._head(hidden_SE)
+        parts = None if self._group is None else self._group.gather(own_SV)
+        return own_SV if parts is None else cat(parts, 1)[:, : self._vocab_size].contiguous()
 
 
 def load_tensor(weights: Weights, name: str, *shape: int) -> Tensor:
@@ -257,8 +326,9 @@ class GatedMLP:
     def __init__(self, spec: ModelSpec, ops: Ops, weights: Weights, linear: LinearMethod, prefix: str) -> None:
         size, hidden = spec.intermediate_size, spec.hidden_size
         gate_up = {f"{prefix}.gate_proj": size, f"{prefix}.up_proj": size}
-        self._gate_up = Projection(linear, weights, LinearShape(gate_up, hidden, spec.mlp_bias))
-        self._down = Projection(linear, weights, LinearShape({f"{prefix}.down_proj": hidden}, size, spec.mlp_bias))
+        down = {f"{prefix}.down_proj": hidden}
+        self._gate_up = Projection(linear, weights, LinearShape(gate_up, hidden, spec.mlp_bias, Split.OUTPUTS))
+        self._down = Projection(linear, weights, LinearShape(down, size, spec.mlp_bias, Split.INPUTS))
         self._silu_and_mul = ops.silu_and_mul
 
     def __call__(self, x_TE: Tensor, batch: ForwardBatch) -> Tensor:

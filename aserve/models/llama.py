@@ -16,7 +16,18 @@ from torch import Tensor
 from aserve.kernels.ops import KVLayer, Ops
 from aserve.models.attention import QKV, RotaryAttention, output_projection
 from aserve.models.interface import ForwardBatch
-from aserve.models.layers import GatedMLP, LinearMethod, LinearShape, embedding, load_tensor
+from aserve.models.layers import (
+    GatedMLP,
+    Linear,
+    LinearMethod,
+    LinearShape,
+    ShardedEmbedding,
+    ShardedHead,
+    embedding,
+    fill_share,
+    load_tensor,
+)
+from aserve.models.sharding import Split
 from aserve.models.spec import ModelSpec
 from aserve.models.weights import Weights
 
@@ -90,6 +101,8 @@ class Llama:
         self.spec = spec
         self._ops = ops
 
+        self._head: Linear
+
         def layer(index: int) -> LlamaLayer:
             prefix = f"model.layers.{index}"
             attend = RotaryAttention(spec, ops, cos_sin_LD, spec.windows[index])
@@ -101,7 +114,9 @@ class Llama:
             )
 
         def table_VE() -> Tensor:
-            return load_tensor(weights, "model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
+            out_VE = weights.empty(spec.vocab_share, spec.hidden_size)
+            fill_share(weights, out_VE, "model.embed_tokens.weight", Split.VOCABULARY)
+            return out_VE
 
         if spec.tie_embeddings or not spec.has_head:
             weights.skip("lm_head.weight")
@@ -114,7 +129,12 @@ class Llama:
         # The norm after a layer's last sum is the next layer's first, so that every sum is fused with a norm.
         self._next_norms = [layer.attention_norm_E for layer in self._layers[1:]] + [final_norm_E]
         if spec.has_head and not spec.tie_embeddings:
-            self._head = linear.load(weights, LinearShape({"lm_head": spec.vocab_size}, spec.hidden_size))
+            shape = LinearShape({"lm_head": spec.vocab_share}, spec.hidden_size, split=Split.VOCABULARY)
+            self._head = linear.load(weights, shape)
+        if weights.shard.size > 1:
+            self._embed = ShardedEmbedding(self._embed, weights.shard, spec.vocab_share)
+            if spec.has_head:
+                self._head = ShardedHead(self._head, weights.shard, spec.vocab_size)
 
     def forward(self, token_ids_T: Tensor, kv: Sequence[KVLayer], batch: ForwardBatch) -> Tensor:
         """Hidden states after the final norm, [T, E]; h_TE is the residual stream, x_TE what its norm gives."""

@@ -3,7 +3,7 @@
 Native families never import transformers, which would triple the time to start.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 
@@ -18,11 +18,13 @@ from aserve.kernels.native.native_linear import can_be_native
 from aserve.kernels.native.native_ops import NativeOps
 from aserve.kernels.ops import LinearOps, Ops
 from aserve.models.checkpoint import Checkpoint
-from aserve.models.inspection import SCORE, full_name, read_headers
+from aserve.models.inspection import SCORE, full_name, native_tensors, read_headers
 from aserve.models.interface import CausalLM
 from aserve.models.layers import AdaptableMethod, DenseMethod, Int8Method, LinearMethod, NativeMethod, PackingMethod
 from aserve.models.lora import LoraLayers
+from aserve.models.peft import Module
 from aserve.models.rope import rope_table
+from aserve.models.sharding import ALONE, Shard, share_of
 from aserve.models.spec import FAMILIES, ModelSpec, dtype_name, read_architecture, read_spec
 from aserve.models.weights import RandomWeights, ReadProgress, SafetensorsWeights, Weights
 
@@ -47,6 +49,7 @@ def load_model(  # noqa: PLR0913  (each a wish of the user, most with a default)
     batch_invariant: bool = False,
     quantization: str | None = None,
     lora: LoraLayers | None = None,
+    shard: Shard = ALONE,
     progress: ReadProgress = no_progress,
 ) -> CausalLM:
     """The model on its device, ready for `forward` under torch.inference_mode.
@@ -54,8 +57,8 @@ def load_model(  # noqa: PLR0913  (each a wish of the user, most with a default)
     load_format: auto or safetensors read the weights, dummy draws them from seed. dtype: a torch type by name, or auto,
     the checkpoint's. max_model_len: positions that will be used, all of the model's by default. batch_invariant: refuse
     a model whose rows may depend on one another. quantization: of `QUANTIZATIONS`, how linear layers are kept. lora:
-    where its adapters will lie. Raises `CheckpointError`, one line, where config and weights do not make a model that
-    aserve can serve, `ConfigError` for a quantization that there is not for it here.
+    where its adapters will lie. shard: whose share this is. Raises `CheckpointError`, one line, where config and
+    weights do not make a model that aserve can serve, `ConfigError` for a quantization that there is not for it here.
     """
     device = torch.device(device)
     torch_dtype = read_dtype(checkpoint, dtype)
@@ -68,6 +71,10 @@ def load_model(  # noqa: PLR0913  (each a wish of the user, most with a default)
             raise CheckpointError(f"{architecture} runs through transformers, and takes no adapters (enable_lora)")
         if quantization is not None:
             raise ConfigError(f"quantization {quantization} is not for {architecture}: it runs through transformers")
+        if shard.size > 1:
+            raise ConfigError(
+                f"tensor_parallel_size {shard.size} is not for {architecture}: it runs through transformers"
+            )
         # Imported here: transformers takes seconds, and only its own models need it.
         from aserve.models.transformers_backend import load_backend_model
 
@@ -79,15 +86,17 @@ def load_model(  # noqa: PLR0913  (each a wish of the user, most with a default)
         progress("weights", num_bytes, num_bytes)
         return backend_model
 
-    spec = read_spec(checkpoint.config, has_head=not checkpoint.pools)
+    whole = read_spec(checkpoint.config, has_head=not checkpoint.pools)
+    spec = share_of(whole, shard.size)
     num_positions = min(max_model_len or spec.context_len, spec.context_len)
     linear = linear_method(ops, torch_dtype, quantization)
-    build = partial(_build, spec, ops, linear, num_positions, device, lora)
+    shapes = {name: tuple(dim.size for dim in dims) for name, dims in native_tensors(whole)} if shard.size > 1 else {}
+    build = partial(_build, spec, ops, linear, num_positions, device, lora, shapes)
     if dummy:
-        return build(RandomWeights(torch_dtype, device, seed))
+        return build(RandomWeights(torch_dtype, device, seed, shard, shapes))
     names = read_headers(checkpoint) if checkpoint.pools else {}
     renamed = {name: full_name(name, names) for name in names}
-    with SafetensorsWeights(checkpoint.weight_files, torch_dtype, device, progress, renamed) as weights:
+    with SafetensorsWeights(checkpoint.weight_files, torch_dtype, device, progress, renamed, shard) as weights:
         if checkpoint.pools:
             weights.skip(full_name(SCORE, names))
         model = build(weights)
@@ -108,14 +117,18 @@ def _build(
     num_positions: int,
     device: torch.device,
     lora: LoraLayers | None,
+    whole_shapes: Mapping[str, tuple[int, ...]],
     weights: Weights,
 ) -> CausalLM:
+    """whole_shapes: of the model's tensors by name, where this is a rank's share of it; else none."""
     assert spec.rope is not None, "every native family is rotary"
     cos_sin_LD = rope_table(spec.rope, spec.head_dim, num_positions, device)
     method = linear if lora is None else AdaptableMethod(linear, lora)
     model = native_model(spec.architecture)(spec, ops, weights, method, cos_sin_LD)
     if lora is not None:
-        lora.allocate()
+        matrices = {name: shape for name, shape in whole_shapes.items() if len(shape) == 2}
+        modules = {name.removesuffix(".weight"): Module(shape[1], shape[0]) for name, shape in matrices.items()}
+        lora.allocate(modules or None)
     return model
 
 

@@ -21,6 +21,7 @@ import msgspec
 
 from aserve.core.errors import AdapterError, CheckpointError
 from aserve.models.headers import TensorHeader, read_header
+from aserve.models.sharding import ALONE, Shard, Split
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -179,12 +180,13 @@ def _shown(value: object) -> str:
 
 
 class PeftReader:
-    """Reads the tensors of an inspected adapter. A context manager: leaving it closes the file."""
+    """Reads the tensors of an inspected adapter. A context manager: leaving it closes the file. shard: whose share."""
 
-    def __init__(self, folder: PeftFolder) -> None:
+    def __init__(self, folder: PeftFolder, shard: Shard = ALONE) -> None:
         from safetensors import safe_open
 
         self._folder = folder
+        self._shard = shard
         self._file = safe_open(folder.path / WEIGHTS_FILE, framework="pt")
 
     def __enter__(self) -> Self:
@@ -196,16 +198,25 @@ class PeftReader:
     ) -> None:
         self._file.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
 
-    def fill(self, module: str, a_IR: "Tensor", b_RO: "Tensor") -> None:
-        """Write a layer's factors, transposed and B scaled; zeros stay where the adapter has none for it."""
+    def fill(self, module: str, a_IR: "Tensor", b_RO: "Tensor", split: Split | None = None) -> None:
+        """Write a layer's factors, transposed and B scaled; zeros stay where the adapter has none for it.
+
+        split: how ranks share the layer; the factors have room for this one's part.
+        """
         if module not in self._folder.names:
             return
         name_a, name_b = self._folder.names[module]
-        self._write(name_a, a_IR, 1.0)
-        self._write(name_b, b_RO, self._folder.scale)
+        self._write(name_a, a_IR, 1.0, split if split is Split.INPUTS else None)
+        self._write(name_b, b_RO, self._folder.scale, split if split is Split.OUTPUTS else None)
 
-    def _write(self, name: str, out: "Tensor", scale: float) -> None:
-        tensor = self._tensors.get_tensor(name)
+    def _write(self, name: str, out: "Tensor", scale: float, split: Split | None) -> None:
+        stored = self._tensors.get_slice(name)
+        if split is None or self._shard.size == 1:
+            tensor = stored[:]
+        else:
+            share = out.shape[1 - split.dim]  # it is transposed
+            start = self._shard.start(split, stored.get_shape()[split.dim], share)
+            tensor = stored[start : start + share] if split.dim == 0 else stored[:, start : start + share]
         if tuple(tensor.shape) != tuple(out.shape)[::-1]:
             raise AdapterError(f"tensor {name} is {list(tensor.shape)} now: the file has changed while it was read")
         out.copy_(tensor.t().float() * scale)

@@ -37,6 +37,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     qkv_bias, out_bias: of the attention's projections. intermediate_size and norm_eps are 0 where transformers computes
     the model: only aserve's own formulas need them. has_head: it makes logits; one that pools has no use for them.
+    num_ranks: processes that share the model; where there are several, heads and intermediate_size are those of one.
     """
 
     architecture: str
@@ -57,6 +58,14 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     mlp_bias: bool = False
     qk_norm: bool = False
     has_head: bool = True
+    num_ranks: int = 1
+
+    @property
+    def vocab_share(self) -> int:
+        """Rows of the embedding table, and of the head, that a rank has: whole vectors of a CPU, the last of them zeros
+        where the vocabulary does not come to as many.
+        """
+        return self.vocab_size if self.num_ranks == 1 else -(-self.vocab_size // (16 * self.num_ranks)) * 16
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         """Bytes that one token's keys and values take over all layers."""
@@ -71,7 +80,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         """Two for each weight of the layers' matrices, taken to be of Llama's shape, and of the head."""
         heads = 2 * self.num_heads + 2 * self.num_kv_heads
         per_layer = self.hidden_size * (heads * self.head_dim + 3 * self.intermediate_size)
-        return 2 * (self.num_layers * per_layer + self.vocab_size * self.hidden_size)
+        return 2 * (self.num_layers * per_layer + self.vocab_share * self.hidden_size)
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):

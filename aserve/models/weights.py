@@ -8,16 +8,16 @@ shapes; does not know what a tensor is for.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from aserve.core.errors import CheckpointError
+from aserve.models.sharding import ALONE, Shard
 
 ReadProgress = Callable[[str, int, int], None]
 """Called as progress(stage, done, total); loading weights is the stage "weights", counted in bytes of their files."""
@@ -27,15 +27,31 @@ COMPUTED: Final = (".rotary_emb.inv_freq",)
 """Ends of names that old checkpoints carry although they follow from the config."""
 
 
+class Part(NamedTuple):
+    """Some of a tensor: from `start` on in one dimension, as much as there is room for."""
+
+    dim: int
+    start: int
+
+
 class Weights(Protocol):
-    """A source of weights of one type on one device."""
+    """A source of weights of one type on one device. shard: whose share is read."""
+
+    shard: Shard
 
     def empty(self, *shape: int) -> Tensor:
         """A parameter without values yet."""
         ...
 
-    def fill(self, out: Tensor, name: str) -> None:
-        """Write the tensor called name into out, which has its shape. Raises `CheckpointError` where it does not."""
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of the whole tensor called name. Raises `CheckpointError` where there is none."""
+        ...
+
+    def fill(self, out: Tensor, name: str, part: Part | None = None) -> None:
+        """Write the tensor called name into out, which has its shape, or that of the part.
+
+        Raises `CheckpointError` where it does not.
+        """
         ...
 
     def skip(self, name: str) -> None:
@@ -56,14 +72,16 @@ class SafetensorsWeights:
         device: torch.device,
         progress: ReadProgress,
         renamed: Mapping[str, str] | None = None,
+        shard: Shard = ALONE,
     ) -> None:
         """renamed: by what other names some of the checkpoint's tensors are asked for here."""
+        self.shard = shard
         self._renamed = renamed or {}
         self._dtype = dtype
         self._device = device
         self._progress = progress
         self._files = ExitStack()
-        self._read: dict[str, Callable[[], Tensor]] = {}  # by the names of tensors not read yet
+        self._read: dict[str, tuple[Any, str]] = {}  # file, and name in it, by the names of tensors not read yet
         self._shard_of: dict[str, Path] = {}
         for path in files:
             self._open(path)
@@ -82,26 +100,40 @@ class SafetensorsWeights:
 
     def _open(self, path: Path) -> None:
         try:
-            shard = self._files.enter_context(safe_open(path, framework="pt"))
+            file = self._files.enter_context(safe_open(path, framework="pt"))
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path}: not readable as safetensors: {error}") from error
-        for name in shard.keys():  # noqa: SIM118  (safe_open cannot be iterated)
+        for name in file.keys():  # noqa: SIM118  (safe_open cannot be iterated)
             known_as = self._renamed.get(name, name)
             if known_as in self._read:
                 raise CheckpointError(f"{path}: tensor {name} is in {self._shard_of[known_as].name} too")
-            self._read[known_as] = partial(shard.get_tensor, name)
+            self._read[known_as] = file, name
             self._shard_of[known_as] = path
 
     def empty(self, *shape: int) -> Tensor:
         """An uninitialised tensor."""
         return _allocate(shape, self._dtype, self._device)
 
-    def fill(self, out: Tensor, name: str) -> None:
-        """Read a tensor into out, converting its type."""
-        read = self._read.pop(name, None)
-        if read is None:
+    def shape(self, name: str) -> tuple[int, ...]:
+        """As its file's header says."""
+        file, stored_as = self._found(name)
+        return tuple(file.get_slice(stored_as).get_shape())
+
+    def _found(self, name: str) -> tuple[Any, str]:
+        if name not in self._read:
             raise CheckpointError(f"the checkpoint has no tensor {name}")
-        tensor = read()
+        return self._read[name]
+
+    def fill(self, out: Tensor, name: str, part: Part | None = None) -> None:
+        """Read a tensor into out, converting its type; of a part no more than that."""
+        file, stored_as = self._found(name)
+        del self._read[name]
+        if part is None:
+            tensor = file.get_tensor(stored_as)
+        else:
+            stored = file.get_slice(stored_as)
+            piece = slice(part.start, part.start + out.shape[part.dim])
+            tensor = stored[piece] if part.dim == 0 else stored[:, piece]
         if tensor.shape != out.shape:
             raise CheckpointError(f"tensor {name} is {list(tensor.shape)}, but the config asks for {list(out.shape)}")
         if tensor.dtype not in FLOATS:
@@ -155,7 +187,17 @@ def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) 
 class RandomWeights:
     """Weights drawn from a seed: normal with deviation 0.02, around 1 for norms and around 0 for the rest."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, seed: int) -> None:
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        seed: int,
+        shard: Shard = ALONE,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> None:
+        """shapes: of whole tensors by name, where parts are asked for."""
+        self.shard = shard
+        self._shapes = shapes or {}
         self._dtype = dtype
         self._device = device
         self._generator = torch.Generator(device).manual_seed(seed)
@@ -164,9 +206,21 @@ class RandomWeights:
         """An uninitialised tensor."""
         return _allocate(shape, self._dtype, self._device)
 
-    def fill(self, out: Tensor, name: str) -> None:
-        """Draw the values. The name decides the mean; the order of calls, the numbers."""
-        out.normal_(1.0 if "norm" in name else 0.0, 0.02, generator=self._generator)
+    def shape(self, name: str) -> tuple[int, ...]:
+        """As the config asks for it."""
+        return self._shapes[name]
+
+    def fill(self, out: Tensor, name: str, part: Part | None = None) -> None:
+        """Draw the values. The name decides the mean; the order of calls, the numbers.
+
+        Of a part the whole tensor is drawn, so that ranks together have what one process has.
+        """
+        mean = 1.0 if "norm" in name else 0.0
+        if part is None:
+            out.normal_(mean, 0.02, generator=self._generator)
+            return
+        whole = self.empty(*self.shape(name)).normal_(mean, 0.02, generator=self._generator)
+        out.copy_(whole.narrow(part.dim, part.start, out.shape[part.dim]))
 
     def skip(self, name: str) -> None:
         """Nothing: random weights have every tensor and none."""

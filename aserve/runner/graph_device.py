@@ -98,10 +98,14 @@ class CudaGraphDevice:
 
 
 class Captures:
-    """Captures the steps of a runner until one fails; from then on none."""
+    """Captures the steps of a runner until one fails; from then on none.
 
-    def __init__(self, graph_device: GraphDevice) -> None:
+    must_not_fail: other ranks capture the same, and could not know that this one goes on without.
+    """
+
+    def __init__(self, graph_device: GraphDevice, *, must_not_fail: bool = False) -> None:
         self._graph_device = graph_device
+        self._must_not_fail = must_not_fail
         self._num_graphs = 0
         self.are_on = True
 
@@ -116,6 +120,8 @@ class Captures:
             work()
             replay = self._graph_device.capture(work)
         except RuntimeError as error:  # of CUDA: memory, or a model that waits for the device
+            if self._must_not_fail:
+                raise
             self.are_on = False
             _log.warning(
                 "CUDA graphs are off, but for the %d that there are: steps run kernel by kernel, since capturing %s "

@@ -58,7 +58,7 @@ from aserve.runner.graph_keys import (
 from aserve.runner.masks import num_mask_words
 from aserve.runner.mixed_graphs import MixedGraphs
 from aserve.runner.rows import RowTable
-from aserve.runner.step import EagerStep, StepOutput
+from aserve.runner.step import Step, StepOutput
 
 CAPTURE_AFTER: Final = 2
 """Eager steps of a kind before its graph is captured: a batch that only grows through a size is not worth one."""
@@ -68,6 +68,8 @@ REPLACE_CLOSE_AFTER: Final = 64
 """The same for a graph of at most twice the size, which costs a step less."""
 START_UP_S: Final = 1.0
 """Of start-up for graphs beyond the largest of each kind; on a large GPU some forty of them."""
+START_UP_GRAPHS: Final = 40
+"""So many, where ranks capture in lockstep."""
 
 
 class DecodeInputs(NamedTuple):
@@ -91,7 +93,8 @@ class DecodeGraphs:
     """Runs the decoding steps that are captured. Used by the runner's thread alone, in launch order, inside `stepping`.
 
     rows: its last row is for padding. builder, step: of the eager way, whose code is what is captured. slots: of
-    adapters; None where no row has one.
+    adapters; None where no row has one. in_lockstep: other ranks see the same plans, and have to choose and capture the
+    same graphs, since what a graph pads has to be padded on all: nothing may depend on the clock.
     """
 
     def __init__(
@@ -100,12 +103,14 @@ class DecodeGraphs:
         device: StepDevice,
         rows: RowTable,
         builder: BatchBuilder,
-        step: EagerStep,
+        step: Step,
         *,
         max_model_len: int,
         slots: AdapterSlots | None = None,
+        in_lockstep: bool = False,
     ) -> None:
-        self._captures = Captures(graph_device)
+        self._captures = Captures(graph_device, must_not_fail=in_lockstep)
+        self._in_lockstep = in_lockstep
         self._mixed = MixedGraphs(self._captures, device, rows, builder, step, max_model_len=max_model_len, slots=slots)
         self._device = device
         self._rows = rows
@@ -230,6 +235,10 @@ class DecodeGraphs:
         """Capture the largest graph of each kind, and more until `START_UP_S` are over. clock: in seconds."""
         end_s = clock() + START_UP_S
         self.capture_largest()
+        if self._in_lockstep:
+            for _ in range(START_UP_GRAPHS):
+                self.capture_next()
+            return
         while clock() < end_s and self.capture_next():
             pass
 

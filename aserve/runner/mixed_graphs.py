@@ -32,7 +32,7 @@ from aserve.runner.device import Array, StepDevice
 from aserve.runner.graph_device import Captures
 from aserve.runner.graph_keys import FILTERED, GREEDY, Kind, context_bound, context_bounds
 from aserve.runner.rows import RowChanges, RowTable
-from aserve.runner.step import EagerStep, StepOutput
+from aserve.runner.step import Step, StepOutput
 
 CAPTURE_AFTER: Final = 4
 """Eager steps of a kind before its graph is captured, which takes as long as some five of them."""
@@ -84,7 +84,7 @@ class MixedGraphs:
         device: StepDevice,
         rows: RowTable,
         builder: BatchBuilder,
-        step: EagerStep,
+        step: Step,
         *,
         max_model_len: int,
         slots: AdapterSlots | None = None,

@@ -16,6 +16,7 @@ from aserve.core.plan import RowInit, RowSampling, SeqSlice, StepPlan
 from aserve.core.speculation import MAX_STEP_DRAFTS
 from aserve.kernels.ops import Ops
 from aserve.models.interface import CausalLM
+from aserve.models.sharding import ALONE, Shard
 from aserve.runner.graph_device import graph_device
 from aserve.runner.graph_keys import num_decode_graphs
 from aserve.runner.kv_store import allocate_kv
@@ -29,7 +30,7 @@ BYTES_PER_GRAPH: Final = 4 * 2**20
 """Of the nodes of a graph: some hundred kernels, and the driver's memory for each."""
 
 
-def cuda_kv_budget(
+def cuda_kv_budget(  # noqa: PLR0913  (what was loaded, and what was wished)
     model: CausalLM,
     ops: Ops,
     plan: StepPlan,
@@ -39,11 +40,12 @@ def cuda_kv_budget(
     block_size: int,
     gpu_memory_utilization: float,
     captured_len: int | None,
+    shard: Shard = ALONE,
 ) -> int:
     """Bytes that the largest step leaves on the GPU. plan: that step; it is run once, on the null block alone.
 
     captured_len: the longest context of steps that become graphs, which keep memory of their own; None where
-    none do. The largest graphs are captured too.
+    none do. The largest graphs are captured too. shard: of the model; all ranks run the step together.
     """
     torch.cuda.reset_peak_memory_stats(device)
     allocated_bytes = torch.cuda.memory_allocated(device)
@@ -56,6 +58,7 @@ def cuda_kv_budget(
         max_num_seqs=len(plan.slices),
         max_model_len=captured_len or plan.slices[0].num_tokens,
         graph_device=graphs,
+        shard=shard,
     )
     del kv  # it is the runner's, and goes with it
     graph_bytes = 0

@@ -7,13 +7,14 @@ built, executed and landed; how is the business of batch.py, step.py and device.
 import gc
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final
+from typing import Final, Protocol
 
 import torch
+from msgspec.structs import replace as replace_fields
 
 from aserve.core.faults import log_fault
 from aserve.core.ids import AdapterId, Row
@@ -22,14 +23,15 @@ from aserve.core.speculation import StepSeconds
 from aserve.kernels.ops import Ops
 from aserve.models.interface import CausalLM
 from aserve.models.lora import LoraLayers
+from aserve.models.sharding import ALONE, Shard
 from aserve.runner.adapters import AdapterSlots
 from aserve.runner.batch import BatchBuilder
 from aserve.runner.controls import ControlTable
 from aserve.runner.costs import MemoryCosts, measure_costs, measure_drafting
 from aserve.runner.device import StepDevice, step_device
-from aserve.runner.draft_model import DraftModel
 from aserve.runner.failures import SkippedStepError, out_of_memory
 from aserve.runner.flight import Landed, StepFlight, result_of
+from aserve.runner.following import DraftMaker, FollowingStep
 from aserve.runner.graph_device import GraphDevice
 from aserve.runner.graphs import DecodeGraphs
 from aserve.runner.kv_store import KVStore, Pages
@@ -38,11 +40,11 @@ from aserve.runner.pooling import PooledStep, Pools
 from aserve.runner.readback import Readback
 from aserve.runner.rows import RowTable
 from aserve.runner.steady import SteadyBuilder
-from aserve.runner.step import EagerStep
+from aserve.runner.step import EagerStep, Step
 from aserve.runner.swapper import BlockMover
 from aserve.runner.threads import StepThreads, measure_flops_per_thread
 from aserve.runner.verification import MadeDrafts
-from aserve.runner.warm_up import BLANK, adapted_plan, sign_of_life, warm_up_plans
+from aserve.runner.warm_up import BLANK, AnyToken, adapted_plan, sign_of_life, warm_up_plans
 
 IDLE_S: Final = 0.05
 """Nothing was launched for so long: time to capture a graph, for which a step that comes now waits some 20 ms."""
@@ -51,6 +53,29 @@ TAKEN_BYTES: Final = 128 * 2**20
 
 
 _log = logging.getLogger(__name__)
+
+
+class Followers(Protocol):
+    """The ranks besides this one, which do what its thread does, in the same order. They are told before it does it.
+
+    Raises `RankLostError` where one of them is gone.
+    """
+
+    def run(self, plan: StepPlan, *, recovers: bool) -> None:
+        """Compute a step; recovers: with a group made anew, after one that failed."""
+        ...
+
+    def drop(self, adapter: AdapterId) -> None:
+        """Forget an adapter."""
+        ...
+
+    def capture(self) -> None:
+        """Capture the graphs of start-up."""
+        ...
+
+    def cause_of(self, error: BaseException) -> BaseException:
+        """What made a step fail here, if another rank failed first; else this error. May wait a moment."""
+        ...
 
 
 class ModelRunner:
@@ -63,6 +88,7 @@ class ModelRunner:
     device: how steps reach it; None for that of the cache's tensors.
     lora: where the model's adapters lie; None where rows have none.
     pools: how hidden states are pooled; None where tokens are sampled.
+    shard: which rank this is, where several compute the model. followers: on rank 0 the others.
     """
 
     def __init__(  # noqa: PLR0913  (each a part that is chosen elsewhere, half of them with a default)
@@ -78,6 +104,8 @@ class ModelRunner:
         device: StepDevice | None = None,
         lora: LoraLayers | None = None,
         pools: Pools | None = None,
+        shard: Shard = ALONE,
+        followers: Followers | None = None,
     ) -> None:
         torch_device = kv.planes_YBX.device
         self._block_size = kv.block_size
@@ -90,23 +118,30 @@ class ModelRunner:
             max_num_seqs + 1, -(-max_model_len // self._block_size) * kv.num_groups, torch_device
         )
         self._device = device or step_device(torch_device)
-        self._threads = StepThreads(model.spec, measure_flops_per_thread())
+        self._shard = shard
+        self._followers = followers
+        num_sharing = shard.size if self._device.is_host else 1
+        self._threads = StepThreads(model.spec, measure_flops_per_thread(), num_sharing)
         controls = ControlTable(max_num_seqs, model.spec.vocab_size, torch_device, self._device)
         self._slots = slots = None if lora is None else AdapterSlots(lora, rows, self._device)
         builder = BatchBuilder(rows, controls, self._device, self._block_size, kv.num_groups, slots)
-        step = EagerStep(model, ops, kv.layers, rows)
+        own = EagerStep(model, ops, kv.layers, rows, shard.group)
+        is_follower = shard.group is not None and shard.rank > 0
+        step: Step = own if shard.group is None or not is_follower else FollowingStep(own, shard.group)
         graphs = None
         if graph_device is not None:
             with self._device.stepping():  # its buffers are filled on the stream that reads them
                 parts = graph_device, self._device, rows, builder, step
-                graphs = DecodeGraphs(*parts, max_model_len=max_model_len, slots=slots)
-        self._stages: tuple[BlockMover, SteadyBuilder, EagerStep | PooledStep, DecodeGraphs | None] | None = (
+                lockstep = shard.group is not None
+                graphs = DecodeGraphs(*parts, max_model_len=max_model_len, slots=slots, in_lockstep=lockstep)
+        self._stages: tuple[BlockMover, SteadyBuilder, Step | PooledStep, DecodeGraphs | None] | None = (
             BlockMover(ops, kv, self._device, num_host_blocks),
             SteadyBuilder(builder, rows),
-            step if pools is None else PooledStep(step, pools),
+            step if pools is None or is_follower else PooledStep(own, pools),
             graphs,
         )
-        self._draft_model: DraftModel | None = None
+        self._reads_back = not is_follower
+        self._draft_model: DraftMaker | None = None
         self._masks = MaskMaker(model.spec.vocab_size, self._device)
         self._vocab_size = model.spec.vocab_size
         self._sign_of_life = sign_of_life(Row(max_num_seqs), kv.num_groups)
@@ -128,7 +163,18 @@ class ModelRunner:
         """As the Protocol says."""
         return StepFlight(self._submit(self._sign_of_life, recovers=True))
 
-    def draft_with(self, make: Callable[[StepDevice], DraftModel]) -> None:
+    def follow(self, plan: StepPlan, masked: Collection[Row] = (), *, recovers: bool) -> Landed:
+        """`launch` and `recover` of a rank that follows, of which nobody awaits a token.
+
+        masked: rows that rank 0 masks; here they need to be known only where graphs are chosen by it.
+        """
+        if masked and self._stages is not None and self._stages[3] is not None:
+            mask = AnyToken(self._vocab_size)
+            inits = (replace_fields(init, mask=mask) if init.row in masked else init for init in plan.inits)
+            plan = replace_fields(plan, inits=tuple(inits))
+        return self._submit(plan, recovers=recovers)
+
+    def draft_with(self, make: Callable[[StepDevice], DraftMaker]) -> None:
         """Have plans' drafts made by what `make` makes for the device that steps run on. Before the first `launch`."""
         with self._device.stepping():
             self._draft_model = make(self._device)
@@ -143,7 +189,13 @@ class ModelRunner:
         slots = self._slots
         if slots is not None:  # else all has been given back
             with suppress(RuntimeError):  # the runner is being closed: its thread takes no more
-                self._worker.submit(slots.drop, adapter)
+                self._worker.submit(self._drop, slots, adapter)
+
+    def _drop(self, slots: AdapterSlots, adapter: AdapterId) -> None:
+        """In the runner's thread: other ranks are told of it between the same steps."""
+        if self._followers is not None:
+            self._followers.drop(adapter)
+        slots.drop(adapter)
 
     def run(self, plan: StepPlan) -> StepResult:
         """`launch` and wait, blocking: for start-up, before there is an event loop to keep free."""
@@ -161,13 +213,24 @@ class ModelRunner:
         ):
             self.run(plan)
         if self._slots is not None:
-            self._slots.add_blank()
+            self.take_blank()
             self.run(adapted_plan(self._block_size))
             self.drop(BLANK)
-        if self._stages is not None and self._stages[3] is not None:
-            self._worker.submit(self._with_graphs, DecodeGraphs.capture_at_start_up).result()
+        self.capture()
         self._fills_in = True
         self._fill_in_while_idle(self._num_submitted)
+
+    def take_blank(self) -> None:
+        """Have the adapter that changes nothing, for the warm-up."""
+        if self._slots is not None:
+            self._slots.add_blank()
+
+    def capture(self) -> None:
+        """Capture what start-up captures. Blocking."""
+        if self._stages is not None and self._stages[3] is not None:
+            if self._followers is not None:
+                self._followers.capture()
+            self._worker.submit(self._with_graphs, DecodeGraphs.capture_at_start_up).result()
 
     def capture_largest(self) -> None:
         """Capture the largest graphs only, whose memory all others share. Blocking."""
@@ -191,6 +254,8 @@ class ModelRunner:
         self._num_submitted += 1  # nobody is idle any more
         self._submitted.set()
         self._worker.shutdown(wait=True)
+        if self._shard.group is not None:
+            self._shard.group.leave()
         self._masks.close()
         self._device.drain()  # before tensors go: torch hands their memory to whoever asks next, steps or no steps
         if self._stages is not None:
@@ -209,28 +274,8 @@ class ModelRunner:
     def _run(self, plan: StepPlan, landed: Landed, number: int, *, recovers: bool) -> None:
         """One step, in the worker thread. Every way out resolves `landed`, or its reader would wait for ever."""
         try:
-            assert self._stages is not None, "the runner is closed"
-            if recovers:
-                self._device.release()
-                self._halted = False
-            if self._halted:
-                raise SkippedStepError("the step before it failed")
-            mover, builder, step, graphs = self._stages
-            with torch.inference_mode(), self._device.stepping(), self._threads.of(plan.num_tokens):
-                masks = self._masks.start(plan, landed)
-                if plan.block_ops is not None:
-                    mover.move(plan.block_ops)
-                made = self._make_drafts(plan)
-                masked = None if masks is None else masks.made
-                output = None if graphs is None else graphs.execute(plan, masked)
-                batch = None
-                if output is None:
-                    batch = builder.build(plan, made)
-                else:
-                    builder.forget()
-                if batch is not None:
-                    output = step.execute(batch if masked is None else replace(batch, masks=masked))
-                readback = None if output is None else Readback(plan, batch, output, self._device)
+            self._begin(plan, recovers=recovers)
+            readback = self._compute(plan, landed)
         except BaseException as error:  # the edge of a thread
             self._failed(landed, error)
             return
@@ -245,6 +290,39 @@ class ModelRunner:
                 self._fill_in_while_idle(number)
 
         self._device.when_landed(land)
+
+    def _begin(self, plan: StepPlan, *, recovers: bool) -> None:
+        """See that a step may be computed, on all ranks."""
+        assert self._stages is not None, "the runner is closed"
+        if recovers:
+            self._device.release()
+            self._halted = False
+        if self._halted:
+            raise SkippedStepError("the step before it failed")
+        if self._followers is not None:
+            self._followers.run(plan, recovers=recovers)
+        if recovers and self._shard.group is not None:
+            self._shard.group.join()
+
+    def _compute(self, plan: StepPlan, landed: Landed) -> Readback | None:
+        """Launch a step on the device. None where nothing is to be read back of it."""
+        assert self._stages is not None, "the runner is closed"
+        mover, builder, step, graphs = self._stages
+        with torch.inference_mode(), self._device.stepping(), self._threads.of(plan.num_tokens):
+            masks = self._masks.start(plan, landed)
+            if plan.block_ops is not None:
+                mover.move(plan.block_ops)
+            made = self._make_drafts(plan)
+            masked = None if masks is None else masks.made
+            output = None if graphs is None else graphs.execute(plan, masked)
+            batch = None
+            if output is None:
+                batch = builder.build(plan, made)
+            else:
+                builder.forget()
+            if batch is not None:
+                output = step.execute(batch if masked is None else replace(batch, masks=masked))
+            return Readback(plan, batch, output, self._device) if output is not None and self._reads_back else None
 
     def _make_drafts(self, plan: StepPlan) -> MadeDrafts | None:
         if not plan.drafting:
@@ -267,7 +345,8 @@ class ModelRunner:
             while self._pages is not None and self._pages.take_next():
                 if number != self._num_submitted:
                     return
-            self._fills_in = bool(self._with_graphs(DecodeGraphs.capture_next))
+            is_alone = self._shard.group is None  # else all ranks would have to capture now
+            self._fills_in = is_alone and bool(self._with_graphs(DecodeGraphs.capture_next))
             self._fill_in_while_idle(number)
         except BaseException as error:  # the edge of a thread
             self._fills_in = False
@@ -283,4 +362,8 @@ class ModelRunner:
 
     def _failed(self, landed: Landed, error: BaseException) -> None:
         self._halted = True
+        if self._shard.group is not None and not isinstance(error, SkippedStepError):
+            self._shard.group.leave()  # or the others would wait in it for this one
+            if self._followers is not None:
+                error = self._followers.cause_of(error)
         landed.set_result(out_of_memory(error) or error)

@@ -59,12 +59,12 @@ def sample_next(model: CausalLM, ops: Ops, hidden_TE: Tensor, last_token_R: Tens
     # The next step, already launched, may look the last token up: it has to be a token.
     last_token_N = ids_N.clamp(min=0)
     num_accepted_S = None if batch.drafts is None else count_accepted(ids_N, batch.drafts)
-    _record(last_token_N, num_accepted_S, last_token_R, batch)
+    record(last_token_N, num_accepted_S, last_token_R, batch)
     scores = tuple(score_sampled(ops, raw_NV, last_token_N, targets) for targets in batch.sampled_targets)
     return Sampled(ids_N, scores, num_accepted_S)
 
 
-def _record(last_token_N: Tensor, num_accepted_S: Tensor | None, last_token_R: Tensor, batch: StepBatch) -> None:
+def record(last_token_N: Tensor, num_accepted_S: Tensor | None, last_token_R: Tensor, batch: StepBatch) -> None:
     """Let the rows know what was sampled, as far as it counts."""
     drafts, controls = batch.drafts, batch.controls
     if drafts is None or num_accepted_S is None:

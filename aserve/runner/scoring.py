@@ -78,8 +78,19 @@ def score_prompt(model: CausalLM, ops: Ops, hidden_TE: Tensor, wanted: PromptTar
     return _in_slices(score, len(wanted.tokens_G), model.spec.vocab_size)
 
 
+def join_score_prompt(model: CausalLM, hidden_TE: Tensor, wanted: PromptTargets) -> None:
+    """A rank's part of the logits, where another one scores: as often, and of as many rows, as `score_prompt`."""
+    step = _rows_at_once(model.spec.vocab_size)
+    for start in range(0, len(wanted.tokens_G), step):
+        model.logits(hidden_TE.index_select(0, wanted.tokens_G[start : start + step]))
+
+
+def _rows_at_once(vocab_size: int) -> int:
+    return max(1, SLICE_BYTES // (BYTES_PER_LOGIT * vocab_size))
+
+
 def _in_slices(score: Callable[[int, int], Scores], num_rows: int, vocab_size: int) -> Scores:
-    step = max(1, SLICE_BYTES // (BYTES_PER_LOGIT * vocab_size))
+    step = _rows_at_once(vocab_size)
     parts = [score(start, start + step) for start in range(0, num_rows, step)]
     if len(parts) == 1:
         return parts[0]

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from torch import Tensor
 
 from aserve.kernels.ops import KVLayer, Ops, Scores
 from aserve.models.interface import CausalLM, ForwardBatch
+from aserve.models.sharding import Group
 from aserve.runner.batch import StepBatch
 from aserve.runner.rows import RowTable
 from aserve.runner.sampler import Sampled, sample_next
@@ -30,14 +32,39 @@ class StepOutput:
     token_vectors: Mapping[int, Tensor] = field(default_factory=dict)
 
 
+class Step(Protocol):
+    """What executes StepBatches, whole or in two parts."""
+
+    @property
+    def model(self) -> CausalLM:
+        """Which is computed."""
+        ...
+
+    def execute(self, batch: StepBatch) -> StepOutput:
+        """The forward pass, and what is sampled and scored after it."""
+        ...
+
+    def forward(self, batch: StepBatch) -> Tensor:
+        """Hidden states, [T, E]. Writes the KV cache."""
+        ...
+
+    def sample(self, hidden_TE: Tensor, batch: StepBatch) -> Sampled:
+        """What comes next, by the hidden states of a step's tokens."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class EagerStep:
-    """Executes a StepBatch. A variant (a captured graph, say) is another class with this `execute`."""
+    """A `Step`, kernel by kernel.
+
+    group: whose other ranks learn what is sampled, where there are any.
+    """
 
     model: CausalLM
     ops: Ops
     kv: Sequence[KVLayer]
     rows: RowTable
+    group: Group | None = None
 
     def execute(self, batch: StepBatch) -> StepOutput:
         """The forward pass, and what is sampled and scored after it."""
@@ -57,4 +84,7 @@ class EagerStep:
 
     def sample(self, hidden_TE: Tensor, batch: StepBatch) -> Sampled:
         """As `sample_next`."""
-        return sample_next(self.model, self.ops, hidden_TE, self.rows.last_token_R, batch)
+        sampled = sample_next(self.model, self.ops, hidden_TE, self.rows.last_token_R, batch)
+        if self.group is not None:
+            self.group.broadcast(sampled.ids_N)
+        return sampled

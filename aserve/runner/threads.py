@@ -23,13 +23,15 @@ class StepThreads:
     """A context in which the calling thread uses as many threads as a step of `num_tokens` is worth.
 
     Never more than torch was told to use when this was made, and after the step as many again: torch hands the number
-    that was set last to threads that are new to it. flops_per_thread: what makes one worth having.
+    that was set last to threads that are new to it. flops_per_thread: what makes one worth having. num_sharing: ranks
+    that share the threads of this process's machine among them.
     """
 
-    def __init__(self, spec: ModelSpec, flops_per_thread: int) -> None:
+    def __init__(self, spec: ModelSpec, flops_per_thread: int, num_sharing: int = 1) -> None:
         self._flops_per_token = spec.flops_per_token
         self._flops_per_thread = flops_per_thread
-        self._max_threads = torch.get_num_threads()
+        self._all_threads = torch.get_num_threads()
+        self._max_threads = max(1, self._all_threads // num_sharing)
         self._num_threads = self._max_threads
 
     def of(self, num_tokens: int) -> "StepThreads":
@@ -38,14 +40,14 @@ class StepThreads:
         return self
 
     def __enter__(self) -> None:
-        if self._num_threads != self._max_threads:
+        if self._num_threads != self._all_threads:
             torch.set_num_threads(self._num_threads)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._num_threads != self._max_threads:
-            torch.set_num_threads(self._max_threads)
+        if self._num_threads != self._all_threads:
+            torch.set_num_threads(self._all_threads)
 
 
 def measure_flops_per_thread() -> int:

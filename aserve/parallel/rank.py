@@ -1,0 +1,144 @@
+"""The process of a rank besides the first: `python -m aserve.parallel.rank TASK TOLD_FD ANSWER_FD`, started by rank 0.
+
+    main thread     reads what it is told; when the pipe ends, rank 0 has, and it ends at once, whatever it is at
+    loading         a thread that loads, meets the others, measures, and makes the runner
+    runner          computes steps, in the order in which they are told
+
+It answers to nobody else: a terminal's Ctrl-C is rank 0's affair, which goes on until its requests have ended.
+"""
+
+import ctypes
+import os
+import queue
+import signal
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from aserve.core.errors import AserveError
+from aserve.core.faults import describe
+from aserve.parallel.share import make_runner
+from aserve.parallel.task import RankTask
+from aserve.runner.failures import SkippedStepError
+from aserve.runner.flight import Landed
+from aserve.runner.groups import GroupBrokenError, GroupLeftError
+from aserve.runner.rank_messages import (
+    AdapterRead,
+    Answer,
+    Begin,
+    Capture,
+    Close,
+    Drop,
+    Failed,
+    Join,
+    Load,
+    PipeReader,
+    PipeWriter,
+    Ready,
+    Run,
+    Told,
+    decode_told,
+    frame,
+)
+from aserve.runner.runner import ModelRunner
+
+PR_SET_PDEATHSIG: Final = 1
+EXIT_ORPHANED: Final = 1
+EXIT_FAILED: Final = 70
+
+
+def main() -> None:
+    """Read the command line, and be a rank until told to end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _die_with_parent()
+    task, told_fd, answer_fd = sys.argv[1:]
+    Rank(msgspec.json.decode(task, type=RankTask), int(told_fd), int(answer_fd)).serve()
+
+
+def _die_with_parent() -> None:
+    """Be killed when rank 0 is, even while this process is stopped and cannot see its pipe end. Linux alone can."""
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+
+
+class Rank:
+    """One rank's life, and whom it answers."""
+
+    def __init__(self, task: RankTask, told_fd: int, answer_fd: int) -> None:
+        self._task = task
+        self._reader = PipeReader(told_fd)
+        self._writer = PipeWriter(answer_fd)
+        self._while_loading: queue.SimpleQueue[Join | Begin] = queue.SimpleQueue()
+        self._made: ModelRunner | None = None
+        self._adapters = ThreadPoolExecutor(1, thread_name_prefix="aserve-adapters")
+
+    def serve(self) -> None:
+        """Load, then do what is told. Does not return."""
+        threading.Thread(target=self._load, name="aserve-loading", daemon=True).start()
+        while (payloads := self._reader.read()) is not None:
+            for payload in payloads:
+                self._heed(decode_told(payload))
+        os._exit(EXIT_ORPHANED)
+
+    def _heed(self, told: Told) -> None:
+        match told:
+            case Join() | Begin():
+                self._while_loading.put(told)
+            case Run():
+                self._runner.follow(told.plan, told.masked, recovers=told.recovers).add_done_callback(self._landed)
+            case Drop():
+                self._runner.drop(told.adapter)
+            case Load():
+                self._adapters.submit(self._load_adapter, told)
+            case Capture():
+                self._runner.capture()
+            case Close():
+                if self._made is not None:
+                    self._made.close()
+                os._exit(0)
+
+    @property
+    def _runner(self) -> ModelRunner:
+        assert self._made is not None, "rank 0 waits until it is"
+        return self._made
+
+    def _answer(self, answer: Answer) -> None:
+        with suppress(OSError):  # rank 0 has gone, which the main thread sees
+            self._writer.write(frame(answer))
+
+    def _landed(self, landed: Landed) -> None:
+        """Tell of a step that failed here by itself, and not because another rank had left."""
+        error = landed.result()
+        if isinstance(error, BaseException) and not isinstance(
+            error, SkippedStepError | GroupBrokenError | GroupLeftError
+        ):
+            self._answer(_failed(error))
+
+    def _load_adapter(self, told: Load) -> None:
+        error = None
+        try:
+            self._runner.load(told.adapter, told.folder)
+        except BaseException as raised:  # the edge of a thread
+            error = f"rank {self._task.rank}: {_failed(raised).message}"
+        self._answer(AdapterRead(told.ticket, error))
+
+    def _load(self) -> None:
+        try:
+            self._made = make_runner(self._task, self._answer, self._while_loading.get)
+        except BaseException as error:  # the edge of a thread
+            self._answer(_failed(error))
+            os._exit(EXIT_FAILED)
+        self._answer(Ready())
+
+
+def _failed(error: BaseException) -> Failed:
+    return Failed(type(error).__name__, error.message if isinstance(error, AserveError) else describe(error))
+
+
+if __name__ == "__main__":
+    main()
