@@ -4,8 +4,6 @@ rank 0   start others | load | <- Loaded  | Join -> | meet | measure | <- Measur
 rank 1                | load |  Loaded -> |         | meet | measure | Measured -> |       | runner   | Ready ->
 """
 
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -99,23 +97,23 @@ def start_team(options: Options, checkpoint: "Checkpoint", device: "torch.device
         return Team()
     import torch
 
-    from aserve.runner.groups import make_group
+    from aserve.runner.groups import MeetingFile, make_group
     from aserve.runner.ranks import Ranks, python_command, python_environment
 
     size = options.tensor_parallel_size
     num_threads = max(1, torch.get_num_threads() // size)
-    folder = Path(tempfile.mkdtemp(prefix="aserve-ranks-"))
-    group = make_group(0, size, folder, patience_s(options), device)
+    meeting = MeetingFile()
+    group = make_group(0, size, meeting.path, patience_s(options), device)
     found: Any = msgspec.structs.replace(options, model=str(checkpoint.path), revision=None)
     commands = [
         python_command(
             "aserve.parallel.rank",
-            msgspec.json.encode(RankTask(found, rank, str(folder), num_threads)).decode(),
+            msgspec.json.encode(RankTask(found, rank, meeting.path, num_threads)).decode(),
         )
         for rank in range(1, size)
     ]
     env = python_environment(num_threads if device.type == "cpu" else None)
     try:
-        return Team(Shard(0, size, group), Ranks(commands, env, group, folder))
+        return Team(Shard(0, size, group), Ranks(commands, env, group, meeting))
     except OSError as error:
         raise AserveError(f"tensor_parallel_size {size}: no process can be started: {error}") from error

@@ -1,7 +1,6 @@
 """A rank's share of a model, loaded and made a runner, in step with rank 0 (leader.py)."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 from aserve.core.layout import lay_out
 from aserve.kernels.dispatch import select_ops
@@ -31,7 +30,7 @@ def make_runner(task: RankTask, answer: Callable[[Answer], None], told: Callable
     checkpoint, pooling = find_model(options)
     dtype = read_dtype(checkpoint, options.dtype)
     ops = select_ops(device, batch_invariant=options.batch_invariant)
-    group = make_group(task.rank, task.size, Path(task.folder), patience_s(options), device)
+    group = make_group(task.rank, task.size, task.path, patience_s(options), device)
     shard = Shard(task.rank, task.size, group)
     lora = None
     if options.enable_lora:

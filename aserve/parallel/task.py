@@ -16,13 +16,13 @@ ONE_DAY_S: Final = 86_400.0
 
 
 class RankTask(msgspec.Struct, frozen=True):
-    """options: of the engine, whose model is a folder by now. folder: where ranks meet. num_threads: of a step's, on a
-    CPU.
+    """options: of the engine, whose model is a folder by now. path: of the file where ranks meet. num_threads: of a
+    step's, on a CPU.
     """
 
     options: Options
     rank: int
-    folder: str
+    path: str
     num_threads: int
 
     @property

@@ -11,6 +11,8 @@ rank fails on all, and `join` makes the group anew for the next:
     rank 1   step 7 | all_reduce | all_reduce ... raises: connection closed   | told to recover | join |
 """
 
+import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -20,7 +22,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store
 
 from aserve.models.sharding import Group
 
@@ -50,15 +52,15 @@ def _told_apart() -> Iterator[None]:
 
 
 class RankGroup:
-    """A `Group` over one of torch's backends. folder: where the ranks meet, the same for all of them.
+    """A `Group` over one of torch's backends. path: the file where the ranks meet, the same for all of them.
 
     timeout_s: for which a rank waits for another within a step.
     """
 
-    def __init__(self, rank: int, size: int, folder: Path, timeout_s: float) -> None:
+    def __init__(self, rank: int, size: int, path: str, timeout_s: float) -> None:
         self._rank = rank
         self._size = size
-        self._folder = folder
+        self._path = path
         self._timeout = timedelta(seconds=timeout_s)
         self._num_joined = 0
         self._backend: Any = None
@@ -66,13 +68,14 @@ class RankGroup:
     def join(self) -> None:
         """As the Protocol says."""
         self.leave()
-        store = FileStore(str(self._folder / f"ranks.{self._num_joined}"), self._size)
+        store: Store = FileStore(self._path, self._size)
         store.set_timeout(timedelta(seconds=REJOIN_S if self._num_joined else JOIN_S))
         self._num_joined += 1
+        store = PrefixStore(f"meeting {self._num_joined}", store)
         with _told_apart():
             self._backend = self._connect(store)
 
-    def _connect(self, store: FileStore) -> Any:
+    def _connect(self, store: Store) -> Any:
         options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # torch leaves it out of its types
         options._timeout = self._timeout
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
@@ -118,11 +121,11 @@ class NcclGroup(RankGroup):
     engine is lost, and no rank hangs, for an abort ends the kernels that wait for another rank.
     """
 
-    def __init__(self, rank: int, size: int, folder: Path, timeout_s: float, device: torch.device) -> None:
-        super().__init__(rank, size, folder, timeout_s)
+    def __init__(self, rank: int, size: int, path: str, timeout_s: float, device: torch.device) -> None:
+        super().__init__(rank, size, path, timeout_s)
         self._device = device
 
-    def _connect(self, store: FileStore) -> Any:
+    def _connect(self, store: Store) -> Any:
         if self._num_joined > 1:
             raise GroupLeftError("a step failed, and NCCL's communicator went with it")
         options = dist.ProcessGroupNCCL.Options()
@@ -140,8 +143,32 @@ class NcclGroup(RankGroup):
                 backend.abort()
 
 
-def make_group(rank: int, size: int, folder: Path, timeout_s: float, device: torch.device) -> Group:
+def make_group(rank: int, size: int, path: str, timeout_s: float, device: torch.device) -> Group:
     """The group of a device's kind. Not joined yet."""
     if device.type == "cuda":
-        return NcclGroup(rank, size, folder, timeout_s, device)
-    return RankGroup(rank, size, folder, timeout_s)
+        return NcclGroup(rank, size, path, timeout_s, device)
+    return RankGroup(rank, size, path, timeout_s)
+
+
+class MeetingFile:
+    """The file at which ranks meet. In memory where the system has such files, so that it goes with the last of them.
+
+    path: for this process, and for those that are started with `fds` passed on.
+    """
+
+    def __init__(self) -> None:
+        self.fds: tuple[int, ...] = ()
+        if hasattr(os, "memfd_create"):
+            self.fds = (os.memfd_create("aserve-ranks"),)
+            self.path = f"/proc/self/fd/{self.fds[0]}"
+        else:
+            fd, self.path = tempfile.mkstemp(prefix="aserve-ranks-")
+            os.close(fd)
+
+    def close(self) -> None:
+        """Nobody meets any more. Idempotent."""
+        fds, self.fds = self.fds, ()
+        for fd in fds:
+            os.close(fd)
+        if not hasattr(os, "memfd_create"):
+            Path(self.path).unlink(missing_ok=True)

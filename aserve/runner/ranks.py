@@ -11,7 +11,6 @@ process ends in whatever way. Where one is lost the others are killed, so that n
 import logging
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from aserve.core import errors
@@ -28,7 +26,7 @@ from aserve.core.ids import AdapterId
 from aserve.core.plan import StepPlan
 from aserve.models.sharding import Group
 from aserve.runner.following import followed, masked_rows
-from aserve.runner.groups import GroupBrokenError, GroupLeftError
+from aserve.runner.groups import GroupBrokenError, GroupLeftError, MeetingFile
 from aserve.runner.rank_messages import (
     AdapterRead,
     Answer,
@@ -62,14 +60,14 @@ _log = logging.getLogger(__name__)
 class _Process:
     """One rank: its process, and both pipes."""
 
-    def __init__(self, rank: int, command: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(self, rank: int, command: Sequence[str], env: Mapping[str, str], fds: Sequence[int]) -> None:
         self.rank = rank
         told_read, told_write = os.pipe()
         answer_read, answer_write = os.pipe()
         try:
             self.process = subprocess.Popen(
                 [*command, str(told_read), str(answer_write)],
-                pass_fds=(told_read, answer_write),
+                pass_fds=(told_read, answer_write, *fds),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env=env,
@@ -97,12 +95,14 @@ class _Process:
 
 
 class Ranks:
-    """The `Followers` of rank 0. group: theirs, left when one is lost. folder: theirs alone, which goes with them."""
+    """The `Followers` of rank 0. group: theirs, left when one is lost. meeting: where it meets; closed with this."""
 
-    def __init__(self, commands: Sequence[Sequence[str]], env: Mapping[str, str], group: Group, folder: Path) -> None:
+    def __init__(
+        self, commands: Sequence[Sequence[str]], env: Mapping[str, str], group: Group, meeting: MeetingFile
+    ) -> None:
         """commands: of rank 1 and on; two file descriptors are added to each. Raises OSError."""
         self._group = group
-        self._folder = folder
+        self._meeting = meeting
         self._changed = threading.Condition()
         self._answers: dict[type[Any], dict[int, Any]] = {}
         self._adapters_read: dict[tuple[int, int], str | None] = {}
@@ -210,7 +210,7 @@ class Ranks:
     def _watch(self, commands: Sequence[Sequence[str]], env: Mapping[str, str]) -> None:
         try:
             for rank, command in enumerate(commands, start=1):
-                self._processes.append(_Process(rank, command, env))
+                self._processes.append(_Process(rank, command, env, self._meeting.fds))
         except BaseException as error:  # the edge of a thread
             self._start_error = error
             return
@@ -273,7 +273,7 @@ class Ranks:
             os.close(each.writer.fd)
             os.close(each.reader.fd)
         self._processes.clear()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._meeting.close()
 
 
 def _error_of(rank: int, failed: Failed) -> AserveError:
