@@ -11,7 +11,7 @@ that are nearly equal, and each condition has to have come over the very request
 import asyncio
 import gc
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from itertools import combinations
@@ -96,7 +96,9 @@ def refusal(combination: Combination) -> str:
 class Engines:
     """One for each set of conditions, made when it is needed, on one event loop."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, num_ranks: int = 1) -> None:
+        """num_ranks: of all engines but those that do nothing else."""
+        self._num_ranks = num_ranks
         gc.freeze()  # else each engine that closes has all that pytest and transformers hold walked through
         self._runner = asyncio.Runner()
         self._made: dict[frozenset[str], AsyncEngine] = {}
@@ -141,6 +143,7 @@ class Engines:
             enable_lora=True,
             lora_modules=self._adapters,
             max_loras=2,
+            tensor_parallel_size=1 if "alone" in conditions else self._num_ranks,
             **swaps,
         )
 
@@ -295,7 +298,17 @@ def told(completions: Sequence[Completion]) -> list[Completion]:
 # ---- the crowd
 
 
-async def check(engines: Engines, watch: Watch, combination: Combination, seed: int = 7) -> set[str]:
+def assert_same(answers: Sequence[Completion], expected: Sequence[Completion]) -> None:
+    assert told(answers) == told(expected)
+
+
+async def check(
+    engines: Engines,
+    watch: Watch,
+    combination: Combination,
+    seed: int = 7,
+    compare: Callable[[Sequence[Completion], Sequence[Completion]], None] = assert_same,
+) -> set[str]:
     """Run a combination in a crowd and alone, and compare; or be refused. Returns what it `missed`."""
     conditions, windows = frozenset(combination) & frozenset(CONDITIONS), "windows" in combination
     engine = await engines.of(conditions | ({"beams"} & set(combination) if windows and conditions & TIGHT else set()))
@@ -316,9 +329,9 @@ async def check(engines: Engines, watch: Watch, combination: Combination, seed: 
     ]
     answers, others = await in_a_crowd(engine, request, name)
     expected = await engines.alone(request._replace(prompt=answers[0].prompt_token_ids), windows=windows)
-    assert told(answers) == told(expected)
+    compare(answers, expected)
     for other, neighbour in zip(others, NEIGHBOURS, strict=True):
-        assert told(other) == told(await engines.alone(neighbour, windows=windows))
+        compare(other, await engines.alone(neighbour, windows=windows))
     return missed(combination, answers, watch.events[name])
 
 

@@ -145,7 +145,7 @@ def test_a_tensor_that_is_not_there_or_not_finite_is_named(tmp_path: Path) -> No
 def spec(**changes: Any) -> ModelSpec:
     config = {
         "architectures": ["LlamaForCausalLM"],
-        "hidden_size": 64,
+        "hidden_size": 96,
         "intermediate_size": 96,
         "num_hidden_layers": 1,
         "num_attention_heads": 12,

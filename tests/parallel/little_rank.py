@@ -1,0 +1,45 @@
+"""A rank without a model, for tests of how ranks are told and watched: answers at once, and does as the tests want.
+
+python -m tests.parallel.little_rank BEHAVIOUR TOLD_FD ANSWER_FD
+"""
+
+import os
+import sys
+
+from aserve.runner.rank_messages import (
+    AdapterRead,
+    Close,
+    Failed,
+    Load,
+    Loaded,
+    PipeReader,
+    PipeWriter,
+    Run,
+    decode_told,
+    frame,
+)
+
+
+def main() -> None:
+    behaviour, told_fd, answer_fd = sys.argv[1:]
+    reader, writer = PipeReader(int(told_fd)), PipeWriter(int(answer_fd))
+    if behaviour == "cannot load":
+        writer.write(frame(Failed("CheckpointError", "no such folder")))
+        os._exit(70)
+    writer.write(frame(Loaded()))
+    while (payloads := reader.read()) is not None:
+        for payload in payloads:
+            told = decode_told(payload)
+            if isinstance(told, Close) and behaviour != "does not end":
+                os._exit(0)
+            if isinstance(told, Load):
+                writer.write(frame(AdapterRead(told.ticket, told.folder if behaviour == "no adapters" else None)))
+            if isinstance(told, Run) and behaviour == "out of memory":
+                writer.write(frame(Failed("InsufficientMemoryError", "memory ran out")))
+            if isinstance(told, Run) and behaviour == "exits":
+                os._exit(3)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()
