@@ -36,7 +36,7 @@ from aserve.model_text import check_draft_vocabulary, load_text
 from aserve.models.pooling import PoolingPlan
 from aserve.parallel.leader import Team, start_team
 from aserve.parallel.task import rank_device
-from aserve.planning import with_draft_model
+from aserve.planning import check_ranks, with_draft_model
 from aserve.poolers import as_long_as_trained, check_options, load_encoder_parts, pooling_of, pools_of
 from aserve.recorders import scheduler_of
 from aserve.telling import describe_weights, draft_lines, plan_lines, pooling_lines, startup_lines
@@ -105,6 +105,7 @@ def load(options: Options, report: Report, settled: EngineConfig | None = None) 
     """
     report(Progress("finding the model"))
     checkpoint, plan = find_model(options)
+    check_ranks(options, checkpoint)
     if plan is not None:
         check_options(options, plan)
     of_draft = draft_options(options)

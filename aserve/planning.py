@@ -10,8 +10,10 @@ from typing import Any, Final
 import msgspec
 
 from aserve.core.config import Facts, Options
+from aserve.core.errors import ConfigError
 from aserve.core.layout import KVLayout, lay_out
 from aserve.models.checkpoint import Checkpoint
+from aserve.models.sharding import share_of
 from aserve.models.spec import DTYPE_BYTES, FAMILIES, ModelSpec, dtype_name, read_architecture, read_spec
 from aserve.runner.host_budget import cpu_kv_budget
 
@@ -26,6 +28,19 @@ OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "context_len": ("max_position_embeddings", "n_positions", "n_ctx"),
 }
 """How architectures that transformers computes call what a `ModelSpec` holds."""
+
+
+def check_ranks(options: Options, checkpoint: Checkpoint) -> None:
+    """Raise `ConfigError` for a model that cannot be shared by as many ranks as are wished for."""
+    size = options.tensor_parallel_size
+    if size == 1:
+        return
+    if not is_native(checkpoint):
+        architecture = read_architecture(checkpoint.config)
+        raise ConfigError(
+            f"tensor_parallel_size must be 1 for {architecture}, which runs through transformers, got {size}"
+        )
+    share_of(read_spec(checkpoint.config), size)
 
 
 def facts_of(spec: ModelSpec, layout: KVLayout, dtype_bytes: int, device: str, budget_bytes: int) -> Facts:
@@ -53,6 +68,7 @@ def with_draft_model(facts: Facts, spec: ModelSpec | None, dtype_bytes: int) -> 
 
 def foretold_facts(options: Options, checkpoint: Checkpoint, spec: ModelSpec, device: str, budget_bytes: int) -> Facts:
     """As the engine will find them. budget_bytes: what the device gives, unless the options say it."""
+    spec = share_of(spec, options.tensor_parallel_size)
     layout = lay_out(spec.windows, options.max_model_len or spec.context_len)
     dtype_bytes = DTYPE_BYTES[dtype_name(checkpoint.config, options.dtype)]
     return facts_of(spec, layout, dtype_bytes, device, options.kv_cache_memory_bytes or budget_bytes)
@@ -60,7 +76,7 @@ def foretold_facts(options: Options, checkpoint: Checkpoint, spec: ModelSpec, de
 
 def cpu_facts(options: Options, checkpoint: Checkpoint, spec: ModelSpec) -> Facts:
     """Of a model on a CPU."""
-    return foretold_facts(options, checkpoint, spec, "cpu", cpu_kv_budget())
+    return foretold_facts(options, checkpoint, spec, "cpu", cpu_kv_budget() // options.tensor_parallel_size)
 
 
 def is_native(checkpoint: Checkpoint) -> bool:

@@ -13,7 +13,7 @@ from aserve.cli.settings import Parsed
 from aserve.cli.tool_flags import ClientOptions
 from aserve.core.config import Options, resolve
 from aserve.core.errors import ConfigError
-from aserve.planning import cpu_facts, is_native, spec_of
+from aserve.planning import check_ranks, cpu_facts, is_native, spec_of
 
 DRIVER: Final = "libcuda.so.1"
 
@@ -93,6 +93,7 @@ def check_model(options: Options) -> None:
     if may_be_id(options.model):
         return
     checkpoint, pooling = find_model(options)
+    check_ranks(options, checkpoint)
     if pooling is not None or not is_native(checkpoint):
         return
     if options.device == "cpu" or options.kv_cache_memory_bytes is not None or not _has_driver():

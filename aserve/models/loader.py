@@ -71,10 +71,7 @@ def load_model(  # noqa: PLR0913  (each a wish of the user, most with a default)
             raise CheckpointError(f"{architecture} runs through transformers, and takes no adapters (enable_lora)")
         if quantization is not None:
             raise ConfigError(f"quantization {quantization} is not for {architecture}: it runs through transformers")
-        if shard.size > 1:
-            raise ConfigError(
-                f"tensor_parallel_size {shard.size} is not for {architecture}: it runs through transformers"
-            )
+        assert shard.size == 1, "what transformers computes is not shared by ranks (planning.check_ranks)"
         # Imported here: transformers takes seconds, and only its own models need it.
         from aserve.models.transformers_backend import load_backend_model
 

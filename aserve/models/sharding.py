@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from aserve.core.errors import ConfigError
-from aserve.models.spec import FAMILIES, ModelSpec
+from aserve.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,11 +89,6 @@ def share_of(spec: ModelSpec, size: int) -> ModelSpec:
     """What one of so many ranks has of a model. Raises `ConfigError` where they cannot share it evenly."""
     if size == 1:
         return spec
-    if spec.architecture not in FAMILIES:
-        raise ConfigError(
-            f"tensor_parallel_size {size}: {spec.architecture} runs through transformers, which keeps a model in one "
-            "process"
-        )
     for what, number in (("attention heads", spec.num_heads), ("inner dimensions", spec.intermediate_size)):
         if number % size:
             raise ConfigError(f"tensor_parallel_size {size} does not divide the model's {number} {what}")

@@ -98,7 +98,7 @@ def start_team(options: Options, checkpoint: "Checkpoint", device: "torch.device
     import torch
 
     from aserve.runner.groups import MeetingFile, make_group
-    from aserve.runner.ranks import Ranks, python_command, python_environment
+    from aserve.runner.ranks import Ranks, python_command
 
     size = options.tensor_parallel_size
     num_threads = max(1, torch.get_num_threads() // size)
@@ -112,8 +112,7 @@ def start_team(options: Options, checkpoint: "Checkpoint", device: "torch.device
         )
         for rank in range(1, size)
     ]
-    env = python_environment(num_threads if device.type == "cpu" else None)
     try:
-        return Team(Shard(0, size, group), Ranks(commands, env, group, meeting))
+        return Team(Shard(0, size, group), Ranks(commands, group, meeting))
     except OSError as error:
         raise AserveError(f"tensor_parallel_size {size}: no process can be started: {error}") from error

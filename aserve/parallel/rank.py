@@ -1,4 +1,4 @@
-"""The process of a rank besides the first: `python -m aserve.parallel.rank TASK TOLD_FD ANSWER_FD`, started by rank 0.
+"""The process of a rank besides the first, which rank 0 starts with a task and two pipes.
 
     main thread     reads what it is told; when the pipe ends, rank 0 has, and it ends at once, whatever it is at
     loading         a thread that loads, meets the others, measures, and makes the runner
@@ -138,7 +138,3 @@ class Rank:
 
 def _failed(error: BaseException) -> Failed:
     return Failed(type(error).__name__, error.message if isinstance(error, AserveError) else describe(error))
-
-
-if __name__ == "__main__":
-    main()

@@ -50,9 +50,3 @@ def rank_device(wish: str, rank: int, size: int) -> "torch.device":
 def patience_s(options: Options) -> float:
     """For which a rank waits for another in a step."""
     return options.step_timeout or ONE_DAY_S
-
-
-def check_options(options: Options) -> None:
-    """Raise `ConfigError` for what several ranks do not go with."""
-    if options.trust_remote_code and options.tensor_parallel_size > 1:
-        raise ConfigError("trust_remote_code: not with tensor_parallel_size, which splits aserve's own families alone")

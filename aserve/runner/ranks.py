@@ -3,7 +3,7 @@
     rank 0    runner's thread -- Run, Drop ... --> pipe --> rank 1      it tells in the order of its own steps
               watch thread  <-- pipe <-- Failed, AdapterRead ...        it sees a pipe's end, and who stands still
 
-A rank is a Python of its own, `python -m ...`, and not a fork or a multiprocessing child: nothing that a program has
+A rank is a Python of its own, and not a fork or a multiprocessing child: nothing that a program has
 done is done twice, and its main module is not imported again. It ends by itself when its pipe does, which is when this
 process ends in whatever way. Where one is lost the others are killed, so that nobody waits for them for ever.
 """
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
@@ -60,7 +60,7 @@ _log = logging.getLogger(__name__)
 class _Process:
     """One rank: its process, and both pipes."""
 
-    def __init__(self, rank: int, command: Sequence[str], env: Mapping[str, str], fds: Sequence[int]) -> None:
+    def __init__(self, rank: int, command: Sequence[str], fds: Sequence[int]) -> None:
         self.rank = rank
         told_read, told_write = os.pipe()
         answer_read, answer_write = os.pipe()
@@ -70,7 +70,6 @@ class _Process:
                 pass_fds=(told_read, answer_write, *fds),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                env=env,
                 process_group=0,  # Ctrl-C in a terminal is for the first rank, which tells the others
             )
         except BaseException:
@@ -97,9 +96,7 @@ class _Process:
 class Ranks:
     """The `Followers` of rank 0. group: theirs, left when one is lost. meeting: where it meets; closed with this."""
 
-    def __init__(
-        self, commands: Sequence[Sequence[str]], env: Mapping[str, str], group: Group, meeting: MeetingFile
-    ) -> None:
+    def __init__(self, commands: Sequence[Sequence[str]], group: Group, meeting: MeetingFile) -> None:
         """commands: of rank 1 and on; two file descriptors are added to each. Raises OSError."""
         self._group = group
         self._meeting = meeting
@@ -115,8 +112,7 @@ class Ranks:
         self._start_error: BaseException | None = None
         self._started = threading.Event()
         # It starts them too: a rank asks the system to be killed when the thread ends that started it.
-        start = commands, env
-        self._watcher = threading.Thread(target=self._watch, args=start, name="aserve-ranks", daemon=True)
+        self._watcher = threading.Thread(target=self._watch, args=(commands,), name="aserve-ranks", daemon=True)
         self._watcher.start()
         self._started.wait()
         if self._start_error is not None:
@@ -207,10 +203,10 @@ class Ranks:
 
     # The watch.
 
-    def _watch(self, commands: Sequence[Sequence[str]], env: Mapping[str, str]) -> None:
+    def _watch(self, commands: Sequence[Sequence[str]]) -> None:
         try:
             for rank, command in enumerate(commands, start=1):
-                self._processes.append(_Process(rank, command, env, self._meeting.fds))
+                self._processes.append(_Process(rank, command, self._meeting.fds))
         except BaseException as error:  # the edge of a thread
             self._start_error = error
             return
@@ -287,14 +283,12 @@ def _error_of(rank: int, failed: Failed) -> AserveError:
 
 
 def python_command(module: str, *arguments: str) -> list[str]:
-    """This Python, running a module. Raises `RankLostError` where the program is not run by one that can be started."""
+    """This Python, running the `main` of a module that it finds where this process does.
+
+    Raises `RankLostError` where the program is not run by a Python that can be started.
+    """
     if not sys.executable or not hasattr(os, "fork"):
         raise RankLostError("tensor_parallel_size: no further Python process can be started here")
-    return [sys.executable, "-P", "-m", module, *arguments]
-
-
-def python_environment(num_threads: int | None) -> dict[str, str]:
-    """This process's, with modules found where it finds them. num_threads: of OpenMP; None leaves it as it is."""
     places = [place or os.getcwd() for place in sys.path]
-    threads = {} if num_threads is None else {"OMP_NUM_THREADS": str(num_threads)}
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(places), **threads}
+    program = f"import sys; sys.path[:] = {places!r}; from {module} import main; main()"
+    return [sys.executable, "-P", "-c", program, *arguments]

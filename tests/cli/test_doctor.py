@@ -303,10 +303,10 @@ def test_the_command_writes_words_or_json(monkeypatch, capsys):
 @pytest.mark.e2e
 @pytest.mark.slow
 def test_a_dry_run_of_serve_is_the_same_and_takes_no_port():
-    done = aserve("serve", "--dry-run", "--port", "1", "--device", "cpu", "--tensor-parallel-size", "1")
+    done = aserve("serve", "--dry-run", "--port", "1", "--device", "cpu", "--pipeline-parallel-size", "1")
     assert done.code == 0
     assert "Start it with: aserve serve demo" in done.out
-    assert done.err.startswith("aserve: --tensor-parallel-size: not supported yet: ")
+    assert done.err.startswith("aserve: --pipeline-parallel-size: not supported yet: ")
 
 
 @pytest.mark.e2e

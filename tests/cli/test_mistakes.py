@@ -78,16 +78,16 @@ def test_another_commands_option_is_told_whose_it_is():
 
 
 def test_each_flag_of_vllm_that_aserve_has_not_is_told_in_a_line():
-    told = refusal("serve", "demo", "-tp", "2", "--kv_cache_dtype=fp8", "--enable-chunked-prefill", "--port", "1")
+    told = refusal("serve", "demo", "-pp", "2", "--kv_cache_dtype=fp8", "--enable-chunked-prefill", "--port", "1")
     assert told.splitlines() == [
-        "-tp: not supported yet: aserve is one process with one GPU or the CPU",
+        "-pp: not supported yet: one process plans, and --tensor-parallel-size alone splits a model",
         "aserve: --kv_cache_dtype: not supported yet: keys and values are of the model's type",
         "aserve: --enable-chunked-prefill: not needed: every prompt is computed in pieces",
     ]
 
 
 def test_what_makes_no_difference_is_left_out_with_a_line():
-    words = ("--tensor-parallel-size", "1", "m/x", "--disable-log-requests", "--no-enable-chunked-prefill")
+    words = ("--pipeline-parallel-size", "1", "m/x", "--disable-log-requests", "--no-enable-chunked-prefill")
     parsed = settings.parse_command(["serve", *words, "--max_num_seqs", "7", "--no-enable_prefix_caching"], {})
     options = parsed.of(Options)
     assert (options.model, options.max_num_seqs, options.enable_prefix_caching) == ("m/x", 7, False)

@@ -1,6 +1,6 @@
 """A rank without a model, for tests of how ranks are told and watched: answers at once, and does as the tests want.
 
-python -m tests.parallel.little_rank BEHAVIOUR TOLD_FD ANSWER_FD
+Its arguments are how it behaves, and the file descriptors of both pipes.
 """
 
 import os
@@ -39,7 +39,3 @@ def main() -> None:
             if isinstance(told, Run) and behaviour == "exits":
                 os._exit(3)
     os._exit(1)
-
-
-if __name__ == "__main__":
-    main()

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from aserve.models.sharding import Group
 from aserve.runner.following import followed, masked_rows
 from aserve.runner.groups import GroupBrokenError, MeetingFile
 from aserve.runner.rank_messages import Load, Loaded, PipeReader, PipeWriter, Run, decode_told, frame
-from aserve.runner.ranks import Ranks, python_environment
+from aserve.runner.ranks import Ranks, python_command
 from aserve.runner.warm_up import CONTROLS, AnyToken
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
@@ -38,9 +37,9 @@ class NoGroup(Group):
 
 @contextmanager
 def ranks(*behaviours: str) -> Iterator[Ranks]:
-    command = [sys.executable, "-m", "tests.parallel.little_rank"]
     group = NoGroup()
-    made = Ranks([[*command, behaviour] for behaviour in behaviours], python_environment(1), group, MeetingFile())
+    commands = [python_command("tests.parallel.little_rank", behaviour) for behaviour in behaviours]
+    made = Ranks(commands, group, MeetingFile())
     pids = made.pids
     try:
         yield made

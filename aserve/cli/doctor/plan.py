@@ -16,7 +16,7 @@ from aserve.model_folder import find_model
 from aserve.models.checkpoint import Checkpoint
 from aserve.models.pooling import PoolingPlan
 from aserve.models.spec import DTYPE_BYTES, dtype_name, read_architecture
-from aserve.planning import foretold_facts, is_native, spec_of, with_draft_model
+from aserve.planning import check_ranks, foretold_facts, is_native, spec_of, with_draft_model
 from aserve.runner.host_budget import cpu_kv_budget, host_memory_bytes
 from aserve.weight_plan import WeightPlan, plan_weights
 
@@ -70,7 +70,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """All of it. is_exact: the numbers are those that the engine will have. tokens_per_s: of one answer, at most.
 
     task: generate, or what the model pools for. max_model_len: as it was wished for. kv: None where nothing is
-    generated, or too little is known.
+    generated, or too little is known; where there are several ranks, that of each.
     """
 
     model: str
@@ -92,6 +92,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     call_format: str | None
     thought_format: str | None
     problems: tuple[Problem, ...]
+    num_ranks: int = 1
 
     @property
     def can_run(self) -> bool:
@@ -105,9 +106,10 @@ def make_plan(options: Options, machine: Machine, *, copies_tied_head: bool) -> 
     Raises `CheckpointError` or `ConfigError` for one that could not be served on any.
     """
     checkpoint, pooling = find_model(options)
+    check_ranks(options, checkpoint)
     spec = spec_of(checkpoint)
     weights = plan_weights(checkpoint, spec, options, copies_tied_head=copies_tied_head)
-    problems = [*_memory_problems(weights, machine), *_machine_problems(machine)]
+    problems = [*_memory_problems(options, weights, machine), *_machine_problems(machine)]
     kv = None
     if pooling is None and spec is not None:
         try:
@@ -130,7 +132,10 @@ def make_plan(options: Options, machine: Machine, *, copies_tied_head: bool) -> 
         max_model_len=options.max_model_len,
         weights=weights,
         kv=kv,
-        tokens_per_s=machine.read_bytes_per_s / per_token if per_token and pooling is None else None,
+        num_ranks=options.tensor_parallel_size,
+        tokens_per_s=_num_memories(options, machine) * machine.read_bytes_per_s / per_token
+        if per_token and pooling is None
+        else None,
         machine=machine,
         has_tokenizer=texts.has_tokenizer,
         has_chat_template=texts.has_chat_template,
@@ -171,16 +176,23 @@ def kv_plan_of(config: EngineConfig, facts: Facts) -> KVPlan:
 
 def _budget(options: Options, weights: WeightPlan, machine: Machine) -> int:
     if machine.device == "cpu":
-        return cpu_kv_budget()
+        return cpu_kv_budget() // options.tensor_parallel_size
     ours = int(machine.total_bytes * options.gpu_memory_utilization)
-    return max(0, min(ours, machine.free_bytes) - weights.memory_bytes - STEP_BYTES)
+    return max(0, min(ours, machine.free_bytes) - weights.memory_bytes // options.tensor_parallel_size - STEP_BYTES)
 
 
-def _memory_problems(weights: WeightPlan, machine: Machine) -> list[Problem]:
-    if weights.memory_bytes <= machine.free_bytes:
+def _num_memories(options: Options, machine: Machine) -> int:
+    """GPUs that share the model, each with a memory of its own; processes on a CPU have one together."""
+    return options.tensor_parallel_size if machine.device == "cuda" else 1
+
+
+def _memory_problems(options: Options, weights: WeightPlan, machine: Machine) -> list[Problem]:
+    num_memories = _num_memories(options, machine)
+    if weights.memory_bytes <= num_memories * machine.free_bytes:
         return []
+    share = "" if num_memories == 1 else f" on each of {num_memories} GPUs"
     what = (
-        f"the weights take {size(weights.memory_bytes)}, and {size(machine.free_bytes)} of "
+        f"the weights take {size(weights.memory_bytes // num_memories)}{share}, and {size(machine.free_bytes)} of "
         f"{'the GPU' if machine.device == 'cuda' else 'memory'} are free"
     )
     less = "" if machine.device == "cuda" else "--quantization int8, --dtype bfloat16 or "

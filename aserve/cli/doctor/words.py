@@ -41,17 +41,21 @@ def _told(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "Model", f"{plan.architecture}, {_count(weights.num_parameters)} parameters, computed by {by}"
     kept = plan.dtype if plan.quantization is None else f"{plan.quantization} (embeddings as {plan.dtype})"
     yield "Weights", f"{about}{size(weights.memory_bytes)} in memory, as {kept}"
+    if plan.num_ranks > 1:
+        each = "on a GPU of its own" if plan.machine.device == "cuda" else "on its part of the cores"
+        yield "Ranks", f"{plan.num_ranks} processes compute each step together, {each}, with a part of every layer each"
     if plan.task != "generate":
         yield "Task", f"{plan.task}: it makes numbers of a text, and answers no chats"
     if (kv := plan.kv) is not None:
+        where = " in each rank" if plan.num_ranks > 1 else ""
         shorter = plan.context_len is not None and kv.max_model_len < plan.context_len
         why = "as you wish" if plan.max_model_len is not None else "all that there is room for"
         less = f" ({why}; the model could do {plan.context_len})" if shorter else ""
         yield "Context", f"{kv.max_model_len} tokens, prompt and answer of a request together{less}"
         yield (
             "KV cache",
-            f"{about}{size(kv.num_bytes)}: what is remembered of running requests, {size(kv.bytes_per_token)} a token. "
-            f"Room for {kv.num_tokens} tokens, in {kv.num_blocks} blocks of {kv.block_size}",
+            f"{about}{size(kv.num_bytes)}{where}: what is remembered of running requests, {size(kv.bytes_per_token)} "
+            f"a token. Room for {kv.num_tokens} tokens, in {kv.num_blocks} blocks of {kv.block_size}",
         )
         yield "At once", f"{about}{_at_once(kv)}; others wait"
     if plan.tokens_per_s is not None:
