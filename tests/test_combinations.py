@@ -129,13 +129,14 @@ class Engines:
         windows, is_tight = "windows" in conditions, bool(conditions & TIGHT)
         swaps = {"swap_space": 0.001} if "swapped" in conditions else {}
         mode = "auto" if {"recomputed", "swapped"} <= conditions else "swap" if swaps else "recompute"
+        num_ranks = 1 if "alone" in conditions else self._num_ranks
         num_blocks = ((60 if "beams" in conditions else 36) if windows else 22) if is_tight else 400
         return AsyncEngine(
             self._models["qwen2_windows" if windows else "qwen2"],
             dtype="float32",
             max_model_len=128,
             block_size=8,
-            kv_cache_memory_bytes=num_blocks * BLOCK_BYTES // (1 + windows),
+            kv_cache_memory_bytes=num_blocks * BLOCK_BYTES // (1 + windows) // num_ranks,
             enable_prefix_caching="alone" not in conditions,
             preemption_mode=mode,
             scheduling_policy="priority",
@@ -143,7 +144,7 @@ class Engines:
             enable_lora=True,
             lora_modules=self._adapters,
             max_loras=2,
-            tensor_parallel_size=1 if "alone" in conditions else self._num_ranks,
+            tensor_parallel_size=num_ranks,
             **swaps,
         )
 

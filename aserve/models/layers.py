@@ -306,9 +306,9 @@ class ShardedHead:
         self._group = shard.group
         self._vocab_size = vocab_size
 
-    def __call__(self, hidden_SE: Tensor) -> Tensor:
+    def __call__(self, x_TI: Tensor) -> Tensor:
         """[S, E] to [S, V]."""
-        own_SV = self._head(hidden_SE)
+        own_SV = self._head(x_TI)
         parts = None if self._group is None else self._group.gather(own_SV)
         return own_SV if parts is None else cat(parts, 1)[:, : self._vocab_size].contiguous()
 
