@@ -8,6 +8,7 @@ done is done twice, and its main module is not imported again. It ends by itself
 process ends in whatever way. Where one is lost the others are killed, so that nobody waits for them for ever.
 """
 
+import fcntl
 import logging
 import os
 import select
@@ -53,6 +54,9 @@ CLOSE_S: Final = 5.0
 STUCK_S: Final = 10.0
 """For steps to land when all is closed, before the ranks that they may wait for are killed."""
 
+PIPE_BYTES: Final = 2**20
+"""That one holds, where the system allows it."""
+
 A = TypeVar("A", bound=Answer)
 _log = logging.getLogger(__name__)
 
@@ -63,6 +67,8 @@ class _Process:
     def __init__(self, rank: int, command: Sequence[str], fds: Sequence[int]) -> None:
         self.rank = rank
         told_read, told_write = os.pipe()
+        with suppress(AttributeError, OSError):  # so that a step with many prompts is written without a wait
+            fcntl.fcntl(told_write, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         answer_read, answer_write = os.pipe()
         try:
             self.process = subprocess.Popen(
