@@ -91,9 +91,21 @@ def load_model(  # noqa: PLR0913  (each a wish of the user, most with a default)
     build = partial(_build, spec, ops, linear, num_positions, device, lora, shapes)
     if dummy:
         return build(RandomWeights(torch_dtype, device, seed, shard, shapes))
+    return _load_stored(checkpoint, torch_dtype, device, shard, progress, build)
+
+
+def _load_stored(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    shard: Shard,
+    progress: ReadProgress,
+    build: Callable[[Weights], CausalLM],
+) -> CausalLM:
+    """With the weights of its files, all of which have to be asked for."""
     names = read_headers(checkpoint) if checkpoint.pools else {}
     renamed = {name: full_name(name, names) for name in names}
-    with SafetensorsWeights(checkpoint.weight_files, torch_dtype, device, progress, renamed, shard) as weights:
+    with SafetensorsWeights(checkpoint.weight_files, dtype, device, progress, renamed, shard) as weights:
         if checkpoint.pools:
             weights.skip(full_name(SCORE, names))
         model = build(weights)

@@ -104,9 +104,9 @@ class DecodeGraphs:
         rows: RowTable,
         builder: BatchBuilder,
         step: Step,
-        *,
         max_model_len: int,
         slots: AdapterSlots | None = None,
+        *,
         in_lockstep: bool = False,
     ) -> None:
         self._captures = Captures(graph_device, must_not_fail=in_lockstep)

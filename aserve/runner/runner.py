@@ -110,16 +110,14 @@ class ModelRunner:
         torch_device = kv.planes_YBX.device
         self._block_size = kv.block_size
         self._kv: KVStore | None = kv
-        self._max_model_len = max_model_len
-        self._max_num_seqs = max_num_seqs
+        self._max_model_len, self._max_num_seqs = max_model_len, max_num_seqs
         self._num_host_blocks = num_host_blocks
         # The row after those of sequences pads captured batches, and is that of a sign of life.
         self._rows = rows = RowTable(
             max_num_seqs + 1, -(-max_model_len // self._block_size) * kv.num_groups, torch_device
         )
         self._device = device or step_device(torch_device)
-        self._shard = shard
-        self._followers = followers
+        self._shard, self._followers = shard, followers
         num_sharing = shard.size if self._device.is_host else 1
         self._threads = StepThreads(model.spec, measure_flops_per_thread(), num_sharing)
         controls = ControlTable(max_num_seqs, model.spec.vocab_size, torch_device, self._device)
@@ -132,8 +130,7 @@ class ModelRunner:
         if graph_device is not None:
             with self._device.stepping():  # its buffers are filled on the stream that reads them
                 parts = graph_device, self._device, rows, builder, step
-                lockstep = shard.group is not None
-                graphs = DecodeGraphs(*parts, max_model_len=max_model_len, slots=slots, in_lockstep=lockstep)
+                graphs = DecodeGraphs(*parts, max_model_len, slots, in_lockstep=shard.group is not None)
         self._stages: tuple[BlockMover, SteadyBuilder, Step | PooledStep, DecodeGraphs | None] | None = (
             BlockMover(ops, kv, self._device, num_host_blocks),
             SteadyBuilder(builder, rows),
@@ -142,8 +139,8 @@ class ModelRunner:
         )
         self._reads_back = not is_follower
         self._draft_model: DraftMaker | None = None
-        self._masks = MaskMaker(model.spec.vocab_size, self._device)
         self._vocab_size = model.spec.vocab_size
+        self._masks = MaskMaker(self._vocab_size, self._device)
         self._sign_of_life = sign_of_life(Row(max_num_seqs), kv.num_groups)
         self._halted = False
         """Set by a step that fails, for those behind it: they stand on rows that it may not have set up."""

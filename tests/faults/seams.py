@@ -24,6 +24,7 @@ STARTING = frozenset({"build", "cli", "llm", "loop_thread", "terminal", "telling
         "model_text",
         "planning",
         "weight_plan",
+        "parallel",
         "poolers",
         "scheduling",
         "recorders",
@@ -34,7 +35,8 @@ STARTING = frozenset({"build", "cli", "llm", "loop_thread", "terminal", "telling
         "__init__",
     ),
 }
-"""Rooms whose calls are made where there is no request yet, or that are somebody's own application."""
+"""Rooms whose calls are made where there is no request yet, or that are somebody's own application, or a process of
+their own (what fails there is in tests/parallel)."""
 VALUES = frozenset({"Struct", "NamedTuple", "Protocol", "Enum", "StrEnum", "IntEnum", "TypedDict", "Exception"})
 
 Seam = tuple[str, str]
