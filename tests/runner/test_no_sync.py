@@ -26,7 +26,9 @@ from aserve.models.interface import CausalLM
 from aserve.models.layers import DenseMethod
 from aserve.models.loader import native_model
 from aserve.models.rope import rope_table
+from aserve.models.sharding import ALONE
 from aserve.models.spec import read_spec
+from aserve.models.weights import Part
 from aserve.runner import mixed_graphs
 from aserve.runner.batch import BatchBuilder
 from aserve.runner.controls import ControlTable
@@ -218,10 +220,16 @@ class MetaOps:
 class NoWeights:
     """`Weights` of the right shapes."""
 
+    shard = ALONE
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Such as an even share comes of."""
+        return (3 * 2**20, 3 * 2**20)
+
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.bfloat16, device=META)
 
-    def fill(self, out: Tensor, name: str) -> None:
+    def fill(self, out: Tensor, name: str, part: Part | None = None) -> None:
         """Nothing to fill."""
 
     def skip(self, name: str) -> None:
