@@ -107,7 +107,7 @@ def start_team(options: Options, checkpoint: "Checkpoint", device: "torch.device
     found: Any = msgspec.structs.replace(options, model=str(checkpoint.path), revision=None)
     commands = [
         python_command(
-            "aserve.parallel.rank",
+            "aserve.parallel.child",
             msgspec.json.encode(RankTask(found, rank, meeting.path, num_threads)).decode(),
         )
         for rank in range(1, size)

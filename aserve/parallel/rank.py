@@ -4,20 +4,15 @@
     loading         a thread that loads, meets the others, measures, and makes the runner
     runner          computes steps, in the order in which they are told
 
-It answers to nobody else: a terminal's Ctrl-C is rank 0's affair, which goes on until its requests have ended.
+Begun by child.py.
 """
 
-import ctypes
 import os
 import queue
-import signal
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final
-
-import msgspec
 
 from aserve.core.errors import AserveError
 from aserve.core.faults import describe
@@ -46,24 +41,8 @@ from aserve.runner.rank_messages import (
 )
 from aserve.runner.runner import ModelRunner
 
-PR_SET_PDEATHSIG: Final = 1
 EXIT_ORPHANED: Final = 1
 EXIT_FAILED: Final = 70
-
-
-def main() -> None:
-    """Read the command line, and be a rank until told to end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_with_parent()
-    task, told_fd, answer_fd = sys.argv[1:]
-    Rank(msgspec.json.decode(task, type=RankTask), int(told_fd), int(answer_fd)).serve()
-
-
-def _die_with_parent() -> None:
-    """Be killed when rank 0 is, even while this process is stopped and cannot see its pipe end. Linux alone can."""
-    if sys.platform == "linux":
-        with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 class Rank:

@@ -72,7 +72,7 @@ class _Process:
         answer_read, answer_write = os.pipe()
         try:
             self.process = subprocess.Popen(
-                [*command, str(told_read), str(answer_write)],
+                [*command, str(told_read), str(answer_write), str(os.getpid())],
                 pass_fds=(told_read, answer_write, *fds),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -103,7 +103,7 @@ class Ranks:
     """The `Followers` of rank 0. group: theirs, left when one is lost. meeting: where it meets; closed with this."""
 
     def __init__(self, commands: Sequence[Sequence[str]], group: Group, meeting: MeetingFile) -> None:
-        """commands: of rank 1 and on; two file descriptors are added to each. Raises OSError."""
+        """commands: of rank 1 and on; two file descriptors, and this process, are added to each. Raises OSError."""
         self._group = group
         self._meeting = meeting
         self._changed = threading.Condition()

@@ -1,6 +1,6 @@
 """A rank without a model, for tests of how ranks are told and watched: answers at once, and does as the tests want.
 
-Its arguments are how it behaves, and the file descriptors of both pipes.
+Its arguments are how it behaves, the file descriptors of both pipes, and the process that started it.
 """
 
 import os
@@ -21,7 +21,7 @@ from aserve.runner.rank_messages import (
 
 
 def main() -> None:
-    behaviour, told_fd, answer_fd = sys.argv[1:]
+    behaviour, told_fd, answer_fd, _parent = sys.argv[1:]
     reader, writer = PipeReader(int(told_fd)), PipeWriter(int(answer_fd))
     if behaviour == "cannot load":
         writer.write(frame(Failed("CheckpointError", "no such folder")))

@@ -59,7 +59,7 @@ def poisoned(forward: Callable[..., torch.Tensor], times: int = 10**9) -> Callab
     return raising
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.thorough)])
 def test_ranks_answer_as_one_does(model: str, expected: list[Any], size: int) -> None:
     assert_nearly(asyncio.run(ask(threaded_engine(model, size, **OPTIONS)[0])), expected)
 
@@ -80,6 +80,7 @@ def test_who_makes_a_step_fail_on_any_rank_fails_alone(model: str, expected: lis
     assert_nearly(answers, expected)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_step_that_fails_once_is_computed_again(model: str, expected: list[Any], rank: int) -> None:
     engine, models = threaded_engine(model, 2, **OPTIONS)

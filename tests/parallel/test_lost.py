@@ -5,13 +5,18 @@ python -m pytest -m thorough tests/parallel/test_lost.py        20 of each kind
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
+from aserve.core.config import Options
+from aserve.parallel.task import RankTask
 from tests.e2e.server_process import ServerProcess, question, serving
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.e2e]
@@ -118,8 +123,49 @@ def test_a_rank_is_killed() -> None:
     loses_a_rank(signal.SIGKILL)
 
 
-def test_the_server_is_killed() -> None:
-    loses_the_parent(signal.SIGKILL)
+TASK = RankTask(Options(tensor_parallel_size=2, device="cpu"), 1, "/nowhere", 1)
+PARENT = """
+import sys, time
+from aserve.runner.groups import MeetingFile, RankGroup
+from aserve.runner.ranks import Ranks, python_command
+meeting = MeetingFile()
+command = python_command("aserve.parallel.child", sys.argv[1])
+print(*Ranks([command], RankGroup(0, 2, meeting.path, 1.0), meeting).pids, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_rank_that_loads_ends_when_its_parent_is_killed() -> None:
+    """The rest of its life is seen in the thorough tests below."""
+    task = msgspec.json.encode(TASK).decode()
+    with subprocess.Popen([sys.executable, "-c", PARENT, task], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        [rank] = map(int, parent.stdout.readline().split())
+        parent.kill()
+        wait_until_gone([rank])
+
+
+SCRIPT = """
+from aserve import LLM, SamplingParams
+
+print("once")
+greedy = SamplingParams(temperature=0.0, max_tokens=5)
+with LLM("demo", tensor_parallel_size=2) as first, LLM("demo", tensor_parallel_size=2) as second:
+    for llm in (first, second):
+        print(llm.generate("Once upon a time", greedy, use_tqdm=False)[0].text)
+print(*[path.read_text() for path in __import__("pathlib").Path("/proc/self/task").glob("*/children")])
+"""
+
+
+@pytest.mark.thorough
+def test_two_engines_in_a_script_without_a_guard(tmp_path: Path) -> None:
+    """Catches ranks that import the main module again, and what an engine leaves behind when it is closed."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=True)
+    once, first, second, children = done.stdout.rstrip("\n").split("\n")
+    assert once == "once"
+    assert first == second != ""
+    assert not children.split()
 
 
 @pytest.mark.thorough

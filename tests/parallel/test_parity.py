@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.slow]
 TOLERANCE = 2e-3
 CONDITIONS = ("drafts", "swapped")
 """Of the engine that the short tests share."""
+OFTEN = ("constraint", "beams", "logprobs", "adapter")
 PROMPTS = (tuple(range(40, 90)), (5, 6, 7) * 9, (300, 12))
 
 
@@ -52,9 +53,16 @@ def scores_of(completion: Completion) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("feature", [*ASKED, "adapter", "fork", "stop"])
+@pytest.mark.parametrize("feature", OFTEN)
 def test_with_drafts_where_memory_is_short(engines: Engines, watch: Watch, feature: str) -> None:
     """Catches a rank that moves other blocks, accepts other drafts, or has another last token than rank 0."""
+    engines.run(check(engines, watch, (*CONDITIONS, feature), compare=assert_nearly))
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("feature", sorted({*ASKED, "adapter", "fork", "stop"} - set(OFTEN)))
+def test_with_drafts_where_memory_is_short_too(engines: Engines, watch: Watch, feature: str) -> None:
     engines.run(check(engines, watch, (*CONDITIONS, feature), compare=assert_nearly))
 
 
