@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -93,6 +92,7 @@ def bench_plans() -> None:
         while (payloads := reader.read()) is not None:
             for payload in payloads:
                 told = decode_told(payload)
+                assert isinstance(told, Run)
                 encoded = encoder.encode(tuple(range(100_000, 100_000 + len(told.plan.slices))))
                 back_writer.write(bytearray(len(encoded).to_bytes(4, "little") + encoded))
 
@@ -211,4 +211,4 @@ async def prefill_s(engine: AsyncEngine, num_tokens: int) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
