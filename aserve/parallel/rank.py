@@ -12,7 +12,10 @@ import queue
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Final
+
+from msgspec.structs import replace
 
 from aserve.core.errors import AserveError
 from aserve.core.faults import describe
@@ -54,6 +57,7 @@ class Rank:
         self._writer = PipeWriter(answer_fd)
         self._while_loading: queue.SimpleQueue[Join | Begin] = queue.SimpleQueue()
         self._made: ModelRunner | None = None
+        self._num_recoveries = 0
         self._adapters = ThreadPoolExecutor(1, thread_name_prefix="aserve-adapters")
 
     def serve(self) -> None:
@@ -69,7 +73,9 @@ class Rank:
             case Join() | Begin():
                 self._while_loading.put(told)
             case Run():
-                self._runner.follow(told.plan, told.masked, recovers=told.recovers).add_done_callback(self._landed)
+                self._num_recoveries += told.recovers
+                landed = self._runner.follow(told.plan, told.masked, recovers=told.recovers)
+                landed.add_done_callback(partial(self._landed, self._num_recoveries))
             case Drop():
                 self._runner.drop(told.adapter)
             case Load():
@@ -90,13 +96,13 @@ class Rank:
         with suppress(OSError):  # rank 0 has gone, which the main thread sees
             self._writer.write(frame(answer))
 
-    def _landed(self, landed: Landed) -> None:
+    def _landed(self, num_recoveries: int, landed: Landed) -> None:
         """Tell of a step that failed here by itself, and not because another rank had left."""
         error = landed.result()
         if isinstance(error, BaseException) and not isinstance(
             error, SkippedStepError | GroupBrokenError | GroupLeftError
         ):
-            self._answer(_failed(error))
+            self._answer(replace(_failed(error), num_recoveries=num_recoveries))
 
     def _load_adapter(self, told: Load) -> None:
         error = None

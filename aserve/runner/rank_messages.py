@@ -85,10 +85,14 @@ class AdapterRead(msgspec.Struct, frozen=True, array_like=True, tag="adapter_rea
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
-    """Loading has failed, or a step. kind: the error's class. message: of an `AserveError`; else where it came from."""
+    """Loading has failed, or a step. kind: the error's class. message: of an `AserveError`; else where it came from.
+
+    num_recoveries: before the step.
+    """
 
     kind: str
     message: str
+    num_recoveries: int = 0
 
 
 Told = Join | Begin | Run | Load | Drop | Capture | Close

@@ -112,7 +112,7 @@ class Ranks:
         self._failure: AserveError | None = None
         """Why a rank but the first has failed, since the last recovery."""
         self._lost: RankLostError | None = None
-        self._num_tickets = 0
+        self._num_recoveries = self._num_tickets = 0
         self._is_closing = False
         self._processes: list[_Process] = []
         self._start_error: BaseException | None = None
@@ -140,7 +140,9 @@ class Ranks:
     def run(self, plan: StepPlan, *, recovers: bool) -> None:
         """As the Protocol says."""
         if recovers:
-            self._failure = None
+            with self._changed:
+                self._failure = None
+                self._num_recoveries += 1
         self.tell(Run(followed(plan), masked_rows(plan), recovers))
 
     def drop(self, adapter: AdapterId) -> None:
@@ -189,6 +191,11 @@ class Ranks:
             if not has_come():
                 raise self._failure or self._lost or AssertionError("nobody woke it")
 
+    def check(self) -> None:
+        """As the Protocol says."""
+        if (error := self._lost or self._failure) is not None:
+            raise error
+
     def cause_of(self, error: BaseException) -> BaseException:
         """As the Protocol says."""
         if not isinstance(error, GroupBrokenError | GroupLeftError):
@@ -201,8 +208,11 @@ class Ranks:
         with self._changed:
             if isinstance(answer, AdapterRead):
                 self._adapters_read[each.rank, answer.ticket] = answer.error
+            elif isinstance(answer, Failed) and answer.num_recoveries < self._num_recoveries:
+                return  # what it failed of has been taken back
             elif isinstance(answer, Failed):
                 self._failure = _error_of(each.rank, answer)
+                self._group.leave()  # on a device nobody else would end the call in which this rank waits
             else:
                 self._answers.setdefault(type(answer), {})[each.rank] = answer
             self._changed.notify_all()
@@ -271,6 +281,7 @@ class Ranks:
         for each in self._processes:
             each.process.wait()
         self._watcher.join()
+        self._group.leave()
         for each in self._processes:
             os.close(each.writer.fd)
             os.close(each.reader.fd)

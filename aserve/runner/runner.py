@@ -73,6 +73,13 @@ class Followers(Protocol):
         """Capture the graphs of start-up."""
         ...
 
+    def check(self) -> None:
+        """Raise what another rank has failed of since the last recovery: what a step has brought is worth nothing then.
+
+        A call of the group that is given up on a device raises nothing there; it leaves whatever is in memory.
+        """
+        ...
+
     def cause_of(self, error: BaseException) -> BaseException:
         """What made a step fail here, if another rank failed first; else this error. May wait a moment."""
         ...
@@ -251,8 +258,6 @@ class ModelRunner:
         self._num_submitted += 1  # nobody is idle any more
         self._submitted.set()
         self._worker.shutdown(wait=True)
-        if self._shard.group is not None:
-            self._shard.group.leave()
         self._masks.close()
         self._device.drain()  # before tensors go: torch hands their memory to whoever asks next, steps or no steps
         if self._stages is not None:
@@ -280,6 +285,8 @@ class ModelRunner:
         def land() -> None:
             try:
                 result = StepResult(plan.step_id, ()) if readback is None else readback.result()
+                if self._followers is not None:
+                    self._followers.check()
             except BaseException as error:  # the edge of a thread
                 self._failed(landed, error)
             else:

@@ -45,7 +45,7 @@ def ranks(*behaviours: str) -> Iterator[Ranks]:
         yield made
     finally:
         made.close()
-        assert group.was_left == (made.lost is not None)
+        assert group.was_left
         assert not any(is_there(pid) for pid in pids)
 
 
@@ -117,6 +117,16 @@ def test_why_a_step_failed_is_what_the_rank_says_that_failed_first() -> None:
         assert isinstance(made.cause_of(GroupBrokenError()), InsufficientMemoryError)
         own = ZeroDivisionError()
         assert made.cause_of(own) is own
+
+
+def test_a_failure_that_was_taken_back_is_nobodys_any_more() -> None:
+    """Catches a step that is called failed because of one before the recovery, of which was told late."""
+    with ranks("out of memory") as made:
+        made.answers(Loaded)
+        made.run(PLAN, recovers=True)
+        with pytest.raises(AdapterError, match="late"):  # it answers in order
+            made.load(AdapterId(1), "late")
+        made.check()
 
 
 def test_a_plan_for_others_brings_no_mask_and_nothing_that_only_sampling_needs() -> None:

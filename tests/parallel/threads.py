@@ -67,6 +67,9 @@ class ThreadFollowers:
     def capture(self) -> None:
         pass
 
+    def check(self) -> None:
+        pass
+
     def cause_of(self, error: BaseException) -> BaseException:
         return error
 
