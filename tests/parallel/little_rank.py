@@ -33,11 +33,8 @@ def main() -> None:
             if isinstance(told, Close) and behaviour != "does not end":
                 os._exit(0)
             if isinstance(told, Load):
-                writer.write(
-                    frame(
-                        AdapterRead(told.ticket, told.folder if behaviour in ("no adapters", "out of memory") else None)
-                    )
-                )
+                refuses = behaviour in ("no adapters", "out of memory")
+                writer.write(frame(AdapterRead(told.ticket, told.folder if refuses else None)))
             if isinstance(told, Run) and behaviour == "out of memory":
                 writer.write(frame(Failed("InsufficientMemoryError", "memory ran out")))
             if isinstance(told, Run) and behaviour == "exits":

@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 import torch
 
+from aserve import AsyncEngine
 from aserve.core.errors import AserveError, StepFailedError
 from aserve.core.outputs import Completion
 from aserve.core.params import SamplingParams
 from aserve.engine import Engine
 from aserve.runner.following import FollowingStep
+from aserve.runner.parallel import ParallelRunner
 from aserve.runner.sampler import Sampled
+from aserve.runner.step import EagerStep
 from tests.parallel.test_parity import assert_nearly
 from tests.parallel.threads import threaded_engine
 
@@ -87,6 +90,26 @@ def test_a_step_that_fails_once_is_computed_again(model: str, expected: list[Any
     models[rank].forward = poisoned(models[rank].forward, times=1)
     *answers, unlucky = asyncio.run(ask(engine, ((POISON, 1, 2), GREEDY)))
     assert isinstance(unlucky, Completion)
+    assert_nearly(answers, expected)
+
+
+async def ask_with_a_fault(model: str) -> list[Any]:
+    """Of two processes, the first of which fails at the poison."""
+    async with AsyncEngine(model, dtype="float32", tensor_parallel_size=2, **OPTIONS) as engine:
+        runner = engine._ready().runner
+        assert isinstance(runner, ParallelRunner)
+        assert runner.first._stages is not None
+        step = runner.first._stages[2]
+        assert isinstance(step, EagerStep)
+        step.model.forward = poisoned(step.model.forward)
+        asked = (engine.complete(prompt, params) for prompt, params in (*REQUESTS, ((POISON, 1, 2), GREEDY)))
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+
+@pytest.mark.thorough
+def test_a_process_that_lost_the_first_in_a_step_meets_it_again(model: str, expected: list[Any]) -> None:
+    *answers, culprit = asyncio.run(ask_with_a_fault(model))
+    assert isinstance(culprit, StepFailedError)
     assert_nearly(answers, expected)
 
 
