@@ -214,7 +214,8 @@ def _load_first(
         lines = *told, *draft_lines(options, config, facts, draft_checkpoint)
     else:
         lines = pooling_lines(info, config, pooling, weights)
-    notes = (*lines, *filter(None, [describe(ops), describe_int8(ops, options.quantization)]), *config.notes)
+    said = filter(None, [describe(ops), describe_int8(ops, options.quantization)])
+    notes = (*lines, *team.lines, *said, *config.notes)
     with _closing_on_failure(runner):
         scheduler, on_close = scheduler_of(options, config, info, checkpoint, str(device), _name(dtype))
     config = msgspec.structs.replace(config, notes=notes)

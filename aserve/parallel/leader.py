@@ -32,6 +32,14 @@ class Team:
         self.shard = shard
         self.ranks = ranks
 
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """For people, at start-up."""
+        if self.ranks is None:
+            return ()
+        size = self.shard.size
+        return (f"ranks: {size} processes compute each step together; the KV cache above is that of each of them",)
+
     def meet(self) -> None:
         """Wait until all have their weights, and connect. Raises what one of them failed of."""
         if self.ranks is None or self.shard.group is None:

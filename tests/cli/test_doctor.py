@@ -15,7 +15,7 @@ from aserve.cli.doctor.machine import Kernels, cpu_kernels, free_memory_bytes, s
 from aserve.cli.doctor.plan import STEP_BYTES, KVPlan, Machine, make_plan
 from aserve.cli.doctor.words import in_words
 from aserve.core.config import Options
-from aserve.core.errors import CheckpointError
+from aserve.core.errors import CheckpointError, ConfigError
 from aserve.kernels.native import library as native
 from aserve.model_folder import DEMO_FOLDER
 from aserve.weight_plan import plan_weights
@@ -325,3 +325,28 @@ def test_it_reads_no_weights(tmp_path):
     code, modules = modules_after("doctor", str(tmp_path), "--device", "cpu")
     assert code == 0
     assert "transformers" not in modules
+
+
+# Ranks
+
+
+def test_a_plan_of_ranks_is_of_what_each_of_them_has():
+    alone, shared = plan_of().kv, plan_of(tensor_parallel_size=2).kv
+    assert alone is not None
+    assert shared is not None
+    assert shared.bytes_per_token * 2 == alone.bytes_per_token
+    assert "2 processes compute each step together" in in_words(plan_of(tensor_parallel_size=2), 200)
+
+
+def test_gpus_share_the_weights():
+    gpu = msgspec.structs.replace(MACHINE, device="cuda", free_bytes=5 * 2**20, kernels=None)
+    alone, shared = (
+        make_plan(Options(tensor_parallel_size=size), gpu, copies_tied_head=False).problems for size in (1, 2)
+    )
+    assert any("the weights take 6.4 MiB" in problem.what for problem in alone)
+    assert not any("the weights take" in problem.what for problem in shared)
+
+
+def test_what_ranks_cannot_share_is_refused_by_the_name_of_the_flag():
+    with pytest.raises(ConfigError, match="tensor_parallel_size 3 does not divide the model's 8 attention heads"):
+        plan_of(tensor_parallel_size=3)
