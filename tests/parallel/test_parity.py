@@ -117,6 +117,6 @@ def test_vectors(checkpoints: Callable[[str], Path]) -> None:
     for size in (1, 2):
         options: dict[str, Any] = {"runner": "pooling", "dtype": "float32", "max_num_batched_tokens": 32}
         with LLM(checkpoints("qwen3"), tensor_parallel_size=size, **options) as llm:
-            vectors.append([list(output.vector) for output in llm.embed(texts)])
+            vectors.append([list(output.values) for output in llm.embed(texts)])
     for one, two in zip(*vectors, strict=True):
         assert two == pytest.approx(one, abs=1e-4)
