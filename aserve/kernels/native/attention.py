@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from aserve.kernels.native.library import Library
+from aserve.kernels.native.native_linear import with_dots
 from aserve.kernels.ops import AttentionBatch
 
 MAX_HEAD_DIM: Final = 256
 _MAX_LAYER_KINDS: Final = 16
 """Layer groups times windows, so many of which are remembered for the layers of a step."""
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-_NAMES: Final = {torch.float32: "attend_f32", torch.bfloat16: "attend_bf16"}
+_NAMES: Final = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
 class _Attention(ctypes.Structure):
@@ -61,7 +62,9 @@ class NativeAttention:
     def __init__(self, library: Library) -> None:
         self._plan_attention = library.function("plan_attention", [ctypes.POINTER(_Attention), _POINTER, _INT])
         arguments = [ctypes.POINTER(_Attention), _POINTER, _POINTER, _INT, *[_POINTER] * 4, _FLOAT, _FLOAT]
-        self._kernels = {dtype: library.function(name, arguments) for dtype, name in _NAMES.items()}
+        self._kernels = {
+            dtype: library.function(with_dots("attend", name), arguments) for dtype, name in _NAMES.items()
+        }
         self._planned: deque[_Plan] = deque(maxlen=_MAX_LAYER_KINDS)
 
     def takes(self, q_THD: Tensor, k_cache_BPKD: Tensor, v_cache_BPKD: Tensor) -> bool:

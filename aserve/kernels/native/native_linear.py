@@ -49,7 +49,7 @@ class NativeLinear:
         bias = None if self._bias_O is None else self._bias_O.data_ptr()
         self._layer = Layer(self._packed.data_ptr(), bias, num_inputs, num_outputs)
         self._address = ctypes.addressof(self._layer)
-        self._product = library.function(_product_name(name), [_POINTER, _POINTER, _INT, _POINTER, _INT])
+        self._product = library.function(with_dots("product", name), [_POINTER, _POINTER, _INT, _POINTER, _INT])
         self._unpack_rows = library.function(f"unpack_rows_{name}", [_POINTER, _POINTER, _POINTER, _INT])
 
     def __call__(self, x_TI: Tensor) -> Tensor:
@@ -75,9 +75,9 @@ def rows_and_room(x_TI: Tensor, layer: Layer, dtype: torch.dtype) -> tuple[Tenso
     return x_TI if x_TI.stride(1) == 1 else x_TI.contiguous(), x_TI.new_empty(num_rows, layer.outputs)
 
 
-def _product_name(name: str) -> str:
-    """Intel's processors have an instruction for bfloat16 that takes twice as long as float32 in its place."""
-    return "product_dots_bf16" if name == "bf16" and not is_intel() else f"product_{name}"
+def with_dots(kernel: str, name: str) -> str:
+    """The kernel of a type, by the processor's own product of bfloat16, but on Intel's: there to widen is faster."""
+    return f"{kernel}_dots_bf16" if name == "bf16" and not is_intel() else f"{kernel}_{name}"
 
 
 def _pack(library: Library, memory: WeightMemory, weight_OI: Tensor) -> Tensor:

@@ -6,9 +6,13 @@
 // a row's sums are its own, and take its keys in order: its bits depend neither on the rows that are computed with it nor
 // on which thread has which tile. What a row does not see has a weight of 0; what no row of an item sees is not read.
 //
-// Keys and values are packed, SUB positions at once, for a product that has key positions, or numbers of a head, in the
-// lanes of its vectors, and takes several rows for each vector loaded. Both are float there: bfloat16's own products
-// (AVX512-BF16) were slower on a Xeon, and round the weights.
+// Keys are packed, SUB positions at once, for a product that has positions in the lanes of its vectors and takes several
+// rows for each vector loaded. So are values where rows are many; few rows are multiplied by values where they lie.
+// bfloat16 is widened to float. Where the processor's own dot products (AVX512-BF16) are fast, scores are computed with
+// those, from the same numbers; weights never are, since they would be rounded.
+//
+// A cache is larger than what the processor has near it, and waiting for its memory takes longer than computing: while
+// keys are multiplied memory brings the values of the tile, and while values are, the keys of the thread's next tile.
 #include <math.h>
 
 #include "simd.h"
@@ -57,8 +61,7 @@ inline vf pick(vf a, vf b, From from) {
     for (int i = 0; i < LANES; i++) v[i] = from(i) < LANES ? a[from(i)] : b[from(i) - LANES];
 #else
     vi lanes;
-#pragma GCC unroll 16
-    for (int i = 0; i < LANES; i++) lanes[i] = from(i);
+    UNROLL for (int i = 0; i < LANES; i++) lanes[i] = from(i);
     v = __builtin_shuffle(a, b, lanes);
 #endif
     return v;
@@ -68,8 +71,7 @@ inline vf pick(vf a, vf b, From from) {
 template <int BLOCK = 1>
 inline void transpose(vf* x) {
     if constexpr (BLOCK < LANES) {
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++) {
+        UNROLL for (int i = 0; i < LANES; i++) {
             if (i & BLOCK) continue;
             vf a = x[i], b = x[i + BLOCK];
             x[i] = pick(a, b, [](int lane) { return lane & BLOCK ? LANES + lane - BLOCK : lane; });
@@ -77,24 +79,6 @@ inline void transpose(vf* x) {
         }
         transpose<2 * BLOCK>(x);
     }
-}
-
-// 2^x for x <= 0, within 2 units in the last place (coefficients: Cephes); 0 below -126.
-inline vf exp2(vf x) {
-    vi vanishes = x < -126.0f;
-    vf bounded = select(vanishes, vf{}, x);
-    const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
-    vf shifted = bounded + magic;
-    vf r = bounded - (shifted - magic);
-    vf p = vf{} + 1.535336188319500e-4f;
-    p = p * r + 1.339887440266574e-3f;
-    p = p * r + 9.618437357674640e-3f;
-    p = p * r + 5.550332471162809e-2f;
-    p = p * r + 2.402264791363012e-1f;
-    p = p * r + 6.931472028550421e-1f;
-    p = p * r + 1.0f;
-    vf scale = (vf)(((vi)shifted - (vi)(vf{} + magic) + 127) << 23);
-    return select(vanishes, vf{}, p * scale);
 }
 
 // ---- words: 32 bits of a row, which are a float or two bfloat16
@@ -142,71 +126,138 @@ inline void in_steps(int64_t width, Function function) {
 
 // ---- products
 
+// How an X of the first factor, which is so many of its numbers, is multiplied by a vector of the second and added to a
+// total; spread: a row of the first as X.
+struct Floats {
+    typedef float X;
+    static constexpr int64_t IN_X = 1;
+
+    template <typename T>
+    static void spread(const T* row, int64_t width, X* out) {
+        in_pieces(width, [&](int64_t d, int64_t n) { store(out + d, load_piece(row + d, n)); });
+    }
+    static vf add(vf total, X x, vf columns) { return total + x * columns; }
+};
+
+#ifdef __AVX512BF16__
+// Words of two bfloat16, whose products are exact, by the processor's own instruction.
+struct Dots {
+    typedef uint32_t X;
+    static constexpr int64_t IN_X = 2;
+
+    static void spread(const bf16* row, int64_t width, X* out) {
+        if (width % 2) out[width / 2] = 0;
+        memcpy(out, row, width * sizeof *row);
+    }
+    static vf add(vf total, X x, vf columns) {
+        return _mm512_dpbf16_ps(total, (__m512bh)columns, (__m512bh)_mm512_set1_epi32(x));
+    }
+};
+#else
+typedef Floats Dots;
+#endif
+
+// Of what a product has for its second factor: N vectors of columns of row d, from column c on.
+struct Packed {
+    const float* numbers;
+    int64_t stride;
+    static constexpr int VECTORS = 1;
+
+    template <int N>
+    void columns(int64_t d, int64_t c, vf* x) const {
+        UNROLL for (int n = 0; n < N; n++) x[n] = load(numbers + d * stride + c + n * LANES);
+    }
+};
+
+// Values where they lie, in the order of `pack_values`.
+template <typename T>
+struct Lying {
+    const T* cache;
+    const int64_t* offsets;
+    static constexpr int VECTORS = IN_WORD<T>;
+
+    template <int N>
+    void columns(int64_t d, int64_t c, vf* x) const {
+        UNROLL for (int n = 0; n < N; n += VECTORS)
+            split(cache, load_words(cache + offsets[d] + c + n * LANES, LANES * VECTORS), [&](int64_t half, vf numbers) {
+                x[n + half] = numbers;
+            });
+    }
+};
+
 // out[r][c] (+)= sum over d of a[r][d] b[d][c], for R rows and N vectors of columns; d in order.
-template <int R, int N>
+template <int R, int N, typename Numbers, typename Factor>
 inline void multiply_block(
-    const float* a, int64_t a_stride, const float* b, int64_t b_stride, float* out, int64_t out_stride, int64_t depth,
+    const typename Numbers::X* a, int64_t a_stride, const Factor& b, int64_t c, float* out, int64_t out_stride, int64_t depth,
     bool add) {
     vf total[R][N];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-        for (int n = 0; n < N; n++) total[r][n] = add ? load(out + r * out_stride + n * LANES) : vf{};
+    UNROLL for (int r = 0; r < R; r++)
+        UNROLL for (int n = 0; n < N; n++) total[r][n] = add ? load(out + r * out_stride + c + n * LANES) : vf{};
     for (int64_t d = 0; d < depth; d++) {
         vf columns[N];
-#pragma GCC unroll 4
-        for (int n = 0; n < N; n++) columns[n] = load(b + d * b_stride + n * LANES);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-            for (int n = 0; n < N; n++) total[r][n] = total[r][n] + a[r * a_stride + d] * columns[n];
+        b.template columns<N>(d, c, columns);
+        UNROLL for (int r = 0; r < R; r++)
+            UNROLL for (int n = 0; n < N; n++) total[r][n] = Numbers::add(total[r][n], a[r * a_stride + d], columns[n]);
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-        for (int n = 0; n < N; n++) store(out + r * out_stride + n * LANES, total[r][n]);
+    UNROLL for (int r = 0; r < R; r++)
+        UNROLL for (int n = 0; n < N; n++) store(out + r * out_stride + c + n * LANES, total[r][n]);
 }
 
 // As multiply, for R rows or fewer.
-template <int R>
+template <int R, typename Numbers, typename Factor>
 __attribute__((noinline)) void multiply_rows(
-    int64_t rows, const float* a, int64_t a_stride, const float* b, int64_t b_stride, float* out, int64_t out_stride,
+    int64_t rows, const typename Numbers::X* a, int64_t a_stride, const Factor& b, float* out, int64_t out_stride,
     int64_t depth, int64_t width, bool add) {
     if constexpr (R > 1)
-        if (rows < R) return multiply_rows<R - 1>(rows, a, a_stride, b, b_stride, out, out_stride, depth, width, add);
-    constexpr int N = R > 4 || R == MAX_PRODUCT_ROWS ? VECTORS_OF_ROWS : VECTORS_OF_FEW_ROWS;
+        if (rows < R)
+            return multiply_rows<R - 1, Numbers>(rows, a, a_stride, b, out, out_stride, depth, width, add);
+    constexpr int N = R > 4 || R == MAX_PRODUCT_ROWS ? VECTORS_OF_ROWS : VECTORS_OF_FEW_ROWS, LEAST = Factor::VECTORS;
     int64_t c = 0;
     for (; c + N * LANES <= width; c += N * LANES)
-        multiply_block<R, N>(a, a_stride, b + c, b_stride, out + c, out_stride, depth, add);
-    for (; c < width; c += LANES) multiply_block<R, 1>(a, a_stride, b + c, b_stride, out + c, out_stride, depth, add);
+        multiply_block<R, N, Numbers>(a, a_stride, b, c, out, out_stride, depth, add);
+    for (; c < width; c += LEAST * LANES)
+        multiply_block<R, LEAST, Numbers>(a, a_stride, b, c, out, out_stride, depth, add);
 }
 
 // out[r][c] (+)= sum over d of a[r][d] b[d][c]; width: how many columns, a multiple of LANES.
+template <typename Numbers, typename Factor>
 inline void multiply(
-    int64_t rows, const float* a, int64_t a_stride, const float* b, int64_t b_stride, float* out, int64_t out_stride,
+    int64_t rows, const typename Numbers::X* a, int64_t a_stride, const Factor& b, float* out, int64_t out_stride,
     int64_t depth, int64_t width, bool add) {
     in_steps<MAX_PRODUCT_ROWS>(rows, [&](int64_t r, int64_t n) {
-        multiply_rows<MAX_PRODUCT_ROWS>(
-            n, a + r * a_stride, a_stride, b, b_stride, out + r * out_stride, out_stride, depth, width, add);
+        multiply_rows<MAX_PRODUCT_ROWS, Numbers>(
+            n, a + r * a_stride, a_stride, b, out + r * out_stride, out_stride, depth, width, add);
     });
 }
 
 // ---- packing
 
-// Where the positions of a tile lie in a cache, from its beginning; -1 for those that are not read.
+// Positions in a tile.
+struct Range {
+    int64_t begin, end;
+};
+
+// What an item's rows see of a tile, and where that lies in a cache, from its beginning; -1 for what is not read.
 struct Places {
+    Range seen{0, 0};
     int64_t offsets[TILE];
 
-    Places(const Attention& attention, const Item& item, int64_t tile_begin, int64_t begin, int64_t end) {
+    void find(const Attention& attention, const Item& item, int64_t tile) {
+        const int64_t group = attention.num_heads / attention.num_kv_heads, tile_begin = tile * TILE;
+        const int64_t num_queries = attention.query_starts[item.seq + 1] - attention.query_starts[item.seq];
+        const int64_t first = attention.seq_lens[item.seq] - num_queries + item.first_row / group;
+        const int64_t last = first + (item.first_row % group + item.num_rows - 1) / group;
+        const int64_t unseen = attention.window ? first + 1 - attention.window - tile_begin : 0;
+        seen = {unseen > 0 ? unseen : 0, last + 1 - tile_begin < TILE ? last + 1 - tile_begin : TILE};
+        for (int64_t i = seen.begin / SUB * SUB; i < seen.begin; i++) offsets[i] = -1;
+        for (int64_t i = seen.end; i % LANES; i++) offsets[i] = -1;
         const int32_t* blocks = attention.block_table + item.seq * attention.table_stride;
-        for (int64_t& offset : offsets) offset = -1;
-        for (int64_t position = begin; position < end;) {
-            const int64_t block = position / attention.block_size, block_begin = block * attention.block_size;
-            int64_t offset = blocks[block] * attention.block_stride + (position - block_begin) * attention.slot_stride +
+        for (int64_t i = seen.begin; i < seen.end;) {
+            const int64_t block = (tile_begin + i) / attention.block_size, within = (tile_begin + i) % attention.block_size;
+            int64_t offset = blocks[block] * attention.block_stride + within * attention.slot_stride +
                              item.kv_head * attention.head_stride;
-            const int64_t stop = block_begin + attention.block_size < end ? block_begin + attention.block_size : end;
-            for (; position < stop; position++, offset += attention.slot_stride)
-                offsets[position - tile_begin] = offset;
+            const int64_t left = attention.block_size - within, stop = i + left < seen.end ? i + left : seen.end;
+            for (; i < stop; i++, offset += attention.slot_stride) offsets[i] = offset;
         }
     }
 
@@ -215,24 +266,36 @@ struct Places {
         alignas(64) static const T zeros[MAX_HEAD_DIM] = {};
         return offsets[position] < 0 ? zeros : cache + offsets[position];
     }
+
+    // Has memory bring what is seen of positions [begin, end), while something else is computed.
+    template <typename T>
+    void fetch(const T* cache, int64_t head_dim, int64_t begin, int64_t end) const {
+        if (begin < seen.begin) begin = seen.begin;
+        if (end > seen.end) end = seen.end;
+        for (; begin < end; begin++) {
+            const char* row = (const char*)(cache + offsets[begin]);
+            for (int64_t byte = 0; byte < head_dim * (int64_t)sizeof(T); byte += LINE) __builtin_prefetch(row + byte, 0, 2);
+        }
+    }
 };
 
-// Keys of `width` positions, a lane each: packed[number of the head][position].
-template <typename T>
+// Keys of `width` positions, a lane each: packed[number of the head][position], or packed[word][position] for words.
+template <typename Numbers, typename T>
 void pack_keys(const T* cache, const Places& places, int64_t begin, int64_t width, int64_t head_dim, float* packed) {
     for (int64_t p = 0; p < width; p += LANES) {
         const T* rows[LANES];
         for (int64_t i = 0; i < LANES; i++) rows[i] = places.row(cache, begin + p + i);
         in_steps<LANES * IN_WORD<T>>(head_dim, [&](int64_t d, int64_t n) {
             vf x[LANES];
-#pragma GCC unroll 16
-            for (int64_t i = 0; i < LANES; i++) x[i] = load_words(rows[i] + d, n);
+            UNROLL for (int64_t i = 0; i < LANES; i++) x[i] = load_words(rows[i] + d, n);
             transpose(x);
-#pragma GCC unroll 16
-            for (int64_t i = 0; i < LANES; i++)
-                split(cache, x[i], [&](int64_t half, vf numbers) {
-                    store(packed + (d + i * IN_WORD<T> + half) * SUB + p, numbers);
-                });
+            UNROLL for (int64_t i = 0; i < LANES; i++)
+                if constexpr (Numbers::IN_X == 2)
+                    store(packed + (d / 2 + i) * SUB + p, x[i]);
+                else
+                    split(cache, x[i], [&](int64_t half, vf numbers) {
+                        store(packed + (d + i * IN_WORD<T> + half) * SUB + p, numbers);
+                    });
         });
     }
 }
@@ -260,11 +323,6 @@ inline int64_t rounded_up(int64_t n, int64_t step) { return (n + step - 1) / ste
 // Of a row's partial result: the weighted sum of values, then the largest score, then the total of weights.
 inline int64_t partial_stride(int64_t head_dim) { return rounded_up(head_dim, 2 * LANES) + LANES; }
 
-// Positions in a tile.
-struct Range {
-    int64_t begin, end;
-};
-
 // An item's rows: the position of each, and where they are in the step.
 struct Rows {
     int64_t num, stride, positions[ROWS], tokens[ROWS], heads[ROWS];
@@ -277,11 +335,6 @@ struct Rows {
             positions[r] = attention.seq_lens[item.seq] - end_token + tokens[r];
             heads[r] = item.kv_head * group + (item.first_row + r) % group;
         }
-    }
-
-    // What any of them sees of a tile.
-    Range seen(int64_t window, int64_t tile_begin) const {
-        return {seen_by(0, window, tile_begin).begin, seen_by(num - 1, window, tile_begin).end};
     }
 
     // What one of them sees of a tile; begin may be behind end.
@@ -310,7 +363,7 @@ void weigh(float* scores, Range all, Range seen, float factor, float* largest, f
     for (int i = 0; i < LANES; i++) top = tops[i] > top ? tops[i] : top;
     const float base = top == -INFINITY ? 0.0f : top;
     for (int64_t i = all.begin; i < all.end; i += LANES) {
-        vf weight = exp2((load(scores + i) - base) * factor);
+        vf weight = aserve::exp((load(scores + i) - base) * factor);
         sums += weight;
         store(scores + i, weight);
     }
@@ -322,15 +375,17 @@ void weigh(float* scores, Range all, Range seen, float factor, float* largest, f
 __attribute__((noinline)) void fold(float* row, const float* tile, int64_t width, float factor) {
     float *largest = row + width, *total = largest + 1;
     const float top = tile[width] > *largest ? tile[width] : *largest, base = top == -INFINITY ? 0.0f : top;
-    const vf distances = {*largest - base, tile[width] - base}, shares = exp2(distances * factor);
+    const vf distances = {*largest - base, tile[width] - base}, shares = aserve::exp(distances * factor);
     const float before = shares[0], now = shares[1];
     for (int64_t i = 0; i < width; i += LANES) store(row + i, load(row + i) * before + load(tile + i) * now);
     *largest = top, *total = *total * before + tile[width + 1] * now;
 }
 
 // One call: a layer's queries, cache and output.
-template <typename T>
+template <typename Numbers, typename T>
 struct Call {
+    typedef typename Numbers::X X;
+
     const Attention& attention;
     const T* q;
     int64_t q_stride;
@@ -339,17 +394,15 @@ struct Call {
     float* partials;
     float scale, soft_cap;  // 0 for none
 
-    float factor() const { return (soft_cap ? 1.0f : scale) * 1.44269504f; }
+    float factor() const { return soft_cap ? 1.0f : scale; }
     // Of a row's numbers: whole vectors of words.
     int64_t width() const { return rounded_up(attention.head_dim, LANES * IN_WORD<T>); }
 
-    void load_queries(const Rows& rows, float* queries) const {
-        for (int64_t r = 0; r < rows.num; r++) {
-            const T* row = q + rows.tokens[r] * q_stride + rows.heads[r] * attention.head_dim;
-            in_pieces(attention.head_dim, [&](int64_t d, int64_t n) {
-                store(queries + r * MAX_HEAD_DIM + d, load_piece(row + d, n));
-            });
-        }
+    void load_queries(const Rows& rows, X* queries) const {
+        for (int64_t r = 0; r < rows.num; r++)
+            Numbers::spread(
+                q + rows.tokens[r] * q_stride + rows.heads[r] * attention.head_dim, attention.head_dim,
+                queries + r * MAX_HEAD_DIM);
     }
 
     void cap(float* scores, Range all) const {
@@ -357,30 +410,40 @@ struct Call {
             store(scores + i, aserve::tanh(load(scores + i) * (scale / soft_cap)) * soft_cap);
     }
 
-    // The partial results of some rows from one tile.
-    void attend_tile(const Item& item, const Rows& rows, const float* queries, int64_t tile, float* partial) const {
+    // The partial results of some rows from one tile. Memory brings its values meanwhile, and the keys of the next.
+    void attend_tile(
+        const Rows& rows, const X* queries, int64_t tile, const Places& places, const Places& next,
+        float* partial) const {
         alignas(64) float scores[ROWS * TILE], packed[SUB * MAX_HEAD_DIM];
-        const int64_t head_dim = attention.head_dim, tile_begin = tile * TILE, stride = partial_stride(head_dim);
-        const Range seen = rows.seen(attention.window, tile_begin);
-        const Range all = {seen.begin / LANES * LANES, rounded_up(seen.end, LANES)};
-        const Places places(attention, item, tile_begin, tile_begin + seen.begin, tile_begin + seen.end);
+        const int64_t head_dim = attention.head_dim, stride = partial_stride(head_dim);
+        const Range seen = places.seen, all = {seen.begin / LANES * LANES, rounded_up(seen.end, LANES)};
         const int64_t first_sub = seen.begin / SUB * SUB;
         for (int64_t sub = first_sub; sub < seen.end; sub += SUB) {
             const int64_t width = all.end - sub < SUB ? all.end - sub : SUB;
-            pack_keys(k, places, sub, width, head_dim, packed);
-            multiply(rows.num, queries, MAX_HEAD_DIM, packed, SUB, scores + sub, TILE, head_dim, width, false);
+            places.fetch(v, head_dim, sub, sub + SUB);
+            pack_keys<Numbers>(k, places, sub, width, head_dim, packed);
+            multiply<Numbers>(
+                rows.num, queries, MAX_HEAD_DIM, Packed{packed, SUB}, scores + sub, TILE,
+                (head_dim + Numbers::IN_X - 1) / Numbers::IN_X, width, false);
         }
         for (int64_t r = 0; r < rows.num; r++) {
             float *row = scores + r * TILE, *largest = partial + r * stride + width();
             if (soft_cap) cap(row, all);
-            weigh(row, all, rows.seen_by(r, attention.window, tile_begin), factor(), largest, largest + 1);
+            weigh(row, all, rows.seen_by(r, attention.window, tile * TILE), factor(), largest, largest + 1);
         }
+        const bool packs = rows.num > MAX_PRODUCT_ROWS || width() != head_dim;
+        int64_t fetched = next.seen.begin;
         for (int64_t sub = first_sub; sub < seen.end; sub += SUB) {
             const int64_t begin = sub < seen.begin ? seen.begin : sub;
             const int64_t count = (seen.end - sub < SUB ? seen.end : sub + SUB) - begin;
-            pack_values(v, places, begin, count, head_dim, width(), packed);
-            multiply(
-                rows.num, scores + begin, TILE, packed, width(), partial, stride, count, width(), sub > first_sub);
+            const int64_t fetch_end = sub + SUB < seen.end ? fetched + SUB : TILE;
+            next.fetch(k, head_dim, fetched, fetch_end), fetched = fetch_end;
+            const auto add = [&](const auto& values) {
+                multiply<Floats>(
+                    rows.num, scores + begin, TILE, values, partial, stride, count, width(), sub > first_sub);
+            };
+            if (packs) pack_values(v, places, begin, count, head_dim, width(), packed), add(Packed{packed, width()});
+            else add(Lying<T>{v, places.offsets + begin});
         }
     }
 
@@ -397,20 +460,37 @@ struct Call {
         }
     }
 
-    void attend(const Item& item) const {
-        alignas(64) float queries[ROWS * MAX_HEAD_DIM];
+    // A thread's share of the items, each of which is for the thread that is free first. It knows its next in advance.
+    // taken: how many are, by all threads.
+    void work(const Item* items, int64_t* taken) const {
+        Places places[2];
+        auto take = [&] {
+            const int64_t item = __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED);
+            return item < attention.num_items ? items + item : nullptr;
+        };
+        const Item *item = take(), *next;
+        if (item) places[0].find(attention, *item, item->first_tile);
+        for (int parity = 0; item; item = next) next = take(), attend(*item, next, places, &parity);
+    }
+
+    // places: of the item's first tile, at the parity, which tiles exchange.
+    void attend(const Item& item, const Item* next, Places* places, int* parity) const {
+        alignas(64) X queries[ROWS * MAX_HEAD_DIM];
+        alignas(64) float results[ROWS * (MAX_HEAD_DIM + LANES)], tile_results[ROWS * (MAX_HEAD_DIM + LANES)];
         const Rows rows(attention, item);
         load_queries(rows, queries);
-        const int64_t stride = partial_stride(attention.head_dim);
-        if (item.partial >= 0)
-            return attend_tile(item, rows, queries, item.first_tile, partials + item.partial * stride);
-        alignas(64) float results[ROWS * (MAX_HEAD_DIM + LANES)], tile_results[ROWS * (MAX_HEAD_DIM + LANES)];
         start(results, rows.num);
+        float* to = item.partial < 0 ? tile_results : partials + item.partial * partial_stride(attention.head_dim);
         for (int64_t tile = item.first_tile; tile < item.end_tile; tile++) {
-            attend_tile(item, rows, queries, tile, tile_results);
-            fold_rows(results, tile_results, rows.num);
+            const Places& here = places[*parity];
+            Places& ahead = places[*parity ^= 1];
+            ahead.seen = {0, 0};
+            if (tile + 1 < item.end_tile) ahead.find(attention, item, tile + 1);
+            else if (next) ahead.find(attention, *next, next->first_tile);
+            attend_tile(rows, queries, tile, here, ahead, to);
+            if (item.partial < 0) fold_rows(results, to, rows.num);
         }
-        write(rows, results);
+        if (item.partial < 0) write(rows, results);
     }
 
     void combine(const Item& item) const {
@@ -434,16 +514,17 @@ struct Call {
     }
 };
 
-template <typename T>
+template <typename Numbers, typename T>
 void attend(
     const Attention* attention, const Item* items, const T* q, int64_t q_stride, const T* k, const T* v, T* out,
     float* partials, float scale, float soft_cap) {
-    const Call<T> call{*attention, q, q_stride, k, v, out, partials, scale, soft_cap};
+    const Call<Numbers, T> call{*attention, q, q_stride, k, v, out, partials, scale, soft_cap};
+    int64_t taken = 0;
 #pragma omp parallel if (attention->cost * attention->head_dim * TILE > GRAIN)
     {
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < attention->num_items; i++) call.attend(items[i]);
+        call.work(items, &taken);
         if (attention->num_partial_rows) {
+#pragma omp barrier
 #pragma omp for schedule(static)
             for (int64_t i = 0; i < attention->num_items; i++)
                 if (items[i].num_partials) call.combine(items[i]);
@@ -501,15 +582,14 @@ void plan_attention(Attention* attention, Item* items, int64_t num_threads) {
     attention->num_items = num_items, attention->num_partial_rows = num_partial_rows, attention->cost = cost;
 }
 
-void attend_f32(
-    const Attention* attention, const Item* items, const float* q, int64_t q_stride, const float* k, const float* v,
-    float* out, float* partials, float scale, float soft_cap) {
-    attend(attention, items, q, q_stride, k, v, out, partials, scale, soft_cap);
-}
+#define KERNEL(T, Numbers, name)                                                                                      \
+    void attend_##name(                                                                                               \
+        const Attention* attention, const Item* items, const T* q, int64_t q_stride, const T* k, const T* v, T* out,  \
+        float* partials, float scale, float soft_cap) {                                                               \
+        attend<Numbers>(attention, items, q, q_stride, k, v, out, partials, scale, soft_cap);                         \
+    }
 
-void attend_bf16(
-    const Attention* attention, const Item* items, const bf16* q, int64_t q_stride, const bf16* k, const bf16* v,
-    bf16* out, float* partials, float scale, float soft_cap) {
-    attend(attention, items, q, q_stride, k, v, out, partials, scale, soft_cap);
-}
+KERNEL(float, Floats, f32)
+KERNEL(bf16, Floats, bf16)
+KERNEL(bf16, Dots, dots_bf16)
 }

@@ -72,11 +72,9 @@ struct Int8 {
 
     template <int COUNT>
     static void step(vu (*sums)[VECTORS], const uint32_t* step_weights, const uint32_t* x) {
-#pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; v++) {
+        UNROLL for (int v = 0; v < VECTORS; v++) {
             const vu weights = load_as<vu>(step_weights + v * LANES);
-#pragma GCC unroll 8
-            for (int r = 0; r < COUNT; r++) sums[r][v] = add_products(sums[r][v], weights, x + r * X_PER_RUN);
+            UNROLL for (int r = 0; r < COUNT; r++) sums[r][v] = add_products(sums[r][v], weights, x + r * X_PER_RUN);
         }
     }
 

@@ -52,8 +52,7 @@ void shrink_run(const T* a, int64_t a_stride, const float* x, int64_t n, float* 
     int64_t i = 0;
     for (; i + 2 <= n; i += 2) {
         const vf first = load(a + i * a_stride), second = load(a + (i + 1) * a_stride);
-#pragma GCC unroll 8
-        for (int r = 0; r < COUNT; r++) {
+        UNROLL for (int r = 0; r < COUNT; r++) {
             even[r] += first * x[r * RUN + i];
             odd[r] += second * x[r * RUN + i + 1];
         }
@@ -105,8 +104,7 @@ void expand(const Lora* lora, const T* b_all, T* out, Tile tile, int64_t part, i
         vf left[COUNT] = {}, right[COUNT] = {};
         for (int64_t k = 0; k < used; k++) {
             const vf first = load(b + k * lora->outputs + o), second = load(b + k * lora->outputs + o + LANES);
-#pragma GCC unroll 8
-            for (int r = 0; r < COUNT; r++) {
+            UNROLL for (int r = 0; r < COUNT; r++) {
                 left[r] += first * shrunk[r * width + k];
                 right[r] += second * shrunk[r * width + k];
             }

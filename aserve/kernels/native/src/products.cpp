@@ -33,17 +33,14 @@ struct Floats : Unscaled {
 
     template <int COUNT>
     static void add(vf (*sums)[VECTORS], const vf* weights, const float* x) {
-#pragma GCC unroll 8
-        for (int r = 0; r < COUNT; r++)
-#pragma GCC unroll 8
-            for (int v = 0; v < VECTORS; v++) sums[r][v] += weights[v] * x[r * X_PER_RUN];
+        UNROLL for (int r = 0; r < COUNT; r++)
+            UNROLL for (int v = 0; v < VECTORS; v++) sums[r][v] += weights[v] * x[r * X_PER_RUN];
     }
 
     template <int COUNT>
     static void step(vf (*sums)[VECTORS], const uint32_t* step_weights, const float* x) {
         vf weights[VECTORS];
-#pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; v++) weights[v] = load_as<vf>(step_weights + v * LANES);
+        UNROLL for (int v = 0; v < VECTORS; v++) weights[v] = load_as<vf>(step_weights + v * LANES);
         add<COUNT>(sums, weights, x);
     }
 
@@ -63,11 +60,9 @@ struct Widened : Unscaled {
     template <int COUNT>
     static void step(vf (*sums)[VECTORS], const uint32_t* step_weights, const float* x) {
         vf weights[VECTORS];
-#pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; v++) weights[v] = (vf)(load_as<vu>(step_weights + v * LANES) << 16);
+        UNROLL for (int v = 0; v < VECTORS; v++) weights[v] = (vf)(load_as<vu>(step_weights + v * LANES) << 16);
         Floats::add<COUNT>(sums, weights, x);
-#pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; v++) weights[v] = (vf)(load_as<vu>(step_weights + v * LANES) & 0xffff0000);
+        UNROLL for (int v = 0; v < VECTORS; v++) weights[v] = (vf)(load_as<vu>(step_weights + v * LANES) & 0xffff0000);
         Floats::add<COUNT>(sums, weights, x + 1);
     }
 
@@ -87,11 +82,9 @@ struct Dots : Unscaled {
 
     template <int COUNT>
     static void step(vf (*sums)[VECTORS], const uint32_t* step_weights, const uint32_t* x) {
-#pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; v++) {
+        UNROLL for (int v = 0; v < VECTORS; v++) {
             const __m512bh weights = load_as<__m512bh>(step_weights + v * LANES);
-#pragma GCC unroll 8
-            for (int r = 0; r < COUNT; r++)
+            UNROLL for (int r = 0; r < COUNT; r++)
                 sums[r][v] = _mm512_dpbf16_ps(sums[r][v], weights, (__m512bh)_mm512_set1_epi32(x[r * X_PER_RUN]));
         }
     }
@@ -101,6 +94,8 @@ struct Dots : Unscaled {
         memcpy(out, x.numbers + row * x.stride + begin, n * sizeof(bf16));
     }
 };
+#else
+typedef Widened Dots;
 #endif
 
 template <typename Steps, typename T>
@@ -169,11 +164,7 @@ KERNELS(float, Floats, f32)
 KERNELS(bf16, Widened, bf16)
 
 void product_dots_bf16(const Layer* layer, const bf16* x, int64_t x_stride, bf16* out, int64_t rows) {
-#ifdef __AVX512BF16__
     product<Dots>(layer, x, x_stride, out, rows);
-#else
-    product<Widened>(layer, x, x_stride, out, rows);
-#endif
 }
 
 // How many outputs a packed weight's are rounded up to a multiple of.

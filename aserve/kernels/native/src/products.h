@@ -67,24 +67,19 @@ void add_run(
     const uint32_t* weights, const typename Steps::X* x, typename Steps::Scales scales, int64_t steps, float* totals,
     const char* ahead, int64_t lines) {
     typename Steps::Sum sums[COUNT][VECTORS];
-#pragma GCC unroll 8
-    for (int r = 0; r < COUNT; r++)
-#pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; v++) sums[r][v] = Steps::start(scales, r);
+    UNROLL for (int r = 0; r < COUNT; r++)
+        UNROLL for (int v = 0; v < VECTORS; v++) sums[r][v] = Steps::start(scales, r);
     const auto step = [&](int64_t s) {
         Steps::template step<COUNT>(sums, weights + s * PANEL, x + s * Steps::X_PER_STEP);
     };
     int64_t done = 0;
     for (; done + CHUNK <= steps; done += CHUNK) {
         for (int64_t i = 0; i < lines; i++, ahead += LINE) __builtin_prefetch(ahead, 0, 2);
-#pragma GCC unroll 4
-        for (int64_t s = 0; s < CHUNK; s++) step(done + s);
+        UNROLL for (int64_t s = 0; s < CHUNK; s++) step(done + s);
     }
     for (; done < steps; done++) step(done);
-#pragma GCC unroll 8
-    for (int r = 0; r < COUNT; r++)
-#pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; v++, totals += LANES)
+    UNROLL for (int r = 0; r < COUNT; r++)
+        UNROLL for (int v = 0; v < VECTORS; v++, totals += LANES)
             store(totals, Steps::fold(load(totals), sums[r][v], scales, r, weights + steps * PANEL + v * LANES));
 }
 

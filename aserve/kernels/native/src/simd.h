@@ -22,6 +22,9 @@ constexpr int64_t REGISTER_BYTES = 16;
 constexpr int64_t LANES = REGISTER_BYTES / 4;
 constexpr int64_t LINE = 64;  // bytes, of the caches
 
+// A loop of a known number of turns, without the loop.
+#define UNROLL _Pragma("GCC unroll 16")
+
 typedef float vf __attribute__((vector_size(REGISTER_BYTES)));
 typedef int32_t vi __attribute__((vector_size(REGISTER_BYTES)));
 typedef uint32_t vu __attribute__((vector_size(REGISTER_BYTES)));
