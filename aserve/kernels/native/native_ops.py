@@ -11,12 +11,20 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from aserve.core.columns import SamplingColumns
+from aserve.core.columns import PenaltyColumns, SamplingColumns
 from aserve.kernels.cpu import CpuOps
 from aserve.kernels.native.attention import NativeAttention
 from aserve.kernels.native.library import Library
 from aserve.kernels.native.lora import NativeLora
-from aserve.kernels.ops import AttentionBatch, LoraBatch, LoraWeights, SamplingBatch, Scores, TokenMasks
+from aserve.kernels.ops import (
+    AttentionBatch,
+    LogitControls,
+    LoraBatch,
+    LoraWeights,
+    SamplingBatch,
+    Scores,
+    TokenMasks,
+)
 from aserve.kernels.top_tokens import with_top_tokens
 
 _NAMES: Final = {torch.float32: "f32", torch.bfloat16: "bf16"}
@@ -48,6 +56,25 @@ class _Sampling(ctypes.Structure):
     )
 
 
+class _Controls(ctypes.Structure):
+    """`Controls` of sampling.cpp."""
+
+    _fields_ = (
+        *((n, _INT) for n in ("rows", "vocab", "stride", "num_banned", "num_words", "word_length", "num_recent")),
+        *((name, _POINTER) for name in ("row_ids", "table_rows", "bias", "counts", *PenaltyColumns._fields)),
+        *((name, _POINTER) for name in ("banned", "words", "word_rows", "recent", "scratch")),
+    )
+
+
+class _Moves(ctypes.Structure):
+    """`Moves` of rows.cpp."""
+
+    _fields_ = (
+        *((name, _INT) for name in ("num_blocks", "num_planes", "bytes")),
+        *((name, _INT) for name in ("from_plane", "from_block", "to_plane", "to_block")),
+    )
+
+
 _ARGUMENTS: Final[dict[str, list[Any]]] = {
     "rms_norm": [_POINTER, _INT, _POINTER, _POINTER, _INT, _INT, _FLOAT],
     "add_rms_norm": [*[_POINTER] * 5, _INT, _INT, _FLOAT],
@@ -72,6 +99,8 @@ class NativeOps(CpuOps):
         self._lora = NativeLora(library)
         self._score = library.function("score_f32", [_POINTER, _INT, _INT, _POINTER, _INT, *[_POINTER] * 5])
         self._mask = library.function("mask_f32", [_POINTER, _INT, _INT, _POINTER, _POINTER, _INT, _INT])
+        self._control = library.function("control_f32", [ctypes.POINTER(_Controls), _POINTER])
+        self._move = library.function("move_blocks", [ctypes.POINTER(_Moves), *[_POINTER] * 4])
         self._scratch = torch.empty(0)
 
     def rms_norm(self, x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
@@ -240,9 +269,8 @@ class NativeOps(CpuOps):
         if logits_SV.dtype not in self._kernels or logits_SV.stride(-1) != 1:
             return super().sample(logits_SV, batch)
         num_rows, vocab_size = logits_SV.shape
-        num_numbers = _SCRATCH * vocab_size * min(num_rows, torch.get_num_threads())
-        if len(self._scratch) < num_numbers and not (batch.all_greedy and batch.banned_SC is None):
-            self._scratch = torch.empty(num_numbers)
+        if not (batch.all_greedy and batch.banned_SC is None):
+            self._make_room(num_rows, vocab_size)
         banned_SC = None if batch.banned_SC is None else batch.banned_SC.contiguous()
         out_S = torch.empty(num_rows, dtype=torch.int64)
         how = _Sampling(
@@ -256,6 +284,61 @@ class NativeOps(CpuOps):
         )
         self._kernels[logits_SV.dtype]["sample"](how, logits_SV.data_ptr(), out_S.data_ptr())
         return out_S
+
+    def _make_room(self, num_rows: int, vocab_size: int) -> None:
+        num_numbers = _SCRATCH * vocab_size * min(num_rows, torch.get_num_threads())
+        if len(self._scratch) < num_numbers:
+            self._scratch = torch.empty(num_numbers)
+
+    def control_logits(self, logits_SV: Tensor, controls: LogitControls) -> None:
+        """A row at a time, in one pass over what it has, and one that looks whether something is left of it."""
+        tables = [table for table in (controls.bias_RV, controls.counts_RV) if table is not None]
+        if logits_SV.dtype != torch.float32 or not all(x.is_contiguous() for x in (logits_SV, *tables)):
+            super().control_logits(logits_SV, controls)
+            return
+        num_rows, vocab_size = len(controls.rows_Q), logits_SV.shape[1]
+        self._make_room(num_rows, vocab_size)
+        banned_QC = None if controls.banned_QC is None else controls.banned_QC.contiguous()
+        bad = controls.bad_words
+        words = () if bad is None else (bad.words_WM.contiguous(), bad.word_rows_W, bad.recent_RH)
+        how = _Controls(
+            num_rows,
+            vocab_size,
+            logits_SV.stride(0),
+            0 if banned_QC is None else banned_QC.shape[1],
+            *((*words[0].shape, words[2].shape[1]) if words else (0, 0, 0)),
+            controls.rows_Q.data_ptr(),
+            controls.table_rows_Q.data_ptr(),
+            _address(controls.bias_RV),
+            _address(controls.counts_RV),
+            *(penalty_Q.data_ptr() for penalty_Q in controls.penalties_Q),
+            _address(banned_QC),
+            *([x.data_ptr() for x in words] if words else (None, None, None)),
+            self._scratch.data_ptr(),
+        )
+        self._control(how, logits_SV.data_ptr())
+
+    def copy_blocks(self, planes_YBX: Tensor, sources_N: Tensor, targets_N: Tensor) -> None:
+        """Without a buffer."""
+        self._move_blocks(planes_YBX, sources_N, planes_YBX, targets_N)
+
+    def gather_blocks(self, planes_YBX: Tensor, blocks_N: Tensor, packed_NYX: Tensor) -> None:
+        """Without a buffer."""
+        self._move_blocks(planes_YBX, blocks_N, packed_NYX.transpose(0, 1), None)
+
+    def scatter_blocks(self, packed_NYX: Tensor, planes_YBX: Tensor, blocks_N: Tensor) -> None:
+        """At once."""
+        self._move_blocks(packed_NYX.transpose(0, 1), None, planes_YBX, blocks_N)
+
+    def _move_blocks(self, from_YBX: Tensor, from_N: Tensor | None, to_YBX: Tensor, to_N: Tensor | None) -> None:
+        """Blocks by their ids, or None for all in order."""
+        ids_N = from_N if from_N is not None else to_N
+        assert ids_N is not None
+        assert from_YBX.stride(2) == to_YBX.stride(2) == 1
+        size = from_YBX.itemsize
+        strides = (size * x.stride(place) for x in (from_YBX, to_YBX) for place in (0, 1))
+        moves = _Moves(len(ids_N), from_YBX.shape[0], size * from_YBX.shape[2], *strides)
+        self._move(moves, from_YBX.data_ptr(), _address(from_N), to_YBX.data_ptr(), _address(to_N))
 
     def mask_logits(self, logits_SV: Tensor, masks: TokenMasks) -> None:
         """A word of a mask at a time."""
@@ -303,6 +386,11 @@ class NativeOps(CpuOps):
             scores.normalizers_S.data_ptr(),
         )
         return scores
+
+
+def _address(x: Tensor | None) -> int | None:
+    """Of its first number; None for nothing."""
+    return None if x is None else x.data_ptr()
 
 
 def _heads_together(x_THD: Tensor) -> Tensor:

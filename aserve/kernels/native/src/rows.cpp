@@ -1,4 +1,4 @@
-// Norms and activations: what is done to each row of a step by itself. Twins: reference.py.
+// Norms and activations: what is done to each row of a step by itself; and copies of blocks. Twins: reference.py.
 #include "simd.h"
 
 using namespace aserve;
@@ -116,6 +116,11 @@ void rope_and_write(
 
 }  // namespace
 
+// Blocks that are copied, each plane of a cache by itself; strides count bytes, as does what a block has of a plane.
+struct Moves {
+    int64_t num_blocks, num_planes, bytes, from_plane, from_block, to_plane, to_block;
+};
+
 #define KERNELS(T, name)                                                                                              \
     void rms_norm_##name(                                                                                             \
         const T* x, int64_t x_stride, const T* weight, T* out, int64_t rows, int64_t width, float eps) {              \
@@ -140,4 +145,16 @@ void rope_and_write(
 extern "C" {
 KERNELS(float, f32)
 KERNELS(bf16, bf16)
+
+// from_ids, to_ids: of the blocks, in order; null for 0, 1, 2, ...
+void move_blocks(const Moves* moves, const char* from, const int64_t* from_ids, char* to, const int64_t* to_ids) {
+    const int64_t pieces = moves->num_blocks * moves->num_planes;
+#pragma omp parallel for schedule(static) if (pieces * moves->bytes > 4 * GRAIN)
+    for (int64_t piece = 0; piece < pieces; piece++) {
+        const int64_t n = piece / moves->num_planes, plane = piece % moves->num_planes;
+        memcpy(
+            to + plane * moves->to_plane + (to_ids ? to_ids[n] : n) * moves->to_block,
+            from + plane * moves->from_plane + (from_ids ? from_ids[n] : n) * moves->from_block, moves->bytes);
+    }
+}
 }

@@ -19,10 +19,22 @@ struct Sampling {
     float* scratch;  // of each thread, three numbers a logit
 };
 
+// What changes the logits of some rows before they are sampled; see LogitControls in ops.py.
+struct Controls {
+    int64_t rows, vocab, stride, num_banned, num_words, word_length, num_recent;
+    const int64_t *row_ids, *table_rows;
+    const float* bias;                                    // or null
+    const int32_t* counts;                                // or null
+    const float *presence, *frequency, *repetition;
+    const int64_t *banned, *words, *word_rows, *recent;   // or null
+    float* scratch;                                       // of each thread, a number a logit
+};
+
 namespace {
 
 constexpr double MASS_UNIT = 4294967296.0;
 constexpr int64_t NO_TOKEN = -1;
+constexpr float LARGEST_PENALIZED = 0x1p120f;
 
 // e^((logit - largest) / temperature) of a row, 0 where that has no mass, and room for as many again.
 struct Weights {
@@ -204,6 +216,49 @@ void sample_rows(const Sampling& how, const T* logits, int64_t* out) {
     }
 }
 
+inline vf penalized(const Controls& how, int64_t row, vf logits, vi counts) {
+    const vi generated = counts >> 1;
+    const vf bound = splat(LARGEST_PENALIZED), times = __builtin_convertvector(generated, vf);
+    const vf bounded = select(logits > bound, bound, select(logits < -bound, -bound, logits));
+    const float repetition = how.repetition[row];
+    const vf repeated = select(bounded > 0, bounded / repetition, bounded * repetition);
+    const vi is_finite = logits - logits == 0;
+    return select((counts > 0) & is_finite, repeated, logits) - times * how.frequency[row] -
+           select(generated > 0, splat(how.presence[row]), vf{});
+}
+
+// Whether the tokens before a word's last were generated just now.
+bool follows(const Controls& how, const int64_t* word, const int64_t* recent) {
+    const int64_t before = how.word_length - 1;
+    for (int64_t i = 0; i < before; i++)
+        if (word[i] >= 0 && word[i] != recent[how.num_recent - before + i]) return false;
+    return true;
+}
+
+// Biases and penalties, then what is banned, which is -inf whatever was added; unless nothing were left of the row.
+void control_row(const Controls& how, int64_t row, float* logits, float* changed) {
+    const int64_t table = how.table_rows[row] * how.vocab;
+    in_pieces(how.vocab, [&](int64_t i, int64_t n) {
+        vf v = load_piece(logits + i, n);
+        if (how.bias) v += load_piece(how.bias + table + i, n);
+        if (how.counts) {
+            const vi counts = (vi)load_piece((const float*)how.counts + table + i, n);
+            if (any(counts)) v = penalized(how, row, v, counts);
+        }
+        store_piece(changed + i, v, n);
+    });
+    for (int64_t c = 0; c < how.num_banned; c++) {
+        const int64_t id = how.banned[row * how.num_banned + c];
+        if (id >= 0) changed[id] = -INFINITY;
+    }
+    for (int64_t w = 0; w < how.num_words; w++) {
+        const int64_t* word = how.words + w * how.word_length;
+        if (how.word_rows[w] == row && follows(how, word, how.recent + how.table_rows[row] * how.num_recent))
+            changed[word[how.word_length - 1]] = -INFINITY;
+    }
+    if (largest(changed, how.vocab) != -INFINITY) memcpy(logits, changed, how.vocab * sizeof *logits);
+}
+
 // log(sum(e^logit)): in float32 by runs of 512, whose sums are added up in float64.
 float log_sum_exp(const float* logits, int64_t vocab, float most) {
     double total = 0;
@@ -257,6 +312,13 @@ extern "C" {
 void sample_f32(const Sampling* how, const float* logits, int64_t* out) { sample_rows(*how, logits, out); }
 
 void sample_bf16(const Sampling* how, const bf16* logits, int64_t* out) { sample_rows(*how, logits, out); }
+
+void control_f32(const Controls* how, float* logits) {
+#pragma omp parallel for schedule(dynamic) if (how->rows > 1 && how->rows * how->vocab > GRAIN)
+    for (int64_t row = 0; row < how->rows; row++)
+        control_row(
+            *how, row, logits + how->row_ids[row] * how->stride, how->scratch + omp_get_thread_num() * how->vocab);
+}
 
 // -inf where the bit of a mask is 0, in the row that the mask is of; see TokenMasks in ops.py.
 void mask_f32(
