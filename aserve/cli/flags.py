@@ -241,6 +241,8 @@ SERVER_FLAGS: Final = (
         "N",
         "of files and results, beyond which none is taken (if not given: 256 Mi in memory, 4 Gi in a file)",
     ),
+    Flag("idempotency_bytes", read_count, "N", "of answers kept for requests with an Idempotency-Key; 0 keeps none"),
+    Flag("idempotency_age", read_seconds(1.0, 1e9), "SECONDS", "how long such an answer is kept"),
     Flag("log_level", read_choice(LOG_LEVELS), "|".join(LOG_LEVELS), "the least that is logged"),
     Flag("log_format", read_choice(LOG_FORMATS), "|".join(LOG_FORMATS), "how a line of the log is written"),
     Flag("dry_run", read_bool, "", "tell what would be served and how, as aserve doctor does, and end"),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from aserve.core.defaults import IN_MEMORY
+from aserve.core.defaults import IDEMPOTENCY_AGE_S, IDEMPOTENCY_BYTES, IN_MEMORY
 
 
 class ApiOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,6 +18,8 @@ class ApiOptions(msgspec.Struct, frozen=True, kw_only=True):
     enable_tokenizer_info_endpoint: there is a GET /tokenizer_info.
     ui: there are pages for browsers: a chat at /, an inspector at /inspect, and the events that it draws.
     batch_store: the SQLite file of /v1/files and /v1/batches; ":memory:" is none. batch_store_bytes: see `BatchStore`.
+    idempotency_bytes: of answers that are kept for requests with the same Idempotency-Key, for idempotency_age seconds;
+    0 keeps none, and the header says nothing.
     """
 
     allowed_origins: Sequence[str] = ()
@@ -32,3 +34,5 @@ class ApiOptions(msgspec.Struct, frozen=True, kw_only=True):
     ui: bool = True
     batch_store: str = IN_MEMORY
     batch_store_bytes: int | None = None
+    idempotency_bytes: int = IDEMPOTENCY_BYTES
+    idempotency_age: float = IDEMPOTENCY_AGE_S

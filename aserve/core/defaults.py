@@ -7,6 +7,9 @@ from aserve.core.layout import Window
 
 IN_MEMORY: Final = ":memory:"
 """In the place of a file's path: SQLite keeps it in memory."""
+IDEMPOTENCY_BYTES: Final = 32 * 2**20
+IDEMPOTENCY_AGE_S: Final = 3600.0
+"""Answers to requests with an Idempotency-Key: how much of them is kept, and for how long."""
 SMALL_MODEL_FLOPS: Final = 2_500_000_000
 """Per token: of a model of about a billion parameters."""
 SLOW_CPU_FLOPS: Final = 100_000_000

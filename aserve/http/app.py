@@ -101,6 +101,7 @@ def create_app(  # noqa: PLR0913  all but the engine may be left out
                 body_timeout_s=body_timeout_s,
                 public_paths=public_paths,
             ),
+            *options.kept_answers(limits.send_timeout_s),
         ],
         exception_handlers=dict.fromkeys((AserveError, HTTPException, Exception), handle_error),
     )

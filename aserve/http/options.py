@@ -10,9 +10,11 @@ from starlette.middleware.cors import CORSMiddleware
 
 from aserve.core.api_options import ApiOptions
 from aserve.http.endpoint import Exchange, Handler
+from aserve.http.idempotency import Idempotency
 from aserve.http.replica import Replica
+from aserve.stores.idempotency import IdempotencyStore
 
-EXPOSED: Final = ("x-request-id", "request-id", "retry-after", "x-aserve-warnings")
+EXPOSED: Final = ("x-request-id", "request-id", "retry-after", "x-aserve-warnings", "idempotent-replayed")
 """Headers of answers that scripts of other origins may read, besides those that browsers let them in any case."""
 
 
@@ -23,6 +25,13 @@ class AppOptions(ApiOptions, frozen=True, kw_only=True):
     """
 
     replica: Replica | None = None
+
+    def kept_answers(self, send_timeout_s: float) -> list[Middleware]:
+        """What answers requests with an Idempotency-Key. send_timeout_s: a client's, who takes nothing."""
+        if not self.idempotency_bytes:
+            return []
+        store = IdempotencyStore(max_bytes=self.idempotency_bytes, max_age_s=self.idempotency_age)
+        return [Middleware(Idempotency, store=store, send_timeout_s=send_timeout_s)]
 
     def cors(self) -> list[Middleware]:
         """What answers browsers that ask first, which they do without a key."""
