@@ -1,15 +1,20 @@
 """The commands: what each is for, which flags it takes, and what a word without dashes stands for."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 import msgspec
 
 from aserve.cli import tool_flags as tools
 from aserve.cli.flags import BATCH_FLAGS, ENGINE_FLAGS, SERVER_FLAGS, BatchOptions, Flag, ServerOptions
+from aserve.cli.ray_flags import RAY_FLAGS
 from aserve.core.config import Options
+from aserve.ray.options import RayOptions
 
 SHELLS: Final = ("bash", "zsh", "fish")
+ACTIONS: Final = ("run", "config")
+CHOICES: Final[Mapping[str, tuple[str, ...]]] = {"SHELL": SHELLS, "ACTION": ACTIONS}
+"""What the word without dashes is one of, by its name."""
 
 
 class Group(NamedTuple):
@@ -85,6 +90,14 @@ COMMANDS: Final = {
             "aserve bench [MODEL] [--url URL] [options]",
             (Group("load", tools.BENCH_FLAGS, tools.BenchOptions), CLIENT, ENGINE),
             runs_in="aserve.cli.bench.run",
+        ),
+        Command(
+            "ray",
+            "serve by several replicas on Ray Serve, or print its configuration",
+            "aserve ray run|config [--model MODEL] [--replicas N] [options]",
+            (Group("replicas", RAY_FLAGS, RayOptions), ENGINE, SERVER),
+            argument="ACTION",
+            runs_in="aserve.ray.command",
         ),
         Command(
             "replay",

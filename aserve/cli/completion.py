@@ -9,7 +9,7 @@ The scripts hold all words, so that nothing is run to complete one.
 
 from collections.abc import Iterator, Mapping
 
-from aserve.cli.command_table import COMMANDS, SHELLS, Command
+from aserve.cli.command_table import CHOICES, COMMANDS, Command
 from aserve.cli.flags import Flag
 from aserve.cli.settings import Parsed
 from aserve.cli.words import read_bool
@@ -53,7 +53,7 @@ def _values(command: Command) -> Iterator[tuple[Flag, str, list[str]]]:
 
 
 def _arguments(command: Command) -> list[str]:
-    return {"MODEL": ["demo"], "SHELL": list(SHELLS)}.get(command.argument or "", [])
+    return ["demo"] if command.argument == "MODEL" else list(CHOICES.get(command.argument or "", ()))
 
 
 def bash() -> str:
@@ -127,7 +127,8 @@ def _zsh_case(command: Command) -> str:
         lines += [_quoted(f"{word}[{told}]{action}") for word in spelled(flag)]
     if command.groups:
         lines.append(_quoted("--config[a YAML file of these options]:file:_files"))
-    argument = {"MODEL": ":model:_files -/", "SHELL": f":shell:({' '.join(SHELLS)})", "PROMPT": ":prompt: "}
+    argument = {"MODEL": ":model:_files -/", "PROMPT": ":prompt: "}
+    argument |= {name: f":{name.lower()}:({' '.join(words)})" for name, words in CHOICES.items()}
     argument["RECORDING"] = ":recording:_files"
     if command.argument is not None:
         lines.append(_quoted(f"1{argument[command.argument]}"))

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Final, NoReturn
 
 from aserve import __version__
-from aserve.cli.command_table import COMMANDS, SHELLS, Command, Group
+from aserve.cli.command_table import CHOICES, COMMANDS, Command, Group
 from aserve.cli.flags import Flag
 from aserve.cli.words import read_bool
 from aserve.core.errors import ConfigError
@@ -64,8 +64,9 @@ _WORDS: Final = {
 
 
 def _add_words(parser: argparse.ArgumentParser, command: Command) -> None:
-    if command.argument == "SHELL":
-        parser.add_argument("argument", metavar="SHELL", choices=SHELLS, help=f"one of {', '.join(SHELLS)}")
+    if command.argument in CHOICES:
+        words = CHOICES[command.argument]
+        parser.add_argument("argument", metavar=command.argument, choices=words, help=f"one of {', '.join(words)}")
     elif command.argument is not None:
         parser.add_argument("argument", nargs="?", metavar=command.argument, help=_WORDS[command.argument])
     if command.groups:

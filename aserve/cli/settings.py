@@ -19,6 +19,7 @@ from aserve.cli.parser import build_parser
 from aserve.cli.words import read_object, read_texts
 from aserve.core.config import Options
 from aserve.core.errors import ConfigError
+from aserve.ray.options import RayOptions
 
 ENV_PREFIX: Final = "ASERVE_"
 KUBERNETES: Final = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$")
@@ -78,9 +79,21 @@ def parse_command(argv: Sequence[str], environ: Mapping[str, str]) -> Parsed:
         **_settle(_from_environment(environ, flags), "environment", flags),
         **_settle(given, "flag", flags),
     }
+    groups = _grouped(command, settled)
+    return Parsed(command.name, groups, frozenset(given), argument, notes)
+
+
+def parse_mapping(command_name: str, content: Mapping[str, Any], source: str) -> Parsed:
+    """What a mapping says, as a file of --config would. source: what errors call it. Raises `ConfigError`."""
+    command = COMMANDS[command_name]
+    settled = _settle(_named_flags(content, source, command.flags), source, command.flags)
+    return Parsed(command_name, _grouped(command, settled), frozenset(settled))
+
+
+def _grouped(command: Command, settled: Mapping[str, Any]) -> dict[type[msgspec.Struct], msgspec.Struct]:
     groups = {group.options: group.options(**_of(settled, group.flags)) for group in command.groups}
     _check(groups)
-    return Parsed(command.name, groups, frozenset(given), argument, notes)
+    return groups
 
 
 def _of(settled: Mapping[str, Any], flags: Iterable[Flag]) -> dict[str, Any]:
@@ -92,6 +105,9 @@ def _check(groups: Mapping[type[msgspec.Struct], msgspec.Struct]) -> None:
     server = groups.get(ServerOptions)
     if isinstance(server, ServerOptions) and not 0 <= server.port <= 65535:
         raise ConfigError(f"--port must be in [0, 65535], got {server.port}")
+    replicas = groups.get(RayOptions)
+    if isinstance(replicas, RayOptions):
+        replicas.check()
     files = groups.get(BatchOptions)
     for flag in BATCH_FLAGS if files is not None else ():
         if not getattr(files, flag.name):
@@ -218,10 +234,14 @@ def _read_file(path: str | None, flags: Mapping[str, Flag]) -> dict[str, Any]:
         raise ConfigError(f"--config: {path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"--config: {path} must be a mapping of options, got {type(content).__name__}")
+    return _named_flags(content, "--config", flags)
+
+
+def _named_flags(content: Mapping[Any, Any], source: str, flags: Mapping[str, Flag]) -> dict[str, Any]:
     options = {str(name).replace("-", "_"): value for name, value in content.items()}
     for name in options:
         if name not in ALL_NAMES:
-            raise ConfigError(f"--config: {_unknown(name, ALL_NAMES)}")
+            raise ConfigError(f"{source}: {_unknown(name, ALL_NAMES)}")
     return {name: value for name, value in options.items() if name in flags and value is not None}
 
 

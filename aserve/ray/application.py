@@ -1,0 +1,83 @@
+"""application: an ingress and its replicas as a Serve application, with what each reserves and how their number follows.
+
+The replicas' proxy, health checks, draining and rolling updates are Serve's own.
+"""
+
+from typing import Any, Final
+
+from ray import serve
+from ray.serve import Application
+
+from aserve.cli.commands import MAX_PREPARED_PRODUCTS
+from aserve.cli.flags import ServerOptions
+from aserve.core.config import Options
+from aserve.core.defaults import default_max_num_queued_reqs, default_max_num_seqs
+from aserve.ray.engine_replica import EngineReplica
+from aserve.ray.ingress import Ingress
+from aserve.ray.options import RayOptions
+
+REPLICAS: Final = "replica"
+INGRESS: Final = "ingress"
+"""Names of the deployments."""
+ROOM: Final = 64
+"""Requests that a replica takes beyond those that its engine has room for: it is the engine that refuses them."""
+MAX_AT_INGRESS: Final = 100_000
+HEALTH_PERIOD_S: Final = 2.0
+HEALTH_TIMEOUT_S: Final = 30.0
+
+
+def application(options: Options, replicas: RayOptions, given: ServerOptions) -> Application:
+    """See `aserve.ray.app`."""
+    replicas.check()
+    engines = serve.deployment(ServedReplica, name=REPLICAS).options(**deployment_options(options, replicas, given))
+    ingress = serve.deployment(serve.ingress()(Ingress), name=INGRESS).options(
+        num_replicas=1,
+        max_ongoing_requests=MAX_AT_INGRESS,
+        ray_actor_options={"num_cpus": 0},
+        graceful_shutdown_timeout_s=given.shutdown_timeout,
+    )
+    names = options.served_model_name or (options.model,)
+    return ingress.bind(engines.bind(options, given), given, replicas.retries, tuple(names))
+
+
+def deployment_options(options: Options, replicas: RayOptions, given: ServerOptions) -> dict[str, Any]:
+    """Serve's, of the replicas."""
+    queued = options.max_num_queued_reqs
+    if queued is None:
+        queued = default_max_num_queued_reqs(options.max_num_seqs)
+    threads = {"LRU_CACHE_CAPACITY": str(MAX_PREPARED_PRODUCTS)}
+    threads["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = str(MAX_PREPARED_PRODUCTS)
+    bundle = bundle_of(options, replicas)
+    return {
+        "num_replicas": replicas.least,
+        "max_ongoing_requests": (options.max_num_seqs or default_max_num_seqs()) + queued + ROOM,
+        "health_check_period_s": HEALTH_PERIOD_S,
+        "health_check_timeout_s": HEALTH_TIMEOUT_S,
+        "graceful_shutdown_timeout_s": given.shutdown_timeout,
+        "graceful_shutdown_wait_loop_s": 0.2,
+        "ray_actor_options": {
+            "num_cpus": bundle["CPU"],
+            "num_gpus": bundle.get("GPU", 0),
+            "runtime_env": {"env_vars": threads},
+        },
+        "placement_group_bundles": [bundle],
+        "placement_group_strategy": "STRICT_PACK",
+    }
+
+
+def bundle_of(options: Options, replicas: RayOptions) -> dict[str, float]:
+    """What a replica reserves, on one node: the ranks of a model that is split are processes beside each other."""
+    num_ranks = getattr(options, "tensor_parallel_size", 1) or 1
+    gpus = replicas.replica_gpus
+    if gpus is None:
+        gpus = float(num_ranks) if options.device == "cuda" else 0.0
+    bundle = {"CPU": replicas.replica_cpus * (1 if gpus else num_ranks)}
+    return bundle | {"GPU": gpus} if gpus else bundle
+
+
+class ServedReplica(EngineReplica):
+    """An `EngineReplica` that Serve makes: it is ready when its model is loaded."""
+
+    async def __init__(self, options: Options, given: ServerOptions) -> None:  # type: ignore[misc]  # Serve awaits it
+        EngineReplica.__init__(self, options, given)
+        await self.enter()

@@ -1,0 +1,47 @@
+"""face: the ingress's ASGI application, as one over any `Replicas`: guard, kept answers, what is asked of all, dispatch.
+
+    Edge( Ids( guard( Dispatch ) ) )        keys are the replicas' business, who have them and tell tenants apart
+"""
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from aserve.cli.flags import ServerOptions
+from aserve.http.app import DIALECTS
+from aserve.http.endpoint import Edge
+from aserve.http.middleware import MAX_BODY_BYTES, guard
+from aserve.http.request_id import SCOPE_KEY, id_of
+from aserve.ray.dispatch import Dispatch
+from aserve.ray.replicas import Replicas
+
+
+def face(
+    replicas: Replicas, given: ServerOptions, *, retries: int = 2, model_names: frozenset[str] = frozenset()
+) -> ASGIApp:
+    """The application. given: of it, max_body_bytes and root_path, and how answers are kept."""
+    dispatch = Dispatch(replicas, retries=retries, model_names=model_names)
+    guarded = guard(dispatch, max_body_bytes=given.max_body_bytes or MAX_BODY_BYTES)
+    return Edge(_Named(guarded), dialects=DIALECTS, root_path=given.root_path)
+
+
+class _Named:
+    """Gives each request its id, which Serve's proxy has put into the headers and puts into the answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass it on. Serve asks for the lifespan, of which there is nothing to say."""
+        if scope["type"] == "lifespan":
+            await _live(receive, send)
+            return
+        if scope["type"] == "http":
+            scope[SCOPE_KEY] = id_of(scope)
+        await self._app(scope, receive, send)
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    while True:
+        kind = (await receive())["type"]
+        await send({"type": f"{kind}.complete"})
+        if kind == "lifespan.shutdown":
+            return
