@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from aserve.engine import Engine
     from aserve.http import Keyring
+    from aserve.http.replica import Replica
     from aserve.server import ServerConfig
     from aserve.stores.responses import ResponseStore
 
@@ -69,8 +70,14 @@ def server_config(given: ServerOptions) -> "ServerConfig":
     )
 
 
-def application(engine: "Engine", given: ServerOptions, keyring: "Keyring", store: "ResponseStore") -> "Starlette":
-    """The APIs and pages of an engine, as the flags have them. Raises `ConfigError`."""
+def application(
+    engine: "Engine",
+    given: ServerOptions,
+    keyring: "Keyring",
+    store: "ResponseStore",
+    replica: "Replica | None" = None,
+) -> "Starlette":
+    """The APIs and pages of an engine, as the flags have them. replica: see `AppOptions`. Raises `ConfigError`."""
     from aserve.http import AppOptions, StreamLimits, create_app
 
     return create_app(
@@ -79,7 +86,7 @@ def application(engine: "Engine", given: ServerOptions, keyring: "Keyring", stor
         max_body_bytes=given.max_body_bytes,
         stream_limits=StreamLimits(send_timeout_s=given.send_timeout),
         response_store=store,
-        options=AppOptions(**{name: getattr(given, name) for name in ApiOptions.__struct_fields__}),
+        options=AppOptions(**{name: getattr(given, name) for name in ApiOptions.__struct_fields__}, replica=replica),
     )
 
 

@@ -1,12 +1,15 @@
-"""application: an ingress and its replicas as a Serve application, with what each reserves and how their number follows.
+"""application: an ingress and its replicas as a Serve application: what each reserves, and how many there are.
 
 The replicas' proxy, health checks, draining and rolling updates are Serve's own.
 """
 
+import asyncio
+import os
 from typing import Any, Final
 
 from ray import serve
 from ray.serve import Application
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
 from aserve.cli.commands import MAX_PREPARED_PRODUCTS
 from aserve.cli.flags import ServerOptions
@@ -14,6 +17,7 @@ from aserve.core.config import Options
 from aserve.core.defaults import default_max_num_queued_reqs, default_max_num_seqs
 from aserve.ray.engine_replica import EngineReplica
 from aserve.ray.ingress import Ingress
+from aserve.ray.leaving import on_sigterm
 from aserve.ray.options import RayOptions
 
 REPLICAS: Final = "replica"
@@ -24,6 +28,9 @@ ROOM: Final = 64
 MAX_AT_INGRESS: Final = 100_000
 HEALTH_PERIOD_S: Final = 2.0
 HEALTH_TIMEOUT_S: Final = 30.0
+ROUTING_PERIOD_S: Final = 2.0
+"""How often replicas tell what they hold. Until then the router goes by what it has sent them."""
+SCALING_PERIOD_S: Final = 2.0
 
 
 def application(options: Options, replicas: RayOptions, given: ServerOptions) -> Application:
@@ -49,7 +56,10 @@ def deployment_options(options: Options, replicas: RayOptions, given: ServerOpti
     threads["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = str(MAX_PREPARED_PRODUCTS)
     bundle = bundle_of(options, replicas)
     return {
-        "num_replicas": replicas.least,
+        **numbers_of(replicas),
+        "request_router_config": RequestRouterConfig(
+            request_router_class="aserve.ray.router:PrefixRouter", request_routing_stats_period_s=ROUTING_PERIOD_S
+        ),
         "max_ongoing_requests": (options.max_num_seqs or default_max_num_seqs()) + queued + ROOM,
         "health_check_period_s": HEALTH_PERIOD_S,
         "health_check_timeout_s": HEALTH_TIMEOUT_S,
@@ -63,6 +73,30 @@ def deployment_options(options: Options, replicas: RayOptions, given: ServerOpti
         "placement_group_bundles": [bundle],
         "placement_group_strategy": "STRICT_PACK",
     }
+
+
+def numbers_of(replicas: RayOptions) -> dict[str, Any]:
+    """How many there are: a number, or how it follows the load. Windows of time are `FollowLoad`'s own, not Serve's."""
+    if not replicas.scales:
+        return {"num_replicas": replicas.least}
+    policy = AutoscalingPolicy(
+        policy_function="aserve.ray.autoscaling:FollowLoad",
+        policy_kwargs={
+            "target_wait_s": replicas.target_wait,
+            "up_after_s": replicas.scale_up_after,
+            "down_after_s": replicas.scale_down_after,
+        },
+    )
+    config = AutoscalingConfig(
+        min_replicas=replicas.least,
+        max_replicas=replicas.most,
+        metrics_interval_s=SCALING_PERIOD_S,
+        look_back_period_s=2 * SCALING_PERIOD_S,
+        upscale_delay_s=0.0,
+        downscale_delay_s=0.0,
+        policy=policy,
+    )
+    return {"num_replicas": "auto", "autoscaling_config": config}
 
 
 def bundle_of(options: Options, replicas: RayOptions) -> dict[str, float]:
@@ -81,3 +115,5 @@ class ServedReplica(EngineReplica):
     async def __init__(self, options: Options, given: ServerOptions) -> None:  # type: ignore[misc]  # Serve awaits it
         EngineReplica.__init__(self, options, given)
         await self.enter()
+        loop = asyncio.get_running_loop()
+        on_sigterm(lambda: asyncio.run_coroutine_threadsafe(self.leave(lambda: os._exit(0)), loop))

@@ -6,14 +6,17 @@ All are values that any serializer takes. The ingress has read the request's bod
 can be sent again to another replica. Bytes are the answer's body as it comes, whole events of a stream at a time.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from starlette.types import Scope
 
+from aserve.http.idempotency import HEADER
 from aserve.http.request_id import SCOPE_KEY
 
 Headers = tuple[tuple[bytes, bytes], ...]
+_KEPT_HERE: Final = frozenset({HEADER})
+"""Headers that the ingress has seen to."""
 
 
 class Carried(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +88,7 @@ def carried_of(scope: Scope, body: bytes) -> Carried:
         raw_path=scope.get("raw_path") or scope["path"].encode(),
         root_path=scope.get("root_path", ""),
         query_string=scope.get("query_string", b""),
-        headers=tuple((bytes(name), bytes(value)) for name, value in scope["headers"]),
+        headers=tuple((bytes(name), bytes(value)) for name, value in scope["headers"] if name not in _KEPT_HERE),
         http_version=scope.get("http_version", "1.1"),
         scheme=scope.get("scheme", "http"),
         client=None if client is None else (str(client[0]), int(client[1])),

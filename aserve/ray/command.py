@@ -1,7 +1,7 @@
 """`aserve ray run` and `aserve ray config`: replicas on Ray Serve, until a signal, and the same as Serve's YAML.
 
-    run     connect to a cluster, or start one here --> deploy, wait until all is healthy --> the URL --> signal --> end
-    config  print what `serve run`, `serve deploy` and KubeRay take
+run     connect to a cluster, or start one here --> deploy, wait until all is healthy --> the URL --> signal --> end
+config  print what `serve run`, `serve deploy` and KubeRay take
 """
 
 import os
@@ -21,7 +21,7 @@ from aserve.cli.flags import ServerOptions
 from aserve.cli.settings import Parsed
 from aserve.core.config import Options
 from aserve.core.errors import ConfigError
-from aserve.ray.faults import cluster_faults, why_not_serving, with_ray
+from aserve.ray.faults import LOGS, cluster_faults, of_deployment, with_ray
 from aserve.ray.options import RayOptions
 
 IMPORT_PATH: Final = "aserve.ray:build"
@@ -89,10 +89,12 @@ def serve(parsed: Parsed, environ: MutableMapping[str, str]) -> int:
     app = application(parsed.of(Options), replicas, server)
     check_free(server.host, server.port)
     with cluster(replicas, environ) as is_ours:
-        say("starting the replicas; Ray's own log is below /tmp/ray/session_latest/logs" if is_ours else "deploying")
-        with cluster_faults(serving, replicas.ray_app):
+        if is_ours:
+            check_fits(parsed.of(Options), replicas)
+        say(f"starting {replicas.least} replica{'s' if replicas.least > 1 else ''}; {LOGS}")
+        with cluster_faults("starting Serve"):
             start_proxy(server.host, server.port)
-            serving.run(app, name=replicas.ray_app, route_prefix=replicas.ray_route, blocking=False)
+        deploy(app, replicas)
         say(f"ready: http://{server.host}:{server.port}{replicas.ray_route.rstrip('/')}")
         if replicas.detach and not is_ours:
             return 0
@@ -102,6 +104,33 @@ def serve(parsed: Parsed, environ: MutableMapping[str, str]) -> int:
         if is_ours:
             serving.shutdown()
     return 0
+
+
+def deploy(app: Any, replicas: RayOptions) -> None:
+    """Have Serve run it, and wait until it does. Raises `ConfigError` where a replica cannot start."""
+    from ray import serve as serving
+
+    try:
+        serving.run(app, name=replicas.ray_app, route_prefix=replicas.ray_route, blocking=False)
+    except RuntimeError as error:  # all of Serve's own are
+        status = serving.status().applications.get(replicas.ray_app)
+        told = [each.message for each in status.deployments.values() if each.message] if status else []
+        raise ConfigError(f"a replica did not start: {of_deployment((told or [str(error)])[0])}") from error
+
+
+def check_fits(options: Options, replicas: RayOptions) -> None:
+    """Raise `ConfigError` for replicas that this machine has no room for: Serve would wait for a larger one."""
+    import ray
+
+    from aserve.ray.application import bundle_of
+
+    has = ray.cluster_resources()
+    for name, amount in bundle_of(options, replicas).items():
+        if amount * replicas.least > has.get(name, 0.0):
+            raise ConfigError(
+                f"{replicas.least} replicas reserve {amount * replicas.least:g} {name}, and this machine has "
+                f"{has.get(name, 0.0):g}; see --replicas, --replica-cpus and --replica-gpus"
+            )
 
 
 def start_proxy(host: str, port: int) -> None:
@@ -140,7 +169,7 @@ def cluster(replicas: RayOptions, environ: MutableMapping[str, str]) -> Iterator
     import ray
 
     address = replicas.address or environ.get("RAY_ADDRESS")
-    with cluster_faults():
+    with cluster_faults("connecting" if address else "starting a cluster"):
         if address is None:
             try:
                 ray.init(address="auto", log_to_driver=False, configure_logging=False)
@@ -153,10 +182,15 @@ def cluster(replicas: RayOptions, environ: MutableMapping[str, str]) -> Iterator
         else:
             ray.init(address=address, log_to_driver=False, configure_logging=False)
             is_ours = False
-    say(f"Ray {ray.__version__}: " + ("a cluster of this machine, which ends with this command" if is_ours else "connected"))
+    say(
+        f"Ray {ray.__version__}: "
+        + ("a cluster of this machine, which ends with this command" if is_ours else "connected")
+    )
     if replicas.detach and is_ours:
         ray.shutdown()
-        raise ConfigError("--detach needs a cluster that goes on (ray start --head): one that is started here ends here")
+        raise ConfigError(
+            "--detach needs a cluster that goes on (ray start --head): one that is started here ends here"
+        )
     try:
         yield is_ours
     finally:
@@ -185,6 +219,3 @@ def wait_for_signal() -> None:
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, heard)
     asked.wait()
-
-
-__all__ = ["run", "why_not_serving"]

@@ -4,8 +4,8 @@
                     ^                                         |
                     '--- gone, draining or full: another <----'  as long as nothing has been sent to the client
 
-A stream whose replica goes away ends with an error in the stream, as its API spells it. What is asked of all replicas
-(whole.py) and what one of them keeps (kept.py) comes first. Knows neither Ray nor the engine.
+A stream whose replica goes away ends with an error in the stream, as its API spells it. What concerns all replicas, or
+is kept by one of them, is told apart first (whole.py). Knows neither Ray nor the engine.
 """
 
 from collections.abc import AsyncGenerator, Mapping
@@ -21,11 +21,11 @@ from aserve.http.app import DIALECTS
 from aserve.http.connection import ClientGone, while_connected
 from aserve.http.dialect import dialect_at
 from aserve.http.errors import error_body, error_response
-from aserve.http.request_id import SCOPE_KEY
 from aserve.http.scope import route_path
 from aserve.http.sse import event, named_event
 from aserve.ray.carried import Carried, Head, Tail, carried_of
-from aserve.ray.replicas import ANYWHERE, NO_ASK, LostAnswerError, ReplicaLost, Replicas, Target
+from aserve.ray.replicas import NO_ASK, LostAnswerError, ReplicaLost, Replicas, Target
+from aserve.ray.whole import WholeService, is_kept
 from aserve.routing import Ask, keys_of, session_of
 
 REPLICA_HEADER: Final = b"x-aserve-replica"
@@ -36,6 +36,8 @@ ROUTED_PATHS: Final = frozenset({"/v1/chat/completions", "/v1/completions", RESP
 """Whose bodies tell how a prompt begins."""
 ELSEWHERE: Final = frozenset({429, 503, 529})
 """Statuses of a replica that is full or about to end: another may do better."""
+NOT_HERE: Final = frozenset({404, 503})
+"""Statuses of a replica that does not keep what was asked for."""
 _DROPPED: Final = frozenset({b"x-request-id"})
 """Headers of replicas' answers that Serve's proxy says itself."""
 
@@ -45,15 +47,21 @@ class Dispatch:
 
     def __init__(self, replicas: Replicas, *, retries: int = 2, model_names: frozenset[str] = frozenset()) -> None:
         self._replicas = replicas
+        self._whole = WholeService(replicas)
         self._retries = retries
         self._model_names = model_names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, whose body comes at once, as from the guard."""
-        body = await _body(receive)
-        carried = carried_of(scope, body)
+        carried = carried_of(scope, await _body(receive))
         async with while_connected(receive):
-            await self.answer(carried, self.ask_of(carried), scope, receive, send)
+            answerer = self._whole.answerer(carried)
+            if answerer is not None:
+                await (await self._whole.answer(answerer, carried))(scope, receive, send)
+            elif is_kept(carried):
+                await self._ask_in_turn(carried, scope, receive, send)
+            else:
+                await self._ask_one(carried, scope, receive, send)
 
     def ask_of(self, carried: Carried) -> Ask:
         """What the router is told of a request."""
@@ -67,57 +75,69 @@ class Dispatch:
         adapter = model if isinstance(model, str) and self._model_names and model not in self._model_names else ""
         return Ask(id="", keys=keys_of(fields), session=session_of(fields, _headers(carried)), adapter=adapter)
 
-    async def answer(
-        self, carried: Carried, ask: Ask, scope: Scope, receive: Receive, send: Send, only: str = ""
-    ) -> None:
-        """Have it answered, by other replicas where one cannot."""
+    async def _ask_one(self, carried: Carried, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have a request answered by the replica that the router chooses; by others where that one cannot."""
+        ask, only = self.ask_of(carried), _headers(carried).get(REPLICA_HEADER.decode(), "")
         tried: list[str] = []
-        only = only or _headers(carried).get(REPLICA_HEADER.decode(), "")
-        while True:
-            relay = _Relay(carried, send, is_last=bool(only) or len(tried) >= self._retries)
-            target = Target(only, tuple(tried)) if only or tried else ANYWHERE
+        for attempt in range(self._retries + 1):
+            is_last = bool(only) or attempt == self._retries
+            relay = _Relay(carried, send, frozenset() if is_last else ELSEWHERE)
             try:
-                async with aclosing(self._replicas.respond(carried, ask, target)) as items:
-                    await relay.run(items, scope)
+                await self._relay(relay, ask, Target(only, tuple(tried)), scope)
                 return
-            except _Refused as refused:
-                tried.append(refused.replica)
-            except ReplicaLost as lost:
-                if relay.has_begun:
-                    await relay.fail(LostAnswerError(), scope)
-                    return
-                if relay.is_last:
-                    await error_response(UnavailableError("no replica could answer"), carried.request_id)(
-                        scope, receive, send
-                    )
-                    return
-                tried.append(lost.replica)
+            except _Elsewhere as elsewhere:
+                tried.append(elsewhere.replica)
+                if only:
+                    break
+        await error_response(UnavailableError("no replica could answer"), carried.request_id)(scope, receive, send)
+
+    async def _ask_in_turn(self, carried: Carried, scope: Scope, receive: Receive, send: Send) -> None:
+        """Ask one replica after another for what one of them keeps; the last one's answer counts."""
+        names = await self._whole.names()
+        for place, name in enumerate(names, 1):
+            relay = _Relay(carried, send, frozenset() if place == len(names) else NOT_HERE)
+            try:
+                await self._relay(relay, self.ask_of(carried), Target(only=name), scope)
+                return
+            except _Elsewhere:
+                continue
+        await error_response(UnavailableError("no replica could answer"), carried.request_id)(scope, receive, send)
+
+    async def _relay(self, relay: "_Relay", ask: Ask, target: Target, scope: Scope) -> None:
+        """Have one replica answer. Raises `_Elsewhere` while nothing has been sent."""
+        try:
+            async with aclosing(self._replicas.respond(relay.carried, ask, target)) as items:
+                await relay.run(items, scope)
+        except ReplicaLost as lost:
+            if not relay.has_begun:
+                raise _Elsewhere(lost.replica) from lost
+            await relay.fail(LostAnswerError(), scope)
 
 
-class _Refused(Exception):
-    """A replica's answer is one that another may do better than."""
+class _Elsewhere(Exception):
+    """A replica is gone before its answer began, or answered in a way that another may do better than."""
 
     def __init__(self, replica: str) -> None:
         self.replica = replica
 
 
 class _Relay:
-    """One replica's answer on its way to the client. is_last: it is sent on, whatever it is."""
+    """One replica's answer on its way to the client. better_elsewhere: statuses that are not sent on."""
 
-    def __init__(self, carried: Carried, send: Send, *, is_last: bool) -> None:
-        self._carried = carried
+    def __init__(self, carried: Carried, send: Send, better_elsewhere: frozenset[int]) -> None:
+        self.carried = carried
         self._send = send
-        self.is_last = is_last
+        self._better_elsewhere = better_elsewhere
         self.has_begun = False
         self._head: Head | None = None
         self._is_stream = False
 
     async def run(self, items: AsyncGenerator[Any], scope: Scope) -> None:
-        """To its end. Raises what the iteration raises, `_Refused`, and `ClientGone`."""
+        """To its end. Raises what the iteration raises, `_Elsewhere`, and `ClientGone`."""
         async for item in items:
             if isinstance(item, Head):
-                if item.status in ELSEWHERE and not self.is_last:
-                    raise _Refused(item.replica)
+                if item.status in self._better_elsewhere:
+                    raise _Elsewhere(item.replica)
                 self._head = item
             elif isinstance(item, Tail):
                 await self._end(item, scope)
@@ -147,7 +167,7 @@ class _Relay:
         record_of(scope).error = error
         if not self._is_stream:
             raise error
-        told = failure_of(route_path(scope), error, self._carried.request_id)
+        told = failure_of(route_path(scope), error, self.carried.request_id)
         await self._put({"type": "http.response.body", "body": told, "more_body": False})
 
     async def _put(self, message: Message) -> None:
@@ -190,6 +210,3 @@ async def _body(receive: Receive) -> bytes:
 
 def _headers(carried: Carried) -> Mapping[str, str]:
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in carried.headers}
-
-
-__all__ = ["REPLICA_HEADER", "SCOPE_KEY", "Dispatch", "failure_of"]

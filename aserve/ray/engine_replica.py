@@ -5,9 +5,9 @@ A plain class of coroutines: Serve makes it in a process of its own, and tests w
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
-from dataclasses import replace
+import os
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
 from typing import Any, Final
 
 import msgspec
@@ -19,19 +19,23 @@ from aserve.core.config import Options
 from aserve.core.errors import UnavailableError
 from aserve.engine import EngineState
 from aserve.http import Keyring
+from aserve.http.replica import Replica
 from aserve.ray.carried import Carried, Head, Item, Tail, Whole
 from aserve.ray.exchange import Exchange
+from aserve.routing import ReplicaReport
 
-DRAIN_S: Final = 30.0
+SENT_S: Final = 2.0
+"""How long the last pieces may take to get to the ingress."""
 _log = logging.getLogger(__name__)
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """How a replica is. state: of its engine. num_open: requests."""
+    """How a replica is. state: of its engine. num_open: requests. pid: of its process, on its node."""
 
     replica: str
     state: str
     num_open: int
+    pid: int
     model_names: tuple[str, ...] = ()
 
 
@@ -46,21 +50,28 @@ class EngineReplica:
         self._given = given
         keyring = Keyring(given.api_key, path=given.api_keys_file, tenants=self.engine.tenants)
         self._store = response_store(given)
-        self._app = application(self.engine, given, keyring, self._store)
-        self._entered = asyncio.Lock()
+        self._replica = Replica(self.engine)
+        self._app = application(self.engine, given, keyring, self._store, self._replica)
+        self._is_leaving = False
+        self._num_responding = 0
+        self._all_taken = asyncio.Event()
 
     async def enter(self) -> None:
         """Load the model. Raises `ConfigError` or `CheckpointError`."""
-        async with self._entered:
-            if self.engine.state is EngineState.NEW:
-                await self.engine.__aenter__()
-                end_loading()
+        await self.engine.__aenter__()
+        end_loading()
 
     async def respond(self, carried: Carried, *_routing: Any) -> AsyncGenerator[Item]:
         """Answer a request, in pieces. What the router needed to know comes along, and is not needed here."""
-        async with aclosing(Exchange(self._app, carried, self.name).items()) as items:
-            async for item in items:
-                yield item
+        self._num_responding += 1
+        try:
+            async with aclosing(Exchange(self._app, carried, self.name).items()) as items:
+                async for item in items:
+                    yield item
+        finally:
+            self._num_responding -= 1
+            if self._num_responding == 0:
+                self._all_taken.set()
 
     async def answer(self, carried: Carried) -> Whole:
         """Answer a request that is asked of all replicas, whole."""
@@ -77,11 +88,44 @@ class EngineReplica:
         """For /health and /ready of the whole."""
         num_open = sum(usage.num_open for usage in self.engine.tenants.usages())
         names = self.engine.info.names if self.engine.state is EngineState.READY else ()
-        return Health(replica=self.name, state=self.engine.state.value, num_open=num_open, model_names=tuple(names))
+        state = self.engine.state.value
+        return Health(replica=self.name, state=state, num_open=num_open, pid=os.getpid(), model_names=tuple(names))
 
     async def metrics(self) -> tuple[str, str]:
         """The replica's name, and its metrics as a text."""
         return self.name, generate_latest(self.engine.registry).decode()
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """For whoever routes: what is cached here and what waits; nothing while there is no model."""
+        report = self.report()
+        return {} if report is None else report.to_dict()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """For who decides how many replicas there are."""
+        report = self.report()
+        return {} if report is None else report.load().to_stats()
+
+    def report(self) -> ReplicaReport | None:
+        """What the replica tells of itself; None while it takes no requests."""
+        try:
+            return self._replica.report() if self.engine.state is EngineState.READY else None
+        except UnavailableError:
+            return None
+
+    async def leave(self, end: Callable[[], None]) -> None:
+        """Take no more, finish what is open for as long as that may take, and `end`."""
+        if self._is_leaving:
+            return
+        self._is_leaving = True
+        _log.warning("replica %s: asked to end; open requests are finished", self.name)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._given.shutdown_timeout):
+                await self.engine.drain(self._given.shutdown_timeout)
+                while self._num_responding:  # what is computed has to be taken, too
+                    self._all_taken.clear()
+                    await self._all_taken.wait()
+        await asyncio.sleep(SENT_S)
+        end()
 
     async def check_health(self) -> None:
         """Serve replaces the replica where this raises."""
@@ -107,6 +151,3 @@ def replica_name() -> str:
         return str(serve.get_replica_context().replica_id.unique_id)
     except Exception:  # outside of Serve
         return ""
-
-
-__all__ = ["EngineReplica", "Health", "Mapping", "replace"]

@@ -1,6 +1,6 @@
-"""face: the ingress's ASGI application, as one over any `Replicas`: guard, kept answers, what is asked of all, dispatch.
+"""face: the ingress's ASGI application, over any `Replicas`.
 
-    Edge( Ids( guard( Dispatch ) ) )        keys are the replicas' business, who have them and tell tenants apart
+Edge( Ids( guard( Idempotency( Dispatch ) ) ) )        who may ask is the replicas' business
 """
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -8,18 +8,23 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from aserve.cli.flags import ServerOptions
 from aserve.http.app import DIALECTS
 from aserve.http.endpoint import Edge
+from aserve.http.idempotency import Idempotency
 from aserve.http.middleware import MAX_BODY_BYTES, guard
 from aserve.http.request_id import SCOPE_KEY, id_of
 from aserve.ray.dispatch import Dispatch
 from aserve.ray.replicas import Replicas
+from aserve.stores.idempotency import IdempotencyStore
 
 
 def face(
     replicas: Replicas, given: ServerOptions, *, retries: int = 2, model_names: frozenset[str] = frozenset()
 ) -> ASGIApp:
     """The application. given: of it, max_body_bytes and root_path, and how answers are kept."""
-    dispatch = Dispatch(replicas, retries=retries, model_names=model_names)
-    guarded = guard(dispatch, max_body_bytes=given.max_body_bytes or MAX_BODY_BYTES)
+    app: ASGIApp = Dispatch(replicas, retries=retries, model_names=model_names)
+    if given.idempotency_bytes:
+        store = IdempotencyStore(max_bytes=given.idempotency_bytes, max_age_s=given.idempotency_age)
+        app = Idempotency(app, store, send_timeout_s=given.send_timeout)
+    guarded = guard(app, max_body_bytes=given.max_body_bytes or MAX_BODY_BYTES)
     return Edge(_Named(guarded), dialects=DIALECTS, root_path=given.root_path)
 
 

@@ -1,4 +1,4 @@
-"""Replicas: what the ingress knows of those that answer, as a Protocol; Ray's handle is one way to be it (handle.py)."""
+"""Replicas: what the ingress knows of those that answer. Ray's handle is one way to be that (handle.py)."""
 
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Final, Protocol

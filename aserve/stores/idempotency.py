@@ -32,7 +32,7 @@ class KeyReusedError(InvalidRequestError):
     code = "idempotency_key_reused"
 
     def __init__(self) -> None:
-        super().__init__("this Idempotency-Key was sent with another request; a key is of one request", "idempotency-key")
+        super().__init__("this Idempotency-Key was sent with another request before", "idempotency-key")
 
 
 class KeptAnswer:
