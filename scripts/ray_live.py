@@ -35,7 +35,7 @@ class Live:
     def __init__(self, url: str, model: str, streams: int, tokens: int) -> None:
         self.url, self.model, self.num_streams, self.num_tokens = url, model, streams, tokens
         self.openai = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=600.0)
-        self.http = httpx.AsyncClient(base_url=url, timeout=60.0)
+        self.http = httpx.AsyncClient(base_url=url, timeout=120.0, limits=httpx.Limits(max_connections=None))
         self.failures: list[str] = []
 
     def check(self, holds: bool, told: str) -> None:
@@ -179,10 +179,13 @@ async def leave(live: Live) -> None:
         },
     ) as response:
         live.check(response.status_code == 200, f"status {response.status_code}")
-        async for _ in response.aiter_bytes():
-            break
+        pieces = response.aiter_bytes()
+        await anext(pieces)
         found = await live.replicas()
-        live.check(sum(each["num_open"] for each in found.values()) == 1, "one request is open")
+        live.check(
+            sum(each["num_open"] for each in found.values()) == 1,
+            f"one request is open: { {name: each['num_open'] for name, each in found.items()} }",
+        )
     await live.until(lambda found: all(each["num_open"] == 0 for each in found.values()), "nothing is open", 20.0)
 
 
@@ -202,8 +205,8 @@ async def retry(live: Live) -> None:
 @part
 async def busy(live: Live) -> None:
     """Far more than fits: refused with 429 and Retry-After, and what is taken is answered."""
-    body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 8}
-    asked = [live.http.post("/v1/chat/completions", json=body) for _ in range(400)]
+    body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 64}
+    asked = [live.http.post("/v1/chat/completions", json=body) for _ in range(600)]
     answers = await asyncio.gather(*asked)
     counts = Counter(answer.status_code for answer in answers)
     print(f"  {dict(counts)}")

@@ -6,6 +6,7 @@ Edge( Ids( guard( Idempotency( Dispatch ) ) ) )        who may ask is the replic
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from aserve.cli.flags import ServerOptions
+from aserve.http.access import RECORD_KEY, Record
 from aserve.http.app import DIALECTS
 from aserve.http.endpoint import Edge
 from aserve.http.idempotency import Idempotency
@@ -29,7 +30,7 @@ def face(
 
 
 class _Named:
-    """Gives each request its id, which Serve's proxy has put into the headers and puts into the answer."""
+    """Gives each request its id, which Serve's proxy puts into headers, and a record of what goes wrong with it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -41,6 +42,7 @@ class _Named:
             return
         if scope["type"] == "http":
             scope[SCOPE_KEY] = id_of(scope)
+            scope[RECORD_KEY] = Record()
         await self._app(scope, receive, send)
 
 

@@ -29,8 +29,9 @@ def on_sigterm(call: Callable[[], None], module: Any = None) -> bool:
     def asked_to_end(*arguments: Any, **options: Any) -> None:
         if asked:
             original(*arguments, **options)
-        asked.append(True)
-        call()
+        else:
+            asked.append(True)
+            call()
 
     setattr(module, RAISER, asked_to_end)
     return True
