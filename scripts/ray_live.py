@@ -260,7 +260,7 @@ if __name__ == "__main__":
     parser.add_argument("--url", default="http://127.0.0.1:8123")
     parser.add_argument("--model", default="demo")
     parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--tokens", type=int, default=800)
     parser.add_argument(
         "--part", nargs="+", choices=PARTS, default=["streams", "kill", "drain", "leave", "retry", "whole"]
     )

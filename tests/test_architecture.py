@@ -66,6 +66,7 @@ LOWER_FLOORS = ENGINE | {
     "server",
     "cli",
     "terminal",
+    "ray",
 }
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -122,6 +123,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "server": LOWER_FLOORS,
     "terminal": LOWER_FLOORS,
     "cli": LOWER_FLOORS,
+    "ray": LOWER_FLOORS,
     "__main__": LOWER_FLOORS,
     "__init__": LOWER_FLOORS,
 }

@@ -23,6 +23,7 @@ PAGES = [
 NOT_RUN: dict[str, int] = {
     "README.md": 1,
     "docs/guides/operate.md": 3,
+    "docs/guides/replicas.md": 1,
     "docs/guides/routing.md": 1,
     "docs/guides/serve.md": 1,
     "docs/install.md": 3,

@@ -23,6 +23,7 @@ RAY_FLAGS: Final = (
     Flag("scale_up_after", read_seconds(), "SECONDS", "that they have to take longer before there is a replica more"),
     Flag("scale_down_after", read_seconds(), "SECONDS", "that fewer would do before there is a replica less"),
     Flag("retries", read_count, "N", "other replicas that a request is sent to if one is gone, draining or full"),
+    Flag("haproxy", read_bool, "", "with a new cluster: HAProxy for Serve's proxy, faster, and on all interfaces"),
     Flag("dashboard", read_bool, "", "start Ray's dashboard with a new cluster"),
     Flag("detach", read_bool, "", "leave the application running, and end"),
 )

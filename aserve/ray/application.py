@@ -18,7 +18,7 @@ from aserve.core.defaults import default_max_num_queued_reqs, default_max_num_se
 from aserve.ray.engine_replica import EngineReplica
 from aserve.ray.ingress import Ingress
 from aserve.ray.leaving import on_sigterm
-from aserve.ray.options import RayOptions
+from aserve.ray.options import SERVE_ENVIRONMENT, RayOptions
 
 REPLICAS: Final = "replica"
 INGRESS: Final = "ingress"
@@ -40,7 +40,7 @@ def application(options: Options, replicas: RayOptions, given: ServerOptions) ->
     ingress = serve.deployment(serve.ingress()(Ingress), name=INGRESS).options(
         num_replicas=1,
         max_ongoing_requests=MAX_AT_INGRESS,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": dict(SERVE_ENVIRONMENT)}},
         graceful_shutdown_timeout_s=given.shutdown_timeout,
     )
     names = options.served_model_name or (options.model,)
@@ -68,7 +68,7 @@ def deployment_options(options: Options, replicas: RayOptions, given: ServerOpti
         "ray_actor_options": {
             "num_cpus": bundle["CPU"],
             "num_gpus": bundle.get("GPU", 0),
-            "runtime_env": {"env_vars": threads},
+            "runtime_env": {"env_vars": SERVE_ENVIRONMENT | threads},
         },
         "placement_group_bundles": [bundle],
         "placement_group_strategy": "STRICT_PACK",

@@ -22,7 +22,7 @@ from aserve.cli.settings import Parsed
 from aserve.core.config import Options
 from aserve.core.errors import ConfigError
 from aserve.ray.faults import LOGS, cluster_faults, of_deployment, with_ray
-from aserve.ray.options import RayOptions
+from aserve.ray.options import SERVE_ENVIRONMENT, RayOptions
 
 IMPORT_PATH: Final = "aserve.ray:build"
 PATIENCE: Final = {
@@ -35,7 +35,7 @@ PATIENCE: Final = {
 processes that are still being imported. And nobody is told that it runs."""
 START_S: Final = 300.0
 """How long Serve's proxy may take to listen."""
-NOT_IN_FILES: Final = frozenset({"host", "port", "ray_app", "ray_route", "address", "detach", "dashboard"})
+NOT_IN_FILES: Final = frozenset({"host", "port", "ray_app", "ray_route", "address", "detach", "dashboard", "haproxy"})
 """Flags whose place is elsewhere in Serve's configuration, or nowhere."""
 
 
@@ -46,9 +46,18 @@ def run(parsed: Parsed, environ: MutableMapping[str, str]) -> int:
     if parsed.argument == "config":
         print(config_of(parsed), end="")
         return 0
+    prepare(parsed.of(RayOptions), environ)
     with with_ray():
         import ray.serve  # noqa: F401  that it is there, before anything is said
     return serve(parsed, environ)
+
+
+def prepare(replicas: RayOptions, environ: MutableMapping[str, str]) -> None:
+    """Tell a cluster that may be started here what it reads of the environment, as it is imported, too."""
+    for name, value in (PATIENCE | SERVE_ENVIRONMENT).items():
+        environ.setdefault(name, value)
+    if replicas.haproxy:
+        environ.setdefault("RAY_SERVE_ENABLE_HA_PROXY", "1")
 
 
 def config_of(parsed: Parsed) -> str:
@@ -175,8 +184,6 @@ def cluster(replicas: RayOptions, environ: MutableMapping[str, str]) -> Iterator
                 ray.init(address="auto", log_to_driver=False, configure_logging=False)
                 is_ours = False
             except ConnectionError:
-                for name, value in PATIENCE.items():
-                    environ.setdefault(name, value)
                 ray.init(log_to_driver=False, configure_logging=False, include_dashboard=replicas.dashboard)
                 is_ours = True
         else:

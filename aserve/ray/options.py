@@ -8,6 +8,14 @@ from aserve.core.errors import ConfigError
 
 APP_NAME: Final = "aserve"
 MAX_REPLICAS: Final = 1024
+SERVE_ENVIRONMENT: Final = {
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+    "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",
+}
+"""Of the processes that an event passes: calls by gRPC in place of Ray's objects, one thread in place of two."""
 
 
 class RayOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,8 +26,8 @@ class RayOptions(msgspec.Struct, frozen=True, kw_only=True):
     address: of a running cluster; None is the one of the environment, else a local one is started. ray_app, ray_route:
     the application's name in Serve, and the path it is served below. Times are seconds: target_wait is how long a
     prompt may wait for the tokens before it, scale_up_after and scale_down_after how long that has to hold.
-    retries: how often a request that has not begun to be answered is sent to another replica. detach: leave the
-    application running.
+    retries: how often a request that has not begun to be answered is sent to another replica. haproxy: have a cluster
+    that is started here use HAProxy in the place of Serve's proxy. detach: leave the application running.
     """
 
     replicas: int | None = None
@@ -34,6 +42,7 @@ class RayOptions(msgspec.Struct, frozen=True, kw_only=True):
     scale_up_after: float = 0.0
     scale_down_after: float = 60.0
     retries: int = 2
+    haproxy: bool = False
     dashboard: bool = False
     detach: bool = False
 

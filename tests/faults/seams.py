@@ -29,6 +29,7 @@ STARTING = frozenset({"build", "cli", "llm", "loop_thread", "terminal", "telling
         "scheduling",
         "recorders",
         "replay",
+        "ray",
         "simulation",
         "demo",
         "__main__",
