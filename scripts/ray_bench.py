@@ -17,7 +17,7 @@ import urllib.request
 from statistics import median
 from typing import Any
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 
 PLAIN_PORT, RAY_PORT = 8311, 8312
 START_S = 900.0
@@ -70,11 +70,11 @@ def of_ray() -> dict[str, list[psutil.Process]]:
 
 
 def rss_mb(processes: list[psutil.Process]) -> float:
-    return sum(process.memory_info().rss for process in processes) / 1e6
+    return float(sum(process.memory_info().rss for process in processes)) / 1e6
 
 
 def cpu_s(processes: list[psutil.Process]) -> float:
-    return sum(sum(process.cpu_times()[:2]) for process in processes)
+    return float(sum(sum(process.cpu_times()[:2]) for process in processes))
 
 
 def figures(results: dict[str, list[list[dict[str, Any]]]], concurrency: list[int]) -> None:

@@ -64,8 +64,7 @@ _WORDS: Final = {
 
 
 def _add_words(parser: argparse.ArgumentParser, command: Command) -> None:
-    if command.argument in CHOICES:
-        words = CHOICES[command.argument]
+    if words := CHOICES.get(command.argument or ""):
         parser.add_argument("argument", metavar=command.argument, choices=words, help=f"one of {', '.join(words)}")
     elif command.argument is not None:
         parser.add_argument("argument", nargs="?", metavar=command.argument, help=_WORDS[command.argument])

@@ -5,6 +5,8 @@ The replicas' proxy, health checks, draining and rolling updates are Serve's own
 
 import asyncio
 import os
+import sys
+from contextlib import ExitStack
 from typing import Any, Final
 
 from ray import serve
@@ -15,10 +17,13 @@ from aserve.cli.commands import MAX_PREPARED_PRODUCTS
 from aserve.cli.flags import ServerOptions
 from aserve.core.config import Options
 from aserve.core.defaults import default_max_num_queued_reqs, default_max_num_seqs
+from aserve.core.errors import ConfigError
 from aserve.ray.engine_replica import EngineReplica
 from aserve.ray.ingress import Ingress
 from aserve.ray.leaving import on_sigterm
 from aserve.ray.options import SERVE_ENVIRONMENT, RayOptions
+from aserve.server import logging_to
+from aserve.stores.database import IN_MEMORY
 
 REPLICAS: Final = "replica"
 INGRESS: Final = "ingress"
@@ -36,6 +41,7 @@ SCALING_PERIOD_S: Final = 2.0
 def application(options: Options, replicas: RayOptions, given: ServerOptions) -> Application:
     """See `aserve.ray.app`."""
     replicas.check()
+    check_files(options, replicas, given)
     engines = serve.deployment(ServedReplica, name=REPLICAS).options(**deployment_options(options, replicas, given))
     ingress = serve.deployment(serve.ingress()(Ingress), name=INGRESS).options(
         num_replicas=1,
@@ -43,8 +49,19 @@ def application(options: Options, replicas: RayOptions, given: ServerOptions) ->
         ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": dict(SERVE_ENVIRONMENT)}},
         graceful_shutdown_timeout_s=given.shutdown_timeout,
     )
-    names = options.served_model_name or (options.model,)
-    return ingress.bind(engines.bind(options, given), given, replicas.retries, tuple(names))
+    return ingress.bind(engines.bind(options, given), given, replicas.retries)
+
+
+def check_files(options: Options, replicas: RayOptions, given: ServerOptions) -> None:
+    """Raise `ConfigError` for files that one process alone may have open, where there may be several."""
+    named = {
+        "--response-store": given.response_store is not None,
+        "--batch-store": given.batch_store != IN_MEMORY,
+        "--record": options.record is not None,
+    }
+    for flag, is_given in named.items():
+        if is_given and replicas.most > 1:
+            raise ConfigError(f"{flag} names a file of one process, and there may be {replicas.most} replicas")
 
 
 def deployment_options(options: Options, replicas: RayOptions, given: ServerOptions) -> dict[str, Any]:
@@ -113,7 +130,13 @@ class ServedReplica(EngineReplica):
     """An `EngineReplica` that Serve makes: it is ready when its model is loaded."""
 
     async def __init__(self, options: Options, given: ServerOptions) -> None:  # type: ignore[misc]  # Serve awaits it
+        self._logs = ExitStack()  # for as long as the process lives
+        self._logs.enter_context(logging_to(sys.stderr, given.log_level, given.log_format))
         EngineReplica.__init__(self, options, given)
         await self.enter()
         loop = asyncio.get_running_loop()
-        on_sigterm(lambda: asyncio.run_coroutine_threadsafe(self.leave(lambda: os._exit(0)), loop))
+
+        def leave() -> None:
+            asyncio.run_coroutine_threadsafe(self.leave(lambda: os._exit(0)), loop)
+
+        on_sigterm(leave)

@@ -43,13 +43,13 @@ _DROPPED: Final = frozenset({b"x-request-id"})
 
 
 class Dispatch:
-    """model_names: those of the model itself; a request's other name is an adapter's. retries: of one request."""
+    """retries: other replicas that one request is sent to, at most."""
 
-    def __init__(self, replicas: Replicas, *, retries: int = 2, model_names: frozenset[str] = frozenset()) -> None:
+    def __init__(self, replicas: Replicas, *, retries: int = 2) -> None:
         self._replicas = replicas
         self._whole = WholeService(replicas)
         self._retries = retries
-        self._model_names = model_names
+        self._model_names: frozenset[str] = frozenset()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, whose body comes at once, as from the guard."""
@@ -63,8 +63,8 @@ class Dispatch:
             else:
                 await self._ask_one(carried, scope, receive, send)
 
-    def ask_of(self, carried: Carried) -> Ask:
-        """What the router is told of a request."""
+    async def ask_of(self, carried: Carried) -> Ask:
+        """What the router is told of a request. A name that is none of the model's is an adapter's."""
         if carried.method != "POST" or carried.path not in ROUTED_PATHS:
             return NO_ASK
         try:
@@ -72,12 +72,14 @@ class Dispatch:
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             return NO_ASK  # a replica says what is wrong with it
         model = fields.get("model")
+        if model is not None and not self._model_names:
+            self._model_names = await self._whole.model_names()
         adapter = model if isinstance(model, str) and self._model_names and model not in self._model_names else ""
         return Ask(id="", keys=keys_of(fields), session=session_of(fields, _headers(carried)), adapter=adapter)
 
     async def _ask_one(self, carried: Carried, scope: Scope, receive: Receive, send: Send) -> None:
         """Have a request answered by the replica that the router chooses; by others where that one cannot."""
-        ask, only = self.ask_of(carried), _headers(carried).get(REPLICA_HEADER.decode(), "")
+        ask, only = await self.ask_of(carried), _headers(carried).get(REPLICA_HEADER.decode(), "")
         tried: list[str] = []
         for attempt in range(self._retries + 1):
             is_last = bool(only) or attempt == self._retries
@@ -97,7 +99,7 @@ class Dispatch:
         for place, name in enumerate(names, 1):
             relay = _Relay(carried, send, frozenset() if place == len(names) else NOT_HERE)
             try:
-                await self._relay(relay, self.ask_of(carried), Target(only=name), scope)
+                await self._relay(relay, await self.ask_of(carried), Target(only=name), scope)
                 return
             except _Elsewhere:
                 continue
@@ -198,7 +200,7 @@ def failure_of(path: str, error: AserveError, request_id: str) -> bytes:
 
 
 async def _body(receive: Receive) -> bytes:
-    pieces = []
+    pieces: list[bytes] = []
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":

@@ -17,11 +17,9 @@ from aserve.ray.replicas import Replicas
 from aserve.stores.idempotency import IdempotencyStore
 
 
-def face(
-    replicas: Replicas, given: ServerOptions, *, retries: int = 2, model_names: frozenset[str] = frozenset()
-) -> ASGIApp:
+def face(replicas: Replicas, given: ServerOptions, *, retries: int = 2) -> ASGIApp:
     """The application. given: of it, max_body_bytes and root_path, and how answers are kept."""
-    app: ASGIApp = Dispatch(replicas, retries=retries, model_names=model_names)
+    app: ASGIApp = Dispatch(replicas, retries=retries)
     if given.idempotency_bytes:
         store = IdempotencyStore(max_bytes=given.idempotency_bytes, max_age_s=given.idempotency_age)
         app = Idempotency(app, store, send_timeout_s=given.send_timeout)

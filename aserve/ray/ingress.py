@@ -11,16 +11,13 @@ from aserve.ray.handle import HandleReplicas
 
 
 class Ingress:
-    """handle: of the replicas. given: of the APIs. retries: see `RayOptions`. model_names: of the model itself."""
+    """handle: of the replicas. given: of the APIs. retries: see `RayOptions`."""
 
-    def __init__(
-        self, handle: DeploymentHandle[Any], given: ServerOptions, retries: int, model_names: tuple[str, ...]
-    ) -> None:
+    def __init__(self, handle: DeploymentHandle[Any], given: ServerOptions, retries: int) -> None:
         self._replicas = HandleReplicas(handle)
         self._given = given
         self._retries = retries
-        self._model_names = model_names
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """What Serve's proxy calls."""
-        return face(self._replicas, self._given, retries=self._retries, model_names=frozenset(self._model_names))
+        return face(self._replicas, self._given, retries=self._retries)

@@ -7,6 +7,7 @@ the one place that touches what is private to Ray; where the name is gone, SIGTE
 
 import logging
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, Final
 
 RAISER: Final = "raise_sys_exit_with_custom_error_message"
@@ -18,8 +19,7 @@ def on_sigterm(call: Callable[[], None], module: Any = None) -> bool:
 
     module: which has the function; Ray's worker, if none is given.
     """
-    if module is None:
-        from ray._private import worker as module
+    module = import_module("ray._private.worker") if module is None else module
     original = getattr(module, RAISER, None)
     if original is None:
         _log.warning("SIGTERM will end this replica at once: Ray has no %s any more", RAISER)

@@ -71,6 +71,10 @@ class WholeService:
         """Of the replicas that answer now."""
         return [each.replica for each in await self._replicas.of_all("health")]
 
+    async def model_names(self) -> frozenset[str]:
+        """Those of the model itself, as replicas tell that have it."""
+        return frozenset(name for each in await self._replicas.of_all("health") for name in each.model_names)
+
     async def _state(self, good: frozenset[str], otherwise: str) -> Response:
         found: Sequence[Health] = await self._replicas.of_all("health")
         if not any(each.state in good for each in found):

@@ -38,7 +38,10 @@ class FakeReplicas:
 
     async def of_all(self, method, *arguments):
         if method == "health":
-            return [Health(replica=name, state=state, num_open=1, pid=1) for name, state in self.states.items()]
+            return [
+                Health(replica=name, state=state, num_open=1, pid=1, model_names=("demo",))
+                for name, state in self.states.items()
+            ]
         if method == "metrics":
             return [(name, METRICS.format(name)) for name in self.scripts]
         return list(self.wholes.values())

@@ -16,7 +16,7 @@ PIECES = (b'data: {"one":1}\n\n', b"data: [DONE]\n\n")
 
 
 def client_of(replicas: FakeReplicas, **options) -> httpx.AsyncClient:
-    app = face(replicas, ServerOptions(), model_names=frozenset({"demo"}), **options)
+    app = face(replicas, ServerOptions(), **options)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://aserve")
 
 
