@@ -21,6 +21,8 @@ import httpx
 import openai
 
 PROMPT = "Tell me a long story about a number."
+BEGUN = 8
+"""Streams that have begun when a replica is hit."""
 PARTS: dict[str, Callable[["Live"], Awaitable[None]]] = {}
 
 
@@ -44,9 +46,9 @@ class Live:
         if not holds:
             self.failures.append(told)
 
-    async def stream(self, index: int, tokens: int | None = None, **fields: Any) -> "Answer":
-        """One answer, to its end."""
-        answer = Answer()
+    async def stream(self, index: int, tokens: int | None = None, answer: "Answer | None" = None) -> "Answer":
+        """One answer, to its end. answer: to be filled in as it comes."""
+        answer = answer or Answer()
         try:
             stream = await self.openai.chat.completions.create(
                 model=self.model,
@@ -54,7 +56,6 @@ class Live:
                 max_tokens=tokens or self.num_tokens,
                 stream=True,
                 extra_body={"ignore_eos": True},
-                **fields,
             )
             answer.replica = stream.response.headers.get("x-aserve-replica", "")
             async for chunk in stream:
@@ -121,18 +122,16 @@ async def streams(live: Live) -> None:
 
 
 async def _under_streams(live: Live, signum: int) -> tuple[list[Answer], str]:
-    """Send a signal to one replica when all streams have begun."""
-    before = await live.replicas()
-    victim = min(before)
-    tasks = [asyncio.create_task(live.stream(index)) for index in range(live.num_streams)]
-    counts: dict[str, Any] = {}
-    for _ in range(600):
-        counts = await live.replicas()
-        if sum(each["num_open"] for each in counts.values()) >= live.num_streams:
-            break
-        await asyncio.sleep(0.05)
-    print(f"  open: { {name: each['num_open'] for name, each in counts.items()} }; signal {signum} to {victim}")
-    os.kill(before[victim]["pid"], signum)
+    """Send a signal to one replica when some streams have begun."""
+    pids = {name: each["pid"] for name, each in (await live.replicas()).items()}
+    answers = [Answer() for _ in range(live.num_streams)]
+    tasks = [asyncio.create_task(live.stream(index, answer=answer)) for index, answer in enumerate(answers)]
+    while sum(answer.first_s > 0 for answer in answers) < min(BEGUN, live.num_streams):
+        await asyncio.sleep(0.005)  # noqa: ASYNC110
+    begun = Counter(answer.replica for answer in answers if answer.first_s)
+    victim = begun.most_common(1)[0][0]
+    print(f"  begun: {dict(begun)}; signal {signum} to {victim}")
+    os.kill(pids[victim], signum)
     late = [asyncio.create_task(live.stream(1000 + index, 8)) for index in range(8)]
     return list(await asyncio.gather(*tasks, *late)), victim
 
