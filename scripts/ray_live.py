@@ -126,8 +126,8 @@ async def _under_streams(live: Live, signum: int) -> tuple[list[Answer], str]:
     pids = {name: each["pid"] for name, each in (await live.replicas()).items()}
     answers = [Answer() for _ in range(live.num_streams)]
     tasks = [asyncio.create_task(live.stream(index, answer=answer)) for index, answer in enumerate(answers)]
-    while sum(answer.first_s > 0 for answer in answers) < min(BEGUN, live.num_streams):
-        await asyncio.sleep(0.005)  # noqa: ASYNC110
+    while sum(answer.first_s > 0 for answer in answers) < min(BEGUN, live.num_streams):  # noqa: ASYNC110  what is looked at are fields
+        await asyncio.sleep(0.005)
     begun = Counter(answer.replica for answer in answers if answer.first_s)
     victim = begun.most_common(1)[0][0]
     print(f"  begun: {dict(begun)}; signal {signum} to {victim}")

@@ -174,7 +174,7 @@ def test_what_happens_when_memory_is_short():
         (["--gpu-memory-utilization", "lots"], "--gpu-memory-utilization.*number"),
         (["--config", "/nonexistent.yaml"], "--config: cannot read /nonexistent.yaml"),
         (["--port"], "--port"),
-        (["chat", "--port", "1"], "--port is an option of aserve serve, and not of aserve chat"),
+        (["chat", "--port", "1"], "--port is an option of aserve serve, ray, and not of aserve chat"),
     ],
 )
 def test_a_wrong_word_is_one_clear_line(argv, complaint, capsys):
