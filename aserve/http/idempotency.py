@@ -8,6 +8,7 @@ on. One without a key goes by untouched. A retry of another request under the sa
 
 import asyncio
 import hashlib
+import logging
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,7 +17,7 @@ from typing import Any, Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aserve.core.errors import InvalidRequestError
-from aserve.edges import is_fault
+from aserve.edges import aside, is_fault
 from aserve.http.access import record_of
 from aserve.http.connection import ClientGone, while_connected
 from aserve.http.direct import STATE_KEY
@@ -30,6 +31,7 @@ REPLAYED: Final = (b"idempotent-replayed", b"true")
 """A header of answers that were asked for before."""
 _KEY: Final = re.compile(rb"[\x21-\x7e](?:[\x20-\x7e]{0,%d}[\x21-\x7e])?" % (MAX_KEY_CHARS - 2))
 _CREDENTIALS: Final = (b"authorization", b"x-api-key")
+_log = logging.getLogger(__name__)
 
 
 class Idempotency:
@@ -131,7 +133,7 @@ class Idempotency:
             is_good = bool(is_whole) and fault is None and answer.status in range(200, 300)
             is_good = is_good and record_of(scope).error is None
             answer.end(fault if is_whole or fault is not None else ClientGone())
-            self._store.settle(name, answer, is_good=is_good)
+            aside(_log, "keeping an answer", None, lambda: self._store.settle(name, answer, is_good=is_good))
 
 
 def _leave(answer: KeptAnswer) -> None:

@@ -107,6 +107,16 @@ NO_POINT: Mapping[str, Sequence[str]] = {
         "aserve.routing.ledger Ledger.ended",
         "aserve.routing.ledger hashes_of",
     ),
+    "for requests with an Idempotency-Key alone, whose own tests have them raise (tests/http/test_idempotency.py)": (
+        "aserve.stores.idempotency IdempotencyStore.__init__",
+        "aserve.stores.idempotency IdempotencyStore.begin",
+        "aserve.stores.idempotency IdempotencyStore.find",
+        "aserve.stores.idempotency IdempotencyStore.settle",
+        "aserve.stores.idempotency KeptAnswer.add",
+        "aserve.stores.idempotency KeptAnswer.begin",
+        "aserve.stores.idempotency KeptAnswer.end",
+        "aserve.stores.idempotency KeptAnswer.pieces",
+    ),
     "within a forward pass, whose edge is the runner's (model forward), or while a model is loaded": (
         "aserve.kernels",
         "aserve.models.encoder Encoder.of_tokens",

@@ -165,6 +165,37 @@ async def test_what_nobody_comes_back_for_is_cancelled():
     assert talker.num_calls == 2
 
 
+@pytest.mark.parametrize("call", ["find", "begin", "settle"])
+async def test_a_store_that_raises_ends_that_request_alone(call):
+    """Catches a fault that a later request meets, or that nobody is told of."""
+
+    class Broken(IdempotencyStore):
+        is_broken = True
+
+        def __getattribute__(self, name):
+            if name == call and IdempotencyStore.__getattribute__(self, "is_broken"):
+                raise LookupError("broken")
+            return IdempotencyStore.__getattribute__(self, name)
+
+    store, talker = Broken(), Talker()
+    app = Idempotency(talker, store)
+    talker.words.put_nowait(b"one")
+    talker.words.put_nowait(None)
+    first = Client(app)
+    if call == "settle":  # the answer is whole by then
+        await first.task
+        assert first.is_whole
+    else:
+        with pytest.raises(LookupError):
+            await first.task
+    store.is_broken = False
+    for word in (b"two", None):
+        talker.words.put_nowait(word)
+    again = Client(app, b"{}")
+    await again.task
+    assert again.is_whole
+
+
 async def test_a_stream_that_ends_with_an_error_is_not_kept():
     """Catches an error that a retry gets for an hour."""
     runner = ScriptedRunner(model=FakeScript(says("Hello")))
