@@ -178,6 +178,7 @@ def cluster(replicas: RayOptions, environ: MutableMapping[str, str]) -> Iterator
     import ray
 
     address = replicas.address or environ.get("RAY_ADDRESS")
+    check_address(address)
     with cluster_faults("connecting" if address else "starting a cluster"):
         if address is None:
             try:
@@ -202,6 +203,17 @@ def cluster(replicas: RayOptions, environ: MutableMapping[str, str]) -> Iterator
         yield is_ours
     finally:
         ray.shutdown()
+
+
+def check_address(address: str | None) -> None:
+    """Raise `ConfigError` for a host and port where nobody listens: Ray itself would try for minutes."""
+    host, colon, port = (address or "").rpartition(":")
+    if "/" in host or not colon:
+        return
+    if not port.isdigit() or not 0 < int(port) < 65536:
+        raise ConfigError(f"--address must be a host and a port, such as 10.0.0.1:6379, or auto, got {address!r}")
+    if not listens(host, int(port)):
+        raise ConfigError(f"connecting: no Ray cluster answers at {address}; is it the address that ray start printed?")
 
 
 def check_free(host: str, port: int) -> None:

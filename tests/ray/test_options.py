@@ -10,7 +10,7 @@ from aserve.cli.settings import parse_command, parse_mapping
 from aserve.core.config import Options
 from aserve.core.errors import ConfigError
 from aserve.ray.autoscaling import FollowLoad, loads_of
-from aserve.ray.command import config_of
+from aserve.ray.command import check_address, config_of
 from aserve.ray.faults import of_deployment, told, with_ray
 from aserve.ray.leaving import RAISER, on_sigterm
 from aserve.ray.metric_texts import labelled
@@ -87,6 +87,16 @@ def test_faults_of_ray_are_one_line(error, says):
     assert says in line
     assert "\n" not in line
     assert len(line) < 500
+
+
+@pytest.mark.parametrize(
+    ("address", "says"), [("127.0.0.1:1", "no Ray cluster answers at 127.0.0.1:1"), ("host:x", "--address must be")]
+)
+def test_an_address_where_nobody_listens_is_one_line(address, says):
+    with pytest.raises(ConfigError, match=says):
+        check_address(address)
+    check_address("auto")
+    check_address(None)
 
 
 def test_a_replica_that_does_not_start_says_why():
