@@ -69,8 +69,8 @@ class EditableByHook:
 
     def __call__(self, wheel: Any, files: list[str], mapping: dict[str, str]) -> None:
         """Writes both."""
-        wheel.writestr("_aserve_editable.py", EDITABLE_HOOK.replace("{clone!r}", repr(str(Path.cwd()))))
-        wheel.writestr("_aserve_editable.pth", "import _aserve_editable\n")
+        wheel.writestr("_aserve_clone.py", EDITABLE_HOOK.replace("{clone!r}", repr(str(Path.cwd()))))
+        wheel.writestr("_aserve_clone.pth", "import _aserve_clone\n")
 
     def __enter__(self) -> Self:
         return self

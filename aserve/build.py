@@ -170,7 +170,7 @@ def _load_first(
     team: Team,
 ) -> EngineParts:
     """The parts of an engine whose other ranks, if there are any, load beside it."""
-    from aserve.kernels.dispatch import describe, describe_int8, select_ops
+    from aserve.kernels.dispatch import describe, select_ops
     from aserve.models.loader import read_dtype
     from aserve.runner.graph_device import graph_device
 
@@ -214,8 +214,7 @@ def _load_first(
         lines = *told, *draft_lines(options, config, facts, draft_checkpoint)
     else:
         lines = pooling_lines(info, config, pooling, weights)
-    said = filter(None, [describe(ops), describe_int8(ops, options.quantization)])
-    notes = (*lines, *team.lines, *said, *config.notes)
+    notes = (*lines, *team.lines, *describe(ops, options.quantization), *config.notes)
     with _closing_on_failure(runner):
         scheduler, on_close = scheduler_of(options, config, info, checkpoint, str(device), _name(dtype))
     config = msgspec.structs.replace(config, notes=notes)

@@ -158,7 +158,7 @@ def test_the_plan_is_printed(folder):
         "concurrency: 7 sequences at the full length of 512 tokens, 256 at most; others wait",
         "generation_config.json: temperature 0.6",
         "tool calls: none known of this model; thoughts: none known of this model",
-        describe(select_ops(torch.device("cpu"))),
+        *describe(select_ops(torch.device("cpu"))),
     ]
     dummy = startup_lines(parts_of(folder, load_format="dummy", dtype="bfloat16", seed=3))
     assert dummy[0] == f"model: {folder}, random weights (seed 3) as bfloat16 on cpu"

@@ -23,20 +23,17 @@ def select_ops(device: torch.device, *, batch_invariant: bool = False) -> Ops:
     raise ConfigError(f"device must be cpu or cuda, got {device.type}")
 
 
-def describe(ops: Ops) -> str | None:
-    """On a CPU, which kernels these are, and what would change it."""
-    if isinstance(ops, NativeOps):
-        return f"CPU kernels: aserve's own, compiled for {ops.variant}"
-    if isinstance(ops, CpuOps):
-        return f"CPU kernels: torch's, which are slower than aserve's own: {ops.why_plain}"
-    return None
-
-
-def describe_int8(ops: Ops, quantization: str | None) -> str | None:
-    """Where weights of int8 save memory alone, that they do."""
-    if quantization is None or not isinstance(ops, NativeOps) or ops.variant in BYTE_VARIANTS:
-        return None
-    return f"quantization: {quantization} saves memory and no time here: this processor multiplies no bytes (VNNI)"
+def describe(ops: Ops, quantization: str | None = None) -> list[str]:
+    """On a CPU, which kernels these are, what would change it, and where weights of int8 save memory alone."""
+    if not isinstance(ops, CpuOps):
+        return []
+    if not isinstance(ops, NativeOps):
+        return [f"CPU kernels: torch's, which are slower than aserve's own: {ops.why_plain}"]
+    lines = [f"CPU kernels: aserve's own, compiled for {ops.variant}"]
+    if quantization is not None and ops.variant not in BYTE_VARIANTS:
+        saved = "saves memory and no time here: this processor multiplies no bytes (VNNI)"
+        lines.append(f"quantization: {quantization} {saved}")
+    return lines
 
 
 def _cuda_ops(device: torch.device, batch_invariant: bool) -> Ops:

@@ -16,14 +16,13 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 from aserve.cli.commands import MAX_PREPARED_PRODUCTS
 from aserve.cli.flags import ServerOptions
 from aserve.core.config import Options
-from aserve.core.defaults import default_max_num_queued_reqs, default_max_num_seqs
+from aserve.core.defaults import IN_MEMORY, default_max_num_queued_reqs, default_max_num_seqs
 from aserve.core.errors import ConfigError
 from aserve.ray.engine_replica import EngineReplica
 from aserve.ray.ingress import Ingress
 from aserve.ray.leaving import on_sigterm
 from aserve.ray.options import SERVE_ENVIRONMENT, RayOptions
 from aserve.server import logging_to
-from aserve.stores.database import IN_MEMORY
 
 REPLICAS: Final = "replica"
 INGRESS: Final = "ingress"

@@ -4,4 +4,4 @@ import torch
 
 from aserve.kernels.dispatch import describe, select_ops
 
-print(describe(select_ops(torch.device("cpu"))))
+print(*describe(select_ops(torch.device("cpu"))), sep="\n")
