@@ -5,9 +5,10 @@
     prefill  one sequence at a time, queries in chunks that read only the keys they can see:   q [K, 1, G * Q, D]
 
 A query's result has the same bits in any step. torch adds keys up by tiles of 512; within one, the order depends on
-whether it has 16 n keys, on whether it has more than 384 (192 without AVX-512), and on whether there are but a few
-queries. So keys are read from the beginning of a tile up to where `padded_keys` says, and `_rows_to_add` says how many
-queries to add. What is added is hidden, and an exact 0 in every sum.
+whether it has 16 n keys, on whether it has more than 384 (192 where MKL goes without AVX-512, as it does on every
+processor that is not Intel's), and on whether there are but a few queries. So keys are read from the beginning of a
+tile up to where `padded_keys` says, and `_rows_to_add` says how many queries to add. What is added is hidden, and an
+exact 0 in every sum.
 
 Which blocks are read, and which query sees what of them, is the same in every layer: it is worked out once a step, as
 `Read`s. What a sliding window has left behind is not read, for it may be somebody else's by now: the null block is.
@@ -33,10 +34,9 @@ _MAX_STACKED_MASK = 1 << 22
 _MIN_BUCKET = 128
 """Sequences shorter than this share a decode group: a call costs more than the padding."""
 _KEY_TILE, _HALF_TILE, _KEY_STEP = 512, 256, 16
-_MAX_PART_TILE = 384
-"""Of the keys of a tile, MKL adds up more than these in two halves, where it uses AVX-512."""
-_MAX_RUN = _MAX_PART_TILE if torch.backends.cpu.get_cpu_capability() == "AVX512" else 192
-"""Keys that it adds up in one run. From `_MAX_PART_TILE` on, runs are whole ones; between the two they are halves."""
+_MAX_RUN, _MAX_PART_TILE = 192, 384
+"""Of a tile's keys MKL adds up at most so many in one run: the second with AVX-512, the first without, where up to the
+second it takes two halves. Both hold on every processor, for what MKL will use cannot be asked."""
 _QUERY_TILE = 32
 """torch attends to 32, 64 or 256 queries at once; what is left over of them is left over of 32 too."""
 

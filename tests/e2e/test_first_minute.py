@@ -119,7 +119,7 @@ def test_the_help_names_every_option_with_its_default():
     done = run_to_the_end("serve", "--help", COLUMNS="200")
     assert done.returncode == 0
     for flag in (*ENGINE_FLAGS, *SERVER_FLAGS):
-        assert f"  {flag.option}" in done.stdout
+        assert f" {flag.option}" in done.stdout
     assert "(default: 8000)" in done.stdout
     assert "aserve serve --help" in run_to_the_end("--help").stdout
 
