@@ -129,7 +129,9 @@ async def round_of(arguments: argparse.Namespace, rate: float, seed: int, folder
 async def check(arguments: argparse.Namespace, folder: Path) -> None:
     able = arguments.rate or await requests_per_s(arguments.model, read_changes(arguments.base))
     for share in map(float, arguments.shares.split(",")):
-        rounds = [await round_of(arguments, able * share, seed, folder) for seed in range(arguments.rounds)]
+        place = folder / f"{share:g}"
+        place.mkdir(parents=True, exist_ok=True)
+        rounds = [await round_of(arguments, able * share, seed, place) for seed in range(arguments.rounds)]
         columns = {
             name: {figure: median(one[name][figure] for one in rounds) for figure in FIGURES} for name in rounds[0]
         }
@@ -162,9 +164,7 @@ def main(words: Sequence[str] | None = None) -> None:
             if name not in OPTIONS:
                 parser.error(f"{name} is none of an engine's options: {', '.join(OPTIONS)}")
     with tempfile.TemporaryDirectory() as scratch:
-        folder = arguments.folder or Path(scratch)
-        folder.mkdir(parents=True, exist_ok=True)
-        asyncio.run(check(arguments, folder))
+        asyncio.run(check(arguments, arguments.folder or Path(scratch)))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from aserve.core.errors import (
@@ -111,6 +112,8 @@ def status_of(error: AserveError) -> int:
 
 async def handle_error(request: Request, error: Exception) -> Response:
     """Starlette's exception handler for all that an endpoint or the router raises."""
+    if isinstance(error, HTTPException) and error.status_code == 405:
+        error = HTTPException(405, headers={"Allow": ", ".join(_methods_of_path(request.scope))})
     return error_response(error, request.scope.get(SCOPE_KEY))
 
 
@@ -139,6 +142,12 @@ def _of_starlette(error: HTTPException) -> HttpError:
         return HttpError(405, "method_not_allowed", "this path does not take this method", error.headers)
     status = http.HTTPStatus(error.status_code)
     return HttpError(status, status.name.lower(), status.phrase.lower(), error.headers)
+
+
+def _methods_of_path(scope: Scope) -> list[str]:
+    """Which methods any route of the path takes. Starlette names those of the path's first route alone."""
+    at_path = [route for route in scope["app"].routes if route.matches(scope)[0] is not Match.NONE]
+    return sorted({method for route in at_path if isinstance(route, Route) for method in route.methods or ()})
 
 
 def _type(status: int) -> str:

@@ -7,6 +7,7 @@ Serve makes one in each process that has a handle, and runs it in one event loop
 one takes a request, stays Serve's business: what is given is an order to try them in.
 """
 
+import secrets
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -22,8 +23,8 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types her
     """Chooses by what replicas hold and have to do. See `aserve.routing.Router`."""
 
     def initialize_state(self, **options: Any) -> None:
-        """options: the fields of `RouterOptions`."""
-        self._router = Router(RouterOptions(**options))
+        """options: the fields of `RouterOptions`. A seed of its own: routers do not draw alike."""
+        self._router = Router(RouterOptions(**options), seed=secrets.randbits(64))
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Which there are, and what they tell."""

@@ -134,6 +134,15 @@ async def test_wrong_methods(client, path, method):
     assert response.json()["error"]["code"] == "method_not_allowed"
 
 
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [("/v1/files", "GET, HEAD, POST"), ("/v1/files/x", "DELETE, GET, HEAD"), ("/ping", "GET, HEAD, POST")],
+)
+async def test_a_wrong_method_is_told_all_that_the_path_takes(client, path, allowed):
+    response = await client.put(path)
+    assert (response.status_code, response.headers["allow"]) == (405, allowed)
+
+
 async def test_while_the_model_loads():
     goal = threading.Event()
     load = scripted_loader()

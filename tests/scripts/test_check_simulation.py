@@ -11,14 +11,16 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.mark.slow
-def test_one_table_of_what_was_simulated_against_what_ran(capsys):
-    words = ["--model", "demo", "--rate", "20", "--seconds", "0.5", "--shares", "1", "--rounds", "1"]
+def test_a_table_of_what_was_simulated_against_what_ran_for_each_share(capsys):
+    words = ["--model", "demo", "--rate", "20", "--seconds", "0.5", "--shares", "0.5,1", "--rounds", "1"]
     check_simulation.main([*words, "--base", "max_num_batched_tokens=512", "--changes", "max_num_seqs=2"])
     lines = capsys.readouterr().out.splitlines()
-    [head] = [line for line in lines if line.startswith("| | ")]
-    assert head == "| | as recorded | max_num_seqs=2 | (max_num_seqs=2: what it changed) | (the same run twice) |"
+    [head, again] = [line for line in lines if line.startswith("| | ")]
+    assert (
+        head == again == "| | as recorded | max_num_seqs=2 | (max_num_seqs=2: what it changed) | (the same run twice) |"
+    )
     rows = [line for line in lines if re.match(r"\| [a-z]", line)]
-    assert len(rows) == len(check_simulation.FIGURES)
+    assert len(rows) == 2 * len(check_simulation.FIGURES)
     assert all(re.fullmatch(r"\| [a-z ,0-9]+ \|( [+-]\d+\.\d \|){4}", row) for row in rows), rows
 
 
