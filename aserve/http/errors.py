@@ -145,9 +145,10 @@ def _of_starlette(error: HTTPException) -> HttpError:
 
 
 def _methods_of_path(scope: Scope) -> list[str]:
-    """Which methods any route of the path takes. Starlette names those of the path's first route alone."""
-    at_path = [route for route in scope["app"].routes if route.matches(scope)[0] is not Match.NONE]
-    return sorted({method for route in at_path if isinstance(route, Route) for method in route.methods or ()})
+    """All that the routes of a path take. Starlette names the methods of the first of them alone."""
+    routes = [route for route in scope["app"].routes if isinstance(route, Route)]
+    path = next((route.path for route in routes if route.matches(scope)[0] is not Match.NONE), None)
+    return sorted({method for route in routes if route.path == path for method in route.methods or ()})
 
 
 def _type(status: int) -> str:

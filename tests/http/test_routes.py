@@ -136,7 +136,12 @@ async def test_wrong_methods(client, path, method):
 
 @pytest.mark.parametrize(
     ("path", "allowed"),
-    [("/v1/files", "GET, HEAD, POST"), ("/v1/files/x", "DELETE, GET, HEAD"), ("/ping", "GET, HEAD, POST")],
+    [
+        ("/v1/files", "GET, HEAD, POST"),
+        ("/v1/files/x", "DELETE, GET, HEAD"),
+        ("/ping", "GET, HEAD, POST"),
+        ("/v1/responses/input_tokens", "POST"),
+    ],
 )
 async def test_a_wrong_method_is_told_all_that_the_path_takes(client, path, allowed):
     response = await client.put(path)
