@@ -181,6 +181,8 @@ MAY_READ_ENVIRONMENT = {"cli/commands.py"}
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
+MAX_NATIVE_LINES = 1500
+"""Of C++, blank lines and comments aside: as much as one reads in an afternoon."""
 LONG_ON_PURPOSE = {
     "kernels/decode_attention.py:_decode_kernel": "one pass over the blocks, whose state lives in registers",
     "kernels/prefill_attention.py:_prefill_kernel": "one pass over the blocks, whose state lives in registers",
@@ -311,6 +313,14 @@ def test_the_environment_is_read_in_one_place():
             if isinstance(node, ast.Attribute | ast.alias)
         }
         assert name_of(path) in MAY_READ_ENVIRONMENT or not names & {"environ", "environb", "getenv"}, name_of(path)
+
+
+def test_what_is_compiled_is_small_enough_to_read():
+    lines = [
+        line.strip() for path in (PACKAGE / "kernels/native/src").iterdir() for line in path.read_text().split("\n")
+    ]
+    num_lines = sum(not line.startswith("//") for line in filter(None, lines))
+    assert MAX_NATIVE_LINES / 2 < num_lines <= MAX_NATIVE_LINES
 
 
 def test_no_test_patches_what_it_tests():

@@ -74,7 +74,7 @@ def read_a_row_too_many(library: Library) -> None:
     """What the sanitizers have to find."""
     x_TE, weight_E, out_TE = torch.ones(4, 64), torch.ones(64), torch.ones(5, 64)
     NativeOps(library)._kernels[x_TE.dtype]["rms_norm"](
-        x_TE.data_ptr(), 64, weight_E.data_ptr(), out_TE.data_ptr(), 5, 64, 1e-6
+        x_TE.data_ptr(), 64, None, weight_E.data_ptr(), out_TE.data_ptr(), None, 5, 64, 1e-6
     )
 
 

@@ -76,8 +76,7 @@ class _Moves(ctypes.Structure):
 
 
 _ARGUMENTS: Final[dict[str, list[Any]]] = {
-    "rms_norm": [_POINTER, _INT, _POINTER, _POINTER, _INT, _INT, _FLOAT],
-    "add_rms_norm": [*[_POINTER] * 5, _INT, _INT, _FLOAT],
+    "rms_norm": [_POINTER, _INT, *[_POINTER] * 4, _INT, _INT, _FLOAT],
     "silu_and_mul": [_POINTER, _POINTER, _INT, _INT],
     "gelu_and_mul": [_POINTER, _POINTER, _INT, _INT],
     "rope_and_write_kv": [ctypes.POINTER(_Heads), *[_POINTER] * 11],
@@ -113,7 +112,8 @@ class NativeOps(CpuOps):
             x_TE = x_TE.contiguous()
         out_TE = x_TE.new_empty(x_TE.shape)
         rows, stride = out_TE.numel() // width, x_TE.stride(0) if x_TE.dim() == 2 else width
-        kernels["rms_norm"](x_TE.data_ptr(), stride, weight_E.data_ptr(), out_TE.data_ptr(), rows, width, eps)
+        x, weight, out = x_TE.data_ptr(), weight_E.data_ptr(), out_TE.data_ptr()
+        kernels["rms_norm"](x, stride, None, weight, out, None, rows, width, eps)
         return out_TE
 
     def add_rms_norm(self, x_TE: Tensor, residual_TE: Tensor, weight_E: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -123,17 +123,9 @@ class NativeOps(CpuOps):
             return super().add_rms_norm(x_TE, residual_TE, weight_E, eps)
         x_TE, residual_TE = x_TE.contiguous(), residual_TE.contiguous()
         out_TE, total_TE = torch.empty_like(x_TE), torch.empty_like(x_TE)
-        width = x_TE.shape[-1]
-        kernels["add_rms_norm"](
-            x_TE.data_ptr(),
-            residual_TE.data_ptr(),
-            weight_E.data_ptr(),
-            out_TE.data_ptr(),
-            total_TE.data_ptr(),
-            x_TE.numel() // width,
-            width,
-            eps,
-        )
+        rows, width = x_TE.numel() // x_TE.shape[-1], x_TE.shape[-1]
+        x, residual, weight = x_TE.data_ptr(), residual_TE.data_ptr(), weight_E.data_ptr()
+        kernels["rms_norm"](x, width, residual, weight, out_TE.data_ptr(), total_TE.data_ptr(), rows, width, eps)
         return out_TE, total_TE
 
     def silu_and_mul(self, gate_up_TF2: Tensor) -> Tensor:

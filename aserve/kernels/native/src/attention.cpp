@@ -15,7 +15,7 @@
 // keys are multiplied memory brings the values of the tile, and while values are, the keys of the thread's next tile.
 #include <math.h>
 
-#include "simd.h"
+#include "small_products.h"
 
 using namespace aserve;
 
@@ -44,14 +44,6 @@ constexpr int64_t COST_OF_PACKING = 4;   // of a tile, in rows
 constexpr int64_t ITEMS_PER_THREAD = 4;  // so that threads end at about the same time
 
 // ---- vectors
-
-#if defined(__AVX512F__)
-constexpr int MAX_PRODUCT_ROWS = 8, VECTORS_OF_FEW_ROWS = 4, VECTORS_OF_ROWS = 2;
-#elif defined(__AVX2__)
-constexpr int MAX_PRODUCT_ROWS = 4, VECTORS_OF_FEW_ROWS = 2, VECTORS_OF_ROWS = 2;
-#else
-constexpr int MAX_PRODUCT_ROWS = 4, VECTORS_OF_FEW_ROWS = 4, VECTORS_OF_ROWS = 4;
-#endif
 
 // Lanes of a, then of b, by their numbers from 0 to 2 LANES - 1, where `from` says which; it is known when compiled.
 template <typename From>
@@ -116,58 +108,7 @@ inline void join(const bf16*, const float* halves, float* to) {
     store(to + LANES, pick(first, second, [](int lane) { return LANES / 2 + lane / 2 + (lane & 1) * LANES; }));
 }
 
-// function(begin, n) over [0, width) in so many at once, and what is left.
-template <int64_t STEP, typename Function>
-inline void in_steps(int64_t width, Function function) {
-    int64_t i = 0;
-    for (; i + STEP <= width; i += STEP) function(i, STEP);
-    if (i < width) function(i, width - i);
-}
-
-// ---- products
-
-// How an X of the first factor, which is so many of its numbers, is multiplied by a vector of the second and added to a
-// total; spread: a row of the first as X.
-struct Floats {
-    typedef float X;
-    static constexpr int64_t IN_X = 1;
-
-    template <typename T>
-    static void spread(const T* row, int64_t width, X* out) {
-        in_pieces(width, [&](int64_t d, int64_t n) { store(out + d, load_piece(row + d, n)); });
-    }
-    static vf add(vf total, X x, vf columns) { return total + x * columns; }
-};
-
-#ifdef __AVX512BF16__
-// Words of two bfloat16, whose products are exact, by the processor's own instruction.
-struct Dots {
-    typedef uint32_t X;
-    static constexpr int64_t IN_X = 2;
-
-    static void spread(const bf16* row, int64_t width, X* out) {
-        if (width % 2) out[width / 2] = 0;
-        memcpy(out, row, width * sizeof *row);
-    }
-    static vf add(vf total, X x, vf columns) {
-        return _mm512_dpbf16_ps(total, (__m512bh)columns, (__m512bh)_mm512_set1_epi32(x));
-    }
-};
-#else
-typedef Floats Dots;
-#endif
-
-// Of what a product has for its second factor: N vectors of columns of row d, from column c on.
-struct Packed {
-    const float* numbers;
-    int64_t stride;
-    static constexpr int VECTORS = 1;
-
-    template <int N>
-    void columns(int64_t d, int64_t c, vf* x) const {
-        UNROLL for (int n = 0; n < N; n++) x[n] = load(numbers + d * stride + c + n * LANES);
-    }
-};
+// ---- packing
 
 // Values where they lie, in the order of `pack_values`.
 template <typename T>
@@ -185,53 +126,6 @@ struct Lying {
     }
 };
 
-// out[r][c] (+)= sum over d of a[r][d] b[d][c], for R rows and N vectors of columns; d in order.
-template <int R, int N, typename Numbers, typename Factor>
-inline void multiply_block(
-    const typename Numbers::X* a, int64_t a_stride, const Factor& b, int64_t c, float* out, int64_t out_stride, int64_t depth,
-    bool add) {
-    vf total[R][N];
-    UNROLL for (int r = 0; r < R; r++)
-        UNROLL for (int n = 0; n < N; n++) total[r][n] = add ? load(out + r * out_stride + c + n * LANES) : vf{};
-    for (int64_t d = 0; d < depth; d++) {
-        vf columns[N];
-        b.template columns<N>(d, c, columns);
-        UNROLL for (int r = 0; r < R; r++)
-            UNROLL for (int n = 0; n < N; n++) total[r][n] = Numbers::add(total[r][n], a[r * a_stride + d], columns[n]);
-    }
-    UNROLL for (int r = 0; r < R; r++)
-        UNROLL for (int n = 0; n < N; n++) store(out + r * out_stride + c + n * LANES, total[r][n]);
-}
-
-// As multiply, for R rows or fewer.
-template <int R, typename Numbers, typename Factor>
-__attribute__((noinline)) void multiply_rows(
-    int64_t rows, const typename Numbers::X* a, int64_t a_stride, const Factor& b, float* out, int64_t out_stride,
-    int64_t depth, int64_t width, bool add) {
-    if constexpr (R > 1)
-        if (rows < R)
-            return multiply_rows<R - 1, Numbers>(rows, a, a_stride, b, out, out_stride, depth, width, add);
-    constexpr int N = R > 4 || R == MAX_PRODUCT_ROWS ? VECTORS_OF_ROWS : VECTORS_OF_FEW_ROWS, LEAST = Factor::VECTORS;
-    int64_t c = 0;
-    for (; c + N * LANES <= width; c += N * LANES)
-        multiply_block<R, N, Numbers>(a, a_stride, b, c, out, out_stride, depth, add);
-    for (; c < width; c += LEAST * LANES)
-        multiply_block<R, LEAST, Numbers>(a, a_stride, b, c, out, out_stride, depth, add);
-}
-
-// out[r][c] (+)= sum over d of a[r][d] b[d][c]; width: how many columns, a multiple of LANES.
-template <typename Numbers, typename Factor>
-inline void multiply(
-    int64_t rows, const typename Numbers::X* a, int64_t a_stride, const Factor& b, float* out, int64_t out_stride,
-    int64_t depth, int64_t width, bool add) {
-    in_steps<MAX_PRODUCT_ROWS>(rows, [&](int64_t r, int64_t n) {
-        multiply_rows<MAX_PRODUCT_ROWS, Numbers>(
-            n, a + r * a_stride, a_stride, b, out + r * out_stride, out_stride, depth, width, add);
-    });
-}
-
-// ---- packing
-
 // Positions in a tile.
 struct Range {
     int64_t begin, end;
@@ -248,7 +142,7 @@ struct Places {
         const int64_t first = attention.seq_lens[item.seq] - num_queries + item.first_row / group;
         const int64_t last = first + (item.first_row % group + item.num_rows - 1) / group;
         const int64_t unseen = attention.window ? first + 1 - attention.window - tile_begin : 0;
-        seen = {unseen > 0 ? unseen : 0, last + 1 - tile_begin < TILE ? last + 1 - tile_begin : TILE};
+        seen = {unseen > 0 ? unseen : 0, at_most(last + 1 - tile_begin, TILE)};
         for (int64_t i = seen.begin / SUB * SUB; i < seen.begin; i++) offsets[i] = -1;
         for (int64_t i = seen.end; i % LANES; i++) offsets[i] = -1;
         const int32_t* blocks = attention.block_table + item.seq * attention.table_stride;
@@ -256,7 +150,7 @@ struct Places {
             const int64_t block = (tile_begin + i) / attention.block_size, within = (tile_begin + i) % attention.block_size;
             int64_t offset = blocks[block] * attention.block_stride + within * attention.slot_stride +
                              item.kv_head * attention.head_stride;
-            const int64_t left = attention.block_size - within, stop = i + left < seen.end ? i + left : seen.end;
+            const int64_t stop = at_most(i + attention.block_size - within, seen.end);
             for (; i < stop; i++, offset += attention.slot_stride) offsets[i] = offset;
         }
     }
@@ -285,7 +179,7 @@ void pack_keys(const T* cache, const Places& places, int64_t begin, int64_t widt
     for (int64_t p = 0; p < width; p += LANES) {
         const T* rows[LANES];
         for (int64_t i = 0; i < LANES; i++) rows[i] = places.row(cache, begin + p + i);
-        in_steps<LANES * IN_WORD<T>>(head_dim, [&](int64_t d, int64_t n) {
+        in_pieces<LANES * IN_WORD<T>>(head_dim, [&](int64_t d, int64_t n) {
             vf x[LANES];
             UNROLL for (int64_t i = 0; i < LANES; i++) x[i] = load_words(rows[i] + d, n);
             transpose(x);
@@ -308,7 +202,7 @@ void pack_values(
     float* packed) {
     for (int64_t p = 0; p < count; p++, packed += stride) {
         const T* row = places.row(cache, begin + p);
-        in_steps<LANES * IN_WORD<T>>(head_dim, [&](int64_t d, int64_t n) {
+        in_pieces<LANES * IN_WORD<T>>(head_dim, [&](int64_t d, int64_t n) {
             split(cache, load_words(row + d, n), [&](int64_t half, vf numbers) {
                 store(packed + d + half * LANES, numbers);
             });
@@ -317,8 +211,6 @@ void pack_values(
 }
 
 // ---- rows
-
-inline int64_t rounded_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
 // Of a row's partial result: the weighted sum of values, then the largest score, then the total of weights.
 inline int64_t partial_stride(int64_t head_dim) { return rounded_up(head_dim, 2 * LANES) + LANES; }
@@ -340,7 +232,7 @@ struct Rows {
     // What one of them sees of a tile; begin may be behind end.
     Range seen_by(int64_t r, int64_t window, int64_t tile_begin) const {
         const int64_t end = positions[r] + 1 - tile_begin, begin = window && end > window ? end - window : 0;
-        return {begin, end < TILE ? end : TILE};
+        return {begin, at_most(end, TILE)};
     }
 };
 
@@ -359,9 +251,7 @@ void weigh(float* scores, Range all, Range seen, float factor, float* largest, f
         }
         tops = select(x > tops, x, tops);
     }
-    float top = -INFINITY;
-    for (int i = 0; i < LANES; i++) top = tops[i] > top ? tops[i] : top;
-    const float base = top == -INFINITY ? 0.0f : top;
+    const float top = aserve::max(tops), base = top == -INFINITY ? 0.0f : top;
     for (int64_t i = all.begin; i < all.end; i += LANES) {
         vf weight = aserve::exp((load(scores + i) - base) * factor);
         sums += weight;
@@ -419,12 +309,12 @@ struct Call {
         const Range seen = places.seen, all = {seen.begin / LANES * LANES, rounded_up(seen.end, LANES)};
         const int64_t first_sub = seen.begin / SUB * SUB;
         for (int64_t sub = first_sub; sub < seen.end; sub += SUB) {
-            const int64_t width = all.end - sub < SUB ? all.end - sub : SUB;
+            const int64_t width = at_most(all.end - sub, SUB);
             places.fetch(v, head_dim, sub, sub + SUB);
             pack_keys<Numbers>(k, places, sub, width, head_dim, packed);
             multiply<Numbers>(
-                rows.num, queries, MAX_HEAD_DIM, Packed{packed, SUB}, scores + sub, TILE,
-                (head_dim + Numbers::IN_X - 1) / Numbers::IN_X, width, false);
+                rows.num, queries, MAX_HEAD_DIM, Lines<float>{packed, SUB}, scores + sub, TILE,
+                ceil_div(head_dim, Numbers::IN_X), width, false);
         }
         for (int64_t r = 0; r < rows.num; r++) {
             float *row = scores + r * TILE, *largest = partial + r * stride + width();
@@ -435,14 +325,14 @@ struct Call {
         int64_t fetched = next.seen.begin;
         for (int64_t sub = first_sub; sub < seen.end; sub += SUB) {
             const int64_t begin = sub < seen.begin ? seen.begin : sub;
-            const int64_t count = (seen.end - sub < SUB ? seen.end : sub + SUB) - begin;
+            const int64_t count = at_most(seen.end, sub + SUB) - begin;
             const int64_t fetch_end = sub + SUB < seen.end ? fetched + SUB : TILE;
             next.fetch(k, head_dim, fetched, fetch_end), fetched = fetch_end;
             const auto add = [&](const auto& values) {
                 multiply<Floats>(
                     rows.num, scores + begin, TILE, values, partial, stride, count, width(), sub > first_sub);
             };
-            if (packs) pack_values(v, places, begin, count, head_dim, width(), packed), add(Packed{packed, width()});
+            if (packs) pack_values(v, places, begin, count, head_dim, width(), packed), add(Lines<float>{packed, width()});
             else add(Lying<T>{v, places.offsets + begin});
         }
     }
@@ -540,7 +430,7 @@ void each_item(const Attention& attention, Function function) {
         const int64_t num_queries = attention.query_starts[seq + 1] - attention.query_starts[seq];
         const int64_t num_rows = num_queries * group, first_position = attention.seq_lens[seq] - num_queries;
         for (int64_t row = num_rows ? (num_rows - 1) / ROWS * ROWS : -1; row >= 0; row -= ROWS) {
-            const int64_t rows = num_rows - row < ROWS ? num_rows - row : ROWS;
+            const int64_t rows = at_most(num_rows - row, ROWS);
             const int64_t last = first_position + (row + rows - 1) / group, first = first_position + row / group;
             const int64_t first_key = attention.window && first >= attention.window ? first + 1 - attention.window : 0;
             for (int64_t head = 0; head < attention.num_kv_heads; head++)
@@ -550,9 +440,7 @@ void each_item(const Attention& attention, Function function) {
     }
 }
 
-inline int64_t cost_of(const Item& item) {
-    return (item.end_tile - item.first_tile) * (item.num_rows + COST_OF_PACKING);
-}
+inline int64_t cost_of(const Item& item) { return (item.end_tile - item.first_tile) * (item.num_rows + COST_OF_PACKING); }
 
 }  // namespace
 

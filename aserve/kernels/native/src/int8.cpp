@@ -80,11 +80,7 @@ struct Int8 {
 
     static void spread(const Rows& x, int64_t row, int64_t begin, int64_t n, uint32_t* out) {
         const uint8_t* from = x.numbers + row * x.stride + begin;
-        for (int64_t i = 0; i < n; i += INPUTS_PER_STEP, out += X_WORDS) {
-            uint32_t word;
-            memcpy(&word, from + i, sizeof word);
-            spread_word(word, out);
-        }
+        for (int64_t i = 0; i < n; i += INPUTS_PER_STEP, out += X_WORDS) spread_word(load_as<uint32_t>(from + i), out);
     }
 
     static Scales scales(const Rows& x, int64_t row, int64_t run) { return x.scales + run * x.rows + row; }
@@ -109,10 +105,8 @@ Grid grid_of(const T* x, int64_t n) {
         const vi bits = (vi)load_piece(x + i, count) & 0x7fffffff, larger = bits > tops;
         tops = (bits & larger) | (tops & ~larger);
     });
-    int32_t top = 0;
-    for (int i = 0; i < LANES; i++) top = tops[i] > top ? tops[i] : top;
-    float largest;
-    memcpy(&largest, &top, sizeof top);
+    const int32_t top = max(tops);
+    const float largest = load_as<float>(&top);
     return {largest / 127.0f, largest > 1e-30f ? 127.0f / largest : 0.0f};
 }
 
@@ -122,10 +116,7 @@ inline vu quantized(vf x, float factor) {
     return (vu)(x * factor + magic) - (vu)splat(magic);
 }
 
-inline void store_bytes(uint8_t* p, vu v) {
-    const bytes b = __builtin_convertvector(v, bytes);
-    memcpy(p, &b, sizeof b);
-}
+inline void store_bytes(uint8_t* p, vu v) { store_as(p, __builtin_convertvector(v, bytes)); }
 
 // out: a multiple of LANES; what x does not fill is 0. scales: one of each run, `stride` apart.
 template <int64_t RUN, typename T>
@@ -139,15 +130,13 @@ void quantize_row(const T* x, int64_t inputs, int64_t group, uint8_t* out, RunSc
             sums += numbers;
             store_bytes(out + begin + i, numbers);
         });
-        uint32_t sum = 0;
-        for (int i = 0; i < LANES; i++) sum += sums[i];
-        *scales = {grid.scale, (int32_t)(sum * -128)};
+        *scales = {grid.scale, (int32_t)(sum(sums) * -128)};
     }
 }
 
 inline int64_t group_of(const Layer* layer) { return layer->group ? layer->group : layer->inputs; }
 
-inline int64_t row_stride(const Layer* layer) { return ceil_div(layer->inputs, LANES) * LANES; }
+inline int64_t row_stride(const Layer* layer) { return rounded_up(layer->inputs, LANES); }
 
 template <typename Steps, typename T>
 void pack(const Layer* layer, const T* weight, uint32_t* packed) {

@@ -45,8 +45,7 @@ struct Floats : Unscaled {
     }
 
     static void spread(const Rows& x, int64_t row, int64_t begin, int64_t n, float* out) {
-        const float* from = x.numbers + row * x.stride + begin;
-        in_pieces(n, [&](int64_t i, int64_t count) { store_piece(out + i, load_piece(from + i, count), count); });
+        widen(x.numbers + row * x.stride + begin, n, out);
     }
 };
 
@@ -67,8 +66,7 @@ struct Widened : Unscaled {
     }
 
     static void spread(const Rows& x, int64_t row, int64_t begin, int64_t n, float* out) {
-        const bf16* from = x.numbers + row * x.stride + begin;
-        in_pieces(n, [&](int64_t i, int64_t count) { store_piece(out + i, load_piece(from + i, count), count); });
+        widen(x.numbers + row * x.stride + begin, n, out);
         if (n % 2) out[n] = 0;
     }
 };

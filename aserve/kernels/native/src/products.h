@@ -16,12 +16,7 @@ struct Layer {
 };
 
 // The sums of a tile, ROWS x VECTORS of them, stay in registers.
-#if defined(__AVX2__) && !defined(__AVX512F__)
-constexpr int64_t VECTORS = 2;
-#else
-constexpr int64_t VECTORS = 4;
-#endif
-constexpr int64_t PANEL = VECTORS * LANES, ROWS = 6;
+constexpr int64_t VECTORS = LANES == 8 ? 2 : 4, ROWS = 6, PANEL = VECTORS * LANES;
 constexpr int64_t ROW_BLOCK = 96;  // rows that are computed before the next panels
 constexpr int64_t GROUP = 4;       // panels that a block of rows is made ready for
 constexpr int64_t CHUNK = 4;       // steps from one fetching of weights ahead to the next
@@ -29,19 +24,8 @@ constexpr int64_t CHUNK_LINES = CHUNK * PANEL * 4 / LINE;
 constexpr int64_t MANY_ROWS = 16;            // for fewer, panels are dealt one by one
 constexpr int64_t PARALLEL_FLOPS = 1 << 16;  // what is worth a second thread
 
-template <typename V>
-inline V load_as(const uint32_t* p) {
-    V v;
-    memcpy(&v, p, sizeof v);
-    return v;
-}
-
 // The first of part i of `whole`, in so many parts of about the same size.
 inline int64_t part(int64_t whole, int64_t parts, int64_t i) { return whole * i / parts; }
-
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-inline int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // How numbers of some type are multiplied is told by a type, `Steps`:
 //   RUN, INPUTS_PER_STEP        inputs; a run's weights for a panel stay in the first cache, from tile to tile

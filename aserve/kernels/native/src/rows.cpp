@@ -6,45 +6,34 @@ using namespace aserve;
 namespace {
 
 template <typename T>
-vf square_sum(const T* x, int64_t width) {
-    vf total{};
+void norm_row(const T* x, const T* weight, T* out, int64_t width, float eps) {
+    vf squares{};
     in_pieces(width, [&](int64_t i, int64_t n) {
         vf v = load_piece(x + i, n);
-        total += v * v;
+        squares += v * v;
     });
-    return total;
-}
-
-template <typename T>
-void scale_row(const T* x, const T* weight, T* out, int64_t width, float factor) {
+    const float factor = 1.0f / sqrtf(sum(squares) / width + eps);
     in_pieces(width, [&](int64_t i, int64_t n) {
         store_piece(out + i, load_piece(x + i, n) * factor * load_piece(weight + i, n), n);
     });
 }
 
+// The residual is added first, where there is one; total: where the sum is kept.
 template <typename T>
-void norm_row(const T* x, const T* weight, T* out, int64_t width, float eps) {
-    scale_row(x, weight, out, width, 1.0f / sqrtf(sum(square_sum(x, width)) / width + eps));
-}
-
-template <typename T>
-void add_row(const T* x, const T* y, T* out, int64_t width) {
-    in_pieces(width, [&](int64_t i, int64_t n) { store_piece(out + i, load_piece(x + i, n) + load_piece(y + i, n), n); });
-}
-
-template <typename T>
-void norm_rows(const T* x, int64_t x_stride, const T* weight, T* out, int64_t rows, int64_t width, float eps) {
-#pragma omp parallel for schedule(static) if (rows * width > GRAIN)
-    for (int64_t t = 0; t < rows; t++) norm_row(x + t * x_stride, weight, out + t * width, width, eps);
-}
-
-template <typename T>
-void add_norm_rows(
-    const T* x, const T* residual, const T* weight, T* out, T* total, int64_t rows, int64_t width, float eps) {
+void norm_rows(
+    const T* x, int64_t x_stride, const T* residual, const T* weight, T* out, T* total, int64_t rows, int64_t width,
+    float eps) {
 #pragma omp parallel for schedule(static) if (rows * width > GRAIN)
     for (int64_t t = 0; t < rows; t++) {
-        add_row(x + t * width, residual + t * width, total + t * width, width);
-        norm_row(total + t * width, weight, out + t * width, width, eps);
+        const T* row = x + t * x_stride;
+        if (residual) {
+            T* to = total + t * width;
+            in_pieces(width, [&](int64_t i, int64_t n) {
+                store_piece(to + i, load_piece(row + i, n) + load_piece(residual + t * width + i, n), n);
+            });
+            row = to;
+        }
+        norm_row(row, weight, out + t * width, width, eps);
     }
 }
 
@@ -123,12 +112,9 @@ struct Moves {
 
 #define KERNELS(T, name)                                                                                              \
     void rms_norm_##name(                                                                                             \
-        const T* x, int64_t x_stride, const T* weight, T* out, int64_t rows, int64_t width, float eps) {              \
-        norm_rows(x, x_stride, weight, out, rows, width, eps);                                                        \
-    }                                                                                                                 \
-    void add_rms_norm_##name(                                                                                         \
-        const T* x, const T* residual, const T* weight, T* out, T* total, int64_t rows, int64_t width, float eps) {   \
-        add_norm_rows(x, residual, weight, out, total, rows, width, eps);                                             \
+        const T* x, int64_t x_stride, const T* residual, const T* weight, T* out, T* total, int64_t rows,             \
+        int64_t width, float eps) {                                                                                   \
+        norm_rows(x, x_stride, residual, weight, out, total, rows, width, eps);                                       \
     }                                                                                                                 \
     void silu_and_mul_##name(const T* gate_up, T* out, int64_t rows, int64_t width) {                                 \
         gated_rows<silu>(gate_up, out, rows, width);                                                                  \

@@ -45,12 +45,6 @@ struct Weights {
 
 uint64_t mass(float weight) { return (uint64_t)((double)weight * MASS_UNIT); }
 
-uint32_t bits_of(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
 // Philox-4x32-10 (Salmon et al., 2011): the first word of key = seed, counter = position; see philox.py.
 uint32_t random_word(uint64_t seed, uint64_t position) {
     uint32_t c0 = position, c1 = position >> 32, c2 = 0, c3 = 0, k0 = seed, k1 = seed >> 32;
@@ -107,8 +101,7 @@ uint64_t mass_of(const Weights& kept, float floor, int64_t begin, int64_t end) {
     uint64_t total = 0;
     int64_t i = begin;
     for (; i + 8 <= end; i += 8) {
-        vf8 v;
-        memcpy(&v, kept.weights + i, sizeof v);
+        vf8 v = load_as<vf8>(kept.weights + i);
         v = (vf8)((vi8)v & (v >= floor));
         masses += __builtin_convertvector(__builtin_convertvector(v, vd8) * MASS_UNIT, vl8);
     }
@@ -128,20 +121,18 @@ float reaches(const Weights& kept, float floor, uint64_t needed, Count count) {
         const uint32_t mask = shift ? 2047 : 1023;
         memset(buckets, 0, sizeof buckets);
         for (int64_t i = 0; i < num_weights; i++)
-            if (weights[i] >= floor) buckets[bits_of(weights[i]) >> shift & mask] += count(weights[i]);
+            if (weights[i] >= floor) buckets[load_as<uint32_t>(weights + i) >> shift & mask] += count(weights[i]);
         uint32_t bucket = mask;
         while (bucket > 0 && buckets[bucket] < needed) needed -= buckets[bucket--];
         prefix |= bucket << shift;
         int64_t num_left = 0;
         for (int64_t i = 0; i < num_weights; i++) {
             kept.candidates[num_left] = weights[i];
-            num_left += (bits_of(weights[i]) >> shift & mask) == bucket;
+            num_left += (load_as<uint32_t>(weights + i) >> shift & mask) == bucket;
         }
         weights = kept.candidates, num_weights = num_left;
     }
-    float weight;
-    memcpy(&weight, &prefix, sizeof weight);
-    return weight;
+    return load_as<float>(&prefix);
 }
 
 // The smallest weight that is kept. What has no mass never is: nobody could draw it.
@@ -165,7 +156,7 @@ int64_t draw(const Weights& kept, float floor, uint32_t word) {
     const double target = ::floor((double)word / MASS_UNIT * (double)mass_of(kept, floor, 0, kept.vocab));
     uint64_t cumulative = 0;
     for (int64_t begin = 0; begin < kept.vocab; begin += tile) {
-        const int64_t end = begin + tile < kept.vocab ? begin + tile : kept.vocab;
+        const int64_t end = at_most(begin + tile, kept.vocab);
         const uint64_t inside = mass_of(kept, floor, begin, end);
         if ((double)(cumulative + inside) <= target) {
             cumulative += inside;
@@ -196,7 +187,7 @@ bool without_banned(const Sampling& how, const T* logits, int64_t row, float* co
     bool copied = false;
     for (int64_t c = 0; c < how.num_banned; c++) {
         if (ids[c] < 0) continue;
-        if (!copied) in_pieces(how.vocab, [&](int64_t i, int64_t n) { store_piece(copy + i, load_piece(logits + i, n), n); });
+        if (!copied) widen(logits, how.vocab, copy);
         copied = true;
         copy[ids[c]] = -INFINITY;
     }
@@ -264,7 +255,7 @@ float log_sum_exp(const float* logits, int64_t vocab, float most) {
     double total = 0;
     for (int64_t begin = 0; begin < vocab; begin += 512) {
         vf run{};
-        in_pieces(vocab - begin < 512 ? vocab - begin : 512, [&](int64_t i, int64_t n) {
+        in_pieces(at_most(512, vocab - begin), [&](int64_t i, int64_t n) {
             vf v = aserve::exp(load_piece(logits + begin + i, n) - most);
             for (int64_t lane = n; lane < LANES; lane++) v[lane] = 0;
             run += v;
@@ -278,8 +269,7 @@ int64_t rank_of(const float* logits, int64_t vocab, float value) {
     vi count{};
     int64_t i = 0;
     for (; i + LANES <= vocab; i += LANES) count -= load(logits + i) >= value;
-    int64_t total = 0;
-    for (int lane = 0; lane < LANES; lane++) total += count[lane];
+    int64_t total = sum(count);
     for (; i < vocab; i++) total += logits[i] >= value;
     return total;
 }
@@ -300,7 +290,7 @@ void top(const float* logits, int64_t vocab, int64_t num_top, int64_t* ids, floa
             i += LANES;
             continue;
         }
-        for (int64_t end = i + LANES < vocab ? i + LANES : vocab; i < end; i++)
+        for (int64_t end = at_most(i + LANES, vocab); i < end; i++)
             if (logits[i] > values[num_top - 1]) put(i);
     }
 }
@@ -330,7 +320,7 @@ void mask_f32(
             const uint32_t bits = words[mask * num_words + first / 32];
             if (bits == ~0u) continue;
             float* own = logits + rows[mask] * stride + first;
-            const int64_t count = vocab - first < 32 ? vocab - first : 32;
+            const int64_t count = at_most(32, vocab - first);
             for (int64_t i = 0; i < count; i++) own[i] = bits >> i & 1 ? own[i] : -INFINITY;
         }
 }

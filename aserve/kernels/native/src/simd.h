@@ -36,19 +36,21 @@ struct bf16 {
 
 inline vf splat(float x) { return vf{} + x; }
 
-inline vf load(const float* p) {
-    vf v;
-    memcpy(&v, p, sizeof v);
-    return v;
+// The same bits as another type, or as many of those that lie there as that has.
+template <typename To, typename From>
+inline To load_as(const From* p) {
+    To to;
+    memcpy(&to, p, sizeof to);
+    return to;
 }
 
-inline vf load(const bf16* p) {
-    vh h;
-    memcpy(&h, p, sizeof h);
-    return (vf)(__builtin_convertvector(h, vu) << 16);
-}
+inline vf load(const float* p) { return load_as<vf>(p); }
+inline vf load(const bf16* p) { return (vf)(__builtin_convertvector(load_as<vh>(p), vu) << 16); }
 
-inline void store(float* p, vf v) { memcpy(p, &v, sizeof v); }
+template <typename V>
+inline void store_as(void* p, V v) { memcpy(p, &v, sizeof v); }
+
+inline void store(float* p, vf v) { store_as(p, v); }
 
 // To the nearest bfloat16, halves to even; what is not a number stays so.
 inline vh round_to_bf16(vf v) {
@@ -58,10 +60,7 @@ inline vh round_to_bf16(vf v) {
     return __builtin_convertvector((rounded & is_number) | (~is_number & 0x7fc0), vh);
 }
 
-inline void store(bf16* p, vf v) {
-    vh h = round_to_bf16(v);
-    memcpy(p, &h, sizeof h);
-}
+inline void store(bf16* p, vf v) { store_as(p, round_to_bf16(v)); }
 
 // The first n of a vector; the others are 0.
 template <typename T>
@@ -78,11 +77,11 @@ inline void store_some(T* p, vf v, int64_t n) {
     memcpy(p, padded, n * sizeof(T));
 }
 
-// function(begin, n) over [0, width) in pieces of LANES, n being fewer in the last piece alone.
-template <typename Function>
+// function(begin, n) over [0, width) in pieces of so many, n being fewer in the last piece alone.
+template <int64_t PIECE = LANES, typename Function>
 inline void in_pieces(int64_t width, Function function) {
     int64_t i = 0;
-    for (; i + LANES <= width; i += LANES) function(i, LANES);
+    for (; i + PIECE <= width; i += PIECE) function(i, PIECE);
     if (i < width) function(i, width - i);
 }
 
@@ -96,18 +95,22 @@ inline void store_piece(T* p, vf v, int64_t n) {
     n == LANES ? store(p, v) : store_some(p, v, n);
 }
 
-// What v is after being kept as T.
-inline vf as_kept(vf v, const float*) { return v; }
-inline vf as_kept(vf v, const bf16*) { return (vf)(__builtin_convertvector(round_to_bf16(v), vu) << 16); }
+// Numbers as float, exactly.
+template <typename T>
+inline void widen(const T* from, int64_t n, float* to) {
+    in_pieces(n, [&](int64_t i, int64_t count) { store_piece(to + i, load_piece(from + i, count), count); });
+}
 
-inline float sum(vf v) {
+template <typename V>
+inline auto sum(V v) {
     for (int half = LANES / 2; half > 0; half /= 2)
         for (int i = 0; i < half; i++) v[i] += v[i + half];
     return v[0];
 }
 
-inline float max(vf v) {
-    float largest = v[0];
+template <typename V>
+inline auto max(V v) {
+    auto largest = v[0];
     for (int i = 1; i < LANES; i++) largest = v[i] > largest ? v[i] : largest;
     return largest;
 }
@@ -123,6 +126,12 @@ inline bool any(vi condition) {
     return total;
 #endif
 }
+
+inline int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+inline int64_t rounded_up(int64_t n, int64_t step) { return ceil_div(n, step) * step; }
 
 inline vf select(vi condition, vf yes, vf no) { return (vf)(((vi)yes & condition) | ((vi)no & ~condition)); }
 
