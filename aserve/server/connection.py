@@ -64,6 +64,7 @@ class Connection(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._is_writable = True  # the same, where it is asked for each token
+        self.is_silent = True
         self._idle = True
         self._idle_since_s = 0.0
         self._fresh = True  # the next byte begins a request, and none before it waits for its answer
@@ -101,6 +102,7 @@ class Connection(asyncio.Protocol):
         if self._task is None or self._left or self._ending:
             return
         self._inbox += data
+        self.is_silent = False
         begins, self._idle = self._idle or self._door.stands, False
         if self._door.takes(self._inbox, begins=self._fresh):
             return

@@ -14,6 +14,8 @@ from aserve.server.http1 import hypercorn_config
 
 CROWDED: Final = 0.75
 """The share of the connections that there may be from which on they are many."""
+FIRST_BYTES_S: Final = 0.2
+"""What a drain leaves a client who has just connected, and whose request is on its way, for its first bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,9 @@ class Limits:
 
 
 class Member(Protocol):
-    """A connection, as it is known here."""
+    """A connection, as it is known here. is_silent: nothing has been read from it yet."""
+
+    is_silent: bool
 
     def close(self) -> None:
         """End as soon as what was written has been taken."""
@@ -116,6 +120,8 @@ class Connections:
         """From now on end each connection after its answer. Returns when no request is open."""
         await self.context.terminated.set()
         self.doors.look()
+        if any(connection.is_silent for connection in self._idle):
+            await asyncio.sleep(FIRST_BYTES_S)
         while self.num_busy > 0:
             await self._change()
 
