@@ -247,6 +247,21 @@ async def test_draining_ends_each_connection_after_its_answer():
         await draining
 
 
+async def test_draining_leaves_who_has_just_connected_a_moment_for_its_first_bytes():
+    async def short(scope, receive, send):
+        await reply(send, 200, b"done")
+
+    async with serving(short) as site:
+        client = await site.connect()
+        await until(lambda: len(site.connections) == 1)
+        draining = asyncio.create_task(site.connections.drain())
+        await until(site.connections.context.terminated.is_set)
+        assert not draining.done()
+        answer = await client.ask(request())
+        assert (answer.status, answer.headers["connection"]) == (200, "close")
+        await draining
+
+
 @pytest.mark.parametrize("num_bytes", [100_000, 1_000_000])
 async def test_draining_waits_until_the_last_answer_is_taken(num_bytes: int):
     async def large(scope, receive, send):
