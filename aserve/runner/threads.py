@@ -52,10 +52,10 @@ class StepThreads:
 
 def measure_flops_per_thread() -> int:
     """What one thread computes in `WORTH_S`, by the fastest of five float32 products: a few milliseconds in all."""
-    x = torch.ones(_PRODUCT_SIZE, _PRODUCT_SIZE)
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
+        x = torch.ones(_PRODUCT_SIZE, _PRODUCT_SIZE)
         fastest_s = min(_product_s(x) for _ in range(5))
     finally:
         torch.set_num_threads(num_threads)

@@ -1,5 +1,10 @@
 """A small step takes one thread, a large one all, and whoever comes after finds the number that was there."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import msgspec
 import pytest
 import torch
@@ -48,3 +53,26 @@ def test_what_a_thread_is_worth_is_measured_on_one():
     flops = measure_flops_per_thread()
     assert 1e9 < flops / WORTH_S < 1e13, "between a slow phone's core and ten times the fastest one's"
     assert torch.get_num_threads() == 3
+
+
+LOADED = """
+import os, threading
+import numpy, torch
+from aserve import LLM
+
+def count():
+    return len(os.listdir("/proc/self/task")) - len(threading.enumerate())
+
+before = count()
+with LLM("demo", device="cpu", max_model_len=512) as llm:
+    llm.generate("Once upon a time " * 60, use_tqdm=False)
+    print(count() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
+def test_no_thread_but_the_runners_has_threads_of_its_own_for_products():
+    """OpenMP lets them spin until the next product only while all that there are fit the processors."""
+    environment = os.environ | {"OMP_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "false"}
+    ran = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True, env=environment)
+    assert int(ran.stdout) <= 1

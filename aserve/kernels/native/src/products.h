@@ -4,6 +4,8 @@
 // A row has the same bits with any number of others and on any threads: an output adds up a run of its inputs one after
 // the other, and then those sums, whatever is computed beside it.
 #pragma once
+#include <omp.h>
+
 #include "simd.h"
 
 namespace aserve {
@@ -118,21 +120,22 @@ void multiply(
         store_totals(layer, totals[p], out + row_begin * layer->outputs, rows, first + p);
 }
 
-// A thread's share of blocks of rows times groups of panels, each of which is for the thread that is free first. It knows
-// its next in advance. taken: how many are, by all threads.
+// A thread's share of blocks of rows times groups of panels, each of which is for the thread that is free first. The last
+// groups are of a single panel, so that no thread waits long for another. The weights that a thread fetches ahead are
+// those that it has next if all are equally fast. taken: how many tasks are, by all threads.
 template <typename Steps, typename T>
 void work(const Layer* layer, const typename Steps::Rows& x, T* out, int64_t rows, int64_t* taken) {
     const int64_t panels = ceil_div(layer->outputs, PANEL), words = panel_words<Steps>(layer->inputs);
-    const int64_t groups = ceil_div(panels, rows < MANY_ROWS ? 1 : GROUP), blocks = ceil_div(rows, ROW_BLOCK);
-    const int64_t tasks = groups * blocks;
-    auto take = [&] { return __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED); };
-    for (int64_t task = take(), next; task < tasks; task = next) {
-        next = take();
-        const int64_t group = task / blocks, next_group = (next < tasks ? next : task) / blocks;
+    if (rows == 0) return;
+    const int64_t blocks = ceil_div(rows, ROW_BLOCK), threads = omp_get_num_threads(), last = GROUP * (threads - 1) / blocks;
+    const int64_t wholes = rows < MANY_ROWS || panels < last ? 0 : (panels - last) / GROUP;
+    const int64_t tasks = (panels - wholes * (GROUP - 1)) * blocks;
+    const auto first = [&](int64_t group) { return group + at_most(group, wholes) * (GROUP - 1); };
+    for (int64_t task; (task = __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED)) < tasks;) {
+        const int64_t group = task / blocks, next = at_most(task + threads, tasks - 1) / blocks;
         const int64_t begin = part(rows, blocks, task % blocks), end = part(rows, blocks, task % blocks + 1);
         multiply<Steps>(
-            layer, x, out, begin, end - begin, part(panels, groups, group), part(panels, groups, group + 1),
-            layer->weights + part(panels, groups, next_group) * words);
+            layer, x, out, begin, end - begin, first(group), first(group + 1), layer->weights + first(next) * words);
     }
 }
 
