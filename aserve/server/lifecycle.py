@@ -38,12 +38,12 @@ from aserve.http.doorman import Doorman
 from aserve.http.tasks import task_group
 from aserve.server.connection import Connection
 from aserve.server.connections import Connections, Limits
-from aserve.server.sockets import connection_limit, listen, listen_unix, url_of
+from aserve.server.listener import Listener
+from aserve.server.sockets import connection_limit
 from aserve.server.throughput import log_throughput
 
 _log = logging.getLogger(__name__)
 
-BACKLOG: Final = 2048
 END_GRACE_S: Final = 1.0
 """How long the last answers may take to be written, and the engine to close."""
 STOP_GRACE_S: Final = 0.5
@@ -143,29 +143,20 @@ class Server:
             return 1
 
     @asynccontextmanager
-    async def _listening(self, connections: Connections) -> AsyncGenerator[asyncio.Server]:
+    async def _listening(self, connections: Connections) -> AsyncGenerator[Listener]:
         """Accept connections. Whatever happens, at the end none is left, and the engine is closed."""
         config = self._config
-        loop = asyncio.get_running_loop()
-        if config.uds is None:
-            sock = listen(config.host, config.port, BACKLOG)
-            listener = await loop.create_server(lambda: Connection(connections), sock=sock, backlog=BACKLOG)
-        else:
-            sock = listen_unix(config.uds, BACKLOG)
-            listener = await loop.create_unix_server(lambda: Connection(connections), sock=sock, backlog=BACKLOG)
+        listener = await Listener.open(config.host, config.port, config.uds, lambda: Connection(connections))
         try:
-            self._url = url_of(sock)
+            self._url = listener.url
             self._say(f"aserve: listening on {self._url}")
             yield listener
         finally:
             listener.close()
             connections.abort()
-            if config.uds is not None:
-                with suppress(FileNotFoundError):
-                    os.unlink(config.uds)
             await self._close_engine(STOP_GRACE_S)
 
-    async def _live(self, listener: asyncio.Server, connections: Connections) -> int:
+    async def _live(self, listener: Listener, connections: Connections) -> int:
         if not await _finished(self._engine.__aenter__(), unless=self._asked):
             self.left_behind = True  # the thread that loads
             return 0
@@ -179,14 +170,14 @@ class Server:
             departed = await _finished(self._depart(listener, connections), unless=self._urged)
             return 0 if departed else 128 + self._signals[-1]
 
-    async def _depart(self, listener: asyncio.Server, connections: Connections) -> None:
+    async def _depart(self, listener: Listener, connections: Connections) -> None:
         """Let it be known that the server is leaving, then take no more, and finish what is open."""
         await connections.announce_end()
         delay_s = 0.0 if self._signals[0] == signal.SIGINT else self._config.drain_delay_s
         if delay_s > 0.0:
             self._say(f"aserve: unready; requests are taken for {delay_s:g} s more; signal again to stop at once")
             await _finished(asyncio.sleep(delay_s), unless=self._engine.died)
-        listener.close()
+        await listener.shut()
         await self._drain(connections)
         await self._close_engine(END_GRACE_S)
         await self._end(connections)

@@ -1,0 +1,69 @@
+"""The listening socket of a server: where clients connect, and how that ends without one of them being lost."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from aserve.server.sockets import listen, listen_unix, url_of
+
+BACKLOG: Final = 2048
+"""Connections that the kernel keeps for the server to accept."""
+
+MakeProtocol = Callable[[], asyncio.Protocol]
+
+
+class Listener:
+    """Accepts connections on a socket, each with a protocol of its own, until it is closed.
+
+    listener = await Listener.open("127.0.0.1", 8000, None, make_protocol)
+    ...
+    await listener.shut()
+    """
+
+    def __init__(self, sock: socket.socket, server: asyncio.Server, make_protocol: MakeProtocol) -> None:
+        self.url = url_of(sock)
+        self._path = sock.getsockname() if self.url.startswith("unix:") else None
+        self._sock = sock
+        self._server = server
+        self._make_protocol = make_protocol
+
+    @staticmethod
+    async def open(host: str, port: int, path: str | None, make_protocol: MakeProtocol) -> "Listener":
+        """Listen on a port, or on a path in the file system if one is given. Raises `ConfigError` if it cannot be."""
+        loop = asyncio.get_running_loop()
+        if path is None:
+            sock = listen(host, port, BACKLOG)
+            server = await loop.create_server(make_protocol, sock=sock, backlog=BACKLOG)
+        else:
+            sock = listen_unix(path, BACKLOG)
+            server = await loop.create_unix_server(make_protocol, sock=sock, backlog=BACKLOG)
+        return Listener(sock, server, make_protocol)
+
+    async def shut(self) -> None:
+        """Take no more connections but those that have been made by now.
+
+        To a client it is connected as soon as the kernel says so, and it sends its request. Connections that nobody
+        has accepted by then would be reset when the socket is closed: they are accepted here.
+        """
+        made = self._not_yet_accepted()
+        self._server.close()
+        loop = asyncio.get_running_loop()
+        for sock in made:
+            await loop.connect_accepted_socket(self._make_protocol, sock)
+
+    def close(self) -> None:
+        """Take no more connections; may be called again. A path is removed."""
+        self._server.close()
+        if self._path is not None:
+            with suppress(FileNotFoundError):
+                os.unlink(self._path)
+
+    def _not_yet_accepted(self) -> list[socket.socket]:
+        made: list[socket.socket] = []
+        with suppress(OSError):  # BlockingIOError: these were all; any other: there can be no more
+            while self._server.is_serving():
+                made.append(self._sock.accept()[0])
+        return made
