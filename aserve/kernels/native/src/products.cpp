@@ -72,11 +72,12 @@ struct Widened : Unscaled {
 };
 
 #ifdef __AVX512BF16__
-// bfloat16 by the processor's own instruction, which takes what is smaller than 2^-126 for 0.
+// bfloat16 by the processor's own instruction, which takes what is smaller than 2^-126 for 0. Its runs have as many words
+// as those of floats.
 struct Dots : Unscaled {
     typedef PlainRows<bf16> Rows;
     typedef uint32_t X;
-    static constexpr int64_t INPUTS_PER_STEP = 2, X_PER_STEP = 1, X_PER_RUN = RUN / 2;
+    static constexpr int64_t RUN = 256, INPUTS_PER_STEP = 2, X_PER_STEP = 1, X_PER_RUN = RUN / 2;
 
     template <int COUNT>
     static void step(vf (*sums)[VECTORS], const uint32_t* step_weights, const uint32_t* x) {
