@@ -15,12 +15,14 @@ class ForwardBatch:
     """A step's T tokens as every layer sees them. It is passed on whole: what a capability needs more is a field here.
 
     positions_T: int64, of each token in its sequence. attention: where their keys and values lie. lora: which of them
-    are computed with which adapter; None where none is.
+    are computed with which adapter; None where none is. wanted_N: int64, the tokens whose hidden states will be read,
+    which a model may spare the others; None for all.
     """
 
     positions_T: Tensor
     attention: AttentionBatch
     lora: LoraBatch | None = None
+    wanted_N: Tensor | None = None
 
 
 class CausalLM(Protocol):
@@ -29,7 +31,10 @@ class CausalLM(Protocol):
     spec: ModelSpec
 
     def forward(self, token_ids_T: Tensor, kv: Sequence[KVLayer], batch: ForwardBatch) -> Tensor:
-        """Hidden states of the step's tokens, [T, E], after the final norm. Writes the step's keys and values to kv."""
+        """Hidden states of the step's tokens, [T, E], after the final norm. Writes the step's keys and values to kv.
+
+        Of tokens that are not wanted they may be anything.
+        """
         ...
 
     def logits(self, hidden_SE: Tensor) -> Tensor:

@@ -137,15 +137,25 @@ class Llama:
                 self._head = ShardedHead(self._head, weights.shard, spec.vocab_size)
 
     def forward(self, token_ids_T: Tensor, kv: Sequence[KVLayer], batch: ForwardBatch) -> Tensor:
-        """Hidden states after the final norm, [T, E]; h_TE is the residual stream, x_TE what its norm gives."""
+        """Hidden states after the final norm, [T, E]; h_TE is the residual stream, x_TE what its norm gives.
+
+        Behind the last layer's keys and values nobody reads a token but those that are wanted, so that the last
+        feed-forward block computes them alone: of a prompt the last one. The others' hidden states are 0.
+        """
         ops, eps = self._ops, self.spec.norm_eps
         h_TE = self._embed(token_ids_T)
         x_TE = ops.rms_norm(h_TE, self._layers[0].attention_norm_E, eps)
         for layer, cache, next_norm_E in zip(self._layers, kv, self._next_norms, strict=True):
             x_TE = layer.attention(x_TE, cache, batch)
+            if layer is self._layers[-1] and batch.wanted_N is not None:
+                x_TE, h_TE = x_TE.index_select(0, batch.wanted_N), h_TE.index_select(0, batch.wanted_N)
+                if not len(x_TE):
+                    break
             x_TE, h_TE = ops.add_rms_norm(x_TE, h_TE, layer.mlp_norm_E, eps)
             x_TE, h_TE = ops.add_rms_norm(layer.mlp(x_TE, batch), h_TE, next_norm_E, eps)
-        return x_TE
+        if batch.wanted_N is None:
+            return x_TE
+        return x_TE.new_zeros(len(token_ids_T), x_TE.shape[1]).index_copy_(0, batch.wanted_N, x_TE)
 
     def logits(self, hidden_SE: Tensor) -> Tensor:
         """[S, V], in the type of the weights."""

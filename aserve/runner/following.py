@@ -22,7 +22,7 @@ from aserve.models.sharding import Group
 from aserve.runner.batch import StepBatch
 from aserve.runner.sampler import Sampled, record
 from aserve.runner.scoring import join_score_prompt
-from aserve.runner.step import EagerStep, StepOutput
+from aserve.runner.step import EagerStep, StepOutput, wanted
 from aserve.runner.verification import MadeDrafts, count_accepted
 
 CONTROLLED: Final = RowControls()
@@ -43,7 +43,7 @@ class FollowingStep:
 
     def execute(self, batch: StepBatch) -> StepOutput:
         """The forward pass, and this rank's part in the sampling after it."""
-        hidden_TE = self.forward(batch)
+        hidden_TE = self.forward(batch, wanted(batch))
         if not self.own.model.spec.has_head:
             return StepOutput(batch.sampled_rows_N, (), None)
         if batch.prompt_targets is not None:
@@ -53,9 +53,9 @@ class FollowingStep:
         sampled = self.sample(hidden_TE, batch)
         return StepOutput(sampled.ids_N, (), None, sampled.num_accepted_S)
 
-    def forward(self, batch: StepBatch) -> Tensor:
+    def forward(self, batch: StepBatch, wanted_N: Tensor | None = None) -> Tensor:
         """As `EagerStep.forward`."""
-        return self.own.forward(batch)
+        return self.own.forward(batch, wanted_N)
 
     def sample(self, hidden_TE: Tensor, batch: StepBatch) -> Sampled:
         """Its part of the logits to rank 0, and the token ids back."""

@@ -44,8 +44,8 @@ class Step(Protocol):
         """The forward pass, and what is sampled and scored after it."""
         ...
 
-    def forward(self, batch: StepBatch) -> Tensor:
-        """Hidden states, [T, E]. Writes the KV cache."""
+    def forward(self, batch: StepBatch, wanted_N: Tensor | None = None) -> Tensor:
+        """Hidden states, [T, E], those of tokens that are not wanted being anything. Writes the KV cache."""
         ...
 
     def sample(self, hidden_TE: Tensor, batch: StepBatch) -> Sampled:
@@ -68,7 +68,7 @@ class EagerStep:
 
     def execute(self, batch: StepBatch) -> StepOutput:
         """The forward pass, and what is sampled and scored after it."""
-        hidden_TE = self.forward(batch)
+        hidden_TE = self.forward(batch, wanted(batch))
         prompt_scores = None
         if batch.prompt_targets is not None:
             prompt_scores = score_prompt(self.model, self.ops, hidden_TE, batch.prompt_targets)
@@ -77,9 +77,9 @@ class EagerStep:
         sampled = self.sample(hidden_TE, batch)
         return StepOutput(sampled.ids_N, sampled.scores, prompt_scores, sampled.num_accepted_S)
 
-    def forward(self, batch: StepBatch) -> Tensor:
+    def forward(self, batch: StepBatch, wanted_N: Tensor | None = None) -> Tensor:
         """Hidden states, [T, E]. Writes the KV cache."""
-        seen = ForwardBatch(batch.positions_T, batch.attention, batch.lora)
+        seen = ForwardBatch(batch.positions_T, batch.attention, batch.lora, wanted_N)
         return self.model.forward(batch.token_ids_T, self.kv, seen)
 
     def sample(self, hidden_TE: Tensor, batch: StepBatch) -> Sampled:
@@ -88,3 +88,14 @@ class EagerStep:
         if self.group is not None:
             self.group.broadcast(sampled.ids_N)
         return sampled
+
+
+def wanted(batch: StepBatch) -> Tensor | None:
+    """The tokens whose hidden states a step reads once it has run, int64 [N]; None where these may be all.
+
+    All are read where prompts are scored. Adapters say for every token which of them it takes, and so need all too.
+    """
+    is_all = len(batch.sampled_tokens_N) == len(batch.token_ids_T)
+    if is_all or batch.prompt_targets is not None or batch.lora is not None:
+        return None
+    return batch.sampled_tokens_N

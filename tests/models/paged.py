@@ -46,8 +46,10 @@ class PagedSequences:
         parts = logits.float().split([len(part) for part in hidden.values()])
         return dict(zip(hidden, parts, strict=True))
 
-    def hidden(self, slices: Sequence[tuple[int, Sequence[int]]]) -> dict[int, Tensor]:
-        """As `run`, the hidden states, [tokens, E], those of single tokens first."""
+    def hidden(
+        self, slices: Sequence[tuple[int, Sequence[int]]], wanted: Sequence[int] | None = None
+    ) -> dict[int, Tensor]:
+        """As `run`, the hidden states, [tokens, E], those of single tokens first. wanted: as in `ForwardBatch`."""
         slices = sorted(slices, key=lambda piece: len(piece[1]) > 1)
         sizes = [len(tokens) for _, tokens in slices]
         positions = [
@@ -67,7 +69,8 @@ class PagedSequences:
         )
         token_ids_T = torch.tensor([token for _, tokens in slices for token in tokens])
         with torch.inference_mode():
-            seen = ForwardBatch(torch.cat(positions), batch, self._lora(rows, sizes))
+            wanted_N = None if wanted is None else torch.tensor(wanted, dtype=torch.int64)
+            seen = ForwardBatch(torch.cat(positions), batch, self._lora(rows, sizes), wanted_N)
             hidden_TE = self._model.forward(token_ids_T, self.kv, seen)
         return dict(zip(rows, hidden_TE.split(sizes), strict=True))
 
