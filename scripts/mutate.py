@@ -5,9 +5,9 @@
     python scripts/mutate.py --at aserve/mailbox.py:40
 
 Each mutant (mutants.py) is put into a copy of the tree, and the tests that run its lines are run, the quickest and
-nearest first, until one fails. A mutant is caught by a test that fails, by one that hangs past the limit, or by a copy
-that cannot be imported. The tests that caught are run once more on the tree as it is: what fails there caught nothing.
-What survives is printed with its line.
+nearest first, until one fails. A mutant is caught by a test that fails, by one that hangs past the limit or ends the
+process, or by a copy that cannot be imported. The tests that caught are run once more on the tree as it is: what fails
+there caught nothing. What survives is printed with its line.
 """
 
 import argparse
@@ -78,7 +78,7 @@ class Place(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """how: "failed", "hung", "import" or "survived". test: the one that failed."""
+    """how: "failed", "hung", "died", "import" or "survived". test: the one that failed."""
 
     place: Place
     how: str
@@ -212,6 +212,8 @@ class Tree:
                     return Outcome(place, "hung")
                 if status == OK:
                     continue
+                if status < 0:  # by a signal: a wrong write, say
+                    return Outcome(place, "died")
                 if failed := FAILED.search(output):
                     return Outcome(place, "failed", failed[1])
                 if "ImportError while loading conftest" in output:

@@ -202,3 +202,15 @@ def test_what_does_not_end_is_caught_and_what_fails_without_a_mutant_is_not(smal
     assert tree.try_mutant(place, hasty) == mutate.Outcome(place, "hung")
     caught = [mutate.Outcome(place, "failed", f"{TEST}{name}") for name in ("small", "bad")]
     assert [outcome.how for outcome in tree.proven(caught)] == ["failed", "survived"]
+
+
+@pytest.mark.slow
+def test_what_ends_the_process_is_caught(small_tree, tmp_path_factory):
+    """The fault: a kernel that writes where it should not ended the whole run with an error."""
+    (small_tree / "tests/room/test_mod.py").write_text(
+        "import os\n\nfrom aserve.room.mod import is_small\n\n\ndef test_small():\n    is_small(3) and os.abort()\n"
+    )
+    tree = mutate.Tree(small_tree, tmp_path_factory.mktemp("copy"))
+    place = next(place for place in mutate.places(small_tree) if place.mutant.kind == "comparison")
+    chooser = mutate.Chooser(small_tree, Map({f"{TEST}small": 1.0}, {3: {f"{TEST}small"}}))
+    assert tree.try_mutant(place, chooser) == mutate.Outcome(place, "died")
