@@ -30,6 +30,10 @@ TAGS = {
     "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>"},
     "transform": FUNCTION,
 }
+PAIRS = {
+    **TAGS,
+    "content_args": {"tag_pattern": r"<key>(?P<key>[^<\n]+)</key>\s*<value>\s*(?P<value>.*?)\s*</value>"},
+}
 GEMMA = {
     "open_pattern": r"<\|tool_call>call:(?P<name>\w+)",
     "close": "<tool_call|>",
@@ -56,6 +60,7 @@ NAMED = {
 TEXTS = {
     "hermes": (HERMES, 'Hi.\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'),
     "tags": (TAGS, "<tool_call>\n<function=f>\n<parameter=a>\nx y\n</parameter>\n</function>\n</tool_call>"),
+    "pairs": (PAIRS, "<tool_call>\n<function=f>\n<key>a</key>\n<value>x y</value>\n</function>\n</tool_call>"),
     "gemma": (GEMMA, '<|tool_call>call:f{a:1,b:<|"|>x<|"|>}<tool_call|>'),
     "list": (LIST, '<calls>[{"name": "f", "parameters": {"a": 1}}, {"name": "g", "parameters": {}}]</calls>'),
     "named": (NAMED, 'so <call> to=f.g<json>{"a": [1, {"b": "}"}]}</call><call>to=h{}</call>'),
