@@ -97,6 +97,8 @@ def test_a_cache_without_room_for_a_block_is_refused():
         {"request_timeout": 0.0},
         {"request_timeout": 1e9},
         {"request_timeout": float("nan")},
+        {"hf_overrides": 5},
+        {"hf_overrides": {1: 2}},
     ],
 )
 def test_a_bad_option_is_named(fields):
