@@ -261,6 +261,13 @@ def test_a_containers_limit_is_memory_that_is_not_free(monkeypatch, tmp_path):
     assert free_memory_bytes() == pytest.approx(whole, rel=0.2)
 
 
+def test_what_the_kernel_calls_available_is_free(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine_room, "CGROUP", tmp_path)
+    monkeypatch.setattr(machine_room, "MEMINFO", tmp_path / "meminfo")
+    (tmp_path / "meminfo").write_text("MemTotal:  9 kB\nMemFree:  1 kB\nMemAvailable:  3 kB\nBuffers:  2 kB\n")
+    assert free_memory_bytes() == 3 * 1024
+
+
 def test_sizes_for_people():
     assert [size(n) for n in (5, 3 * 2**10, 1.5 * 2**20, 2**31)] == ["5 bytes", "3.0 KiB", "1.5 MiB", "2.0 GiB"]
 

@@ -18,6 +18,7 @@ PROBE_BYTES: Final = 256 * 2**20
 PROBE_S: Final = 0.4
 """For which memory is read over and over; with what comes before, a measurement takes less than a second."""
 CGROUP: Final = Path("/sys/fs/cgroup")
+MEMINFO: Final = Path("/proc/meminfo")
 
 
 class Kernels(msgspec.Struct, frozen=True):
@@ -42,7 +43,7 @@ def cpu_kernels() -> Kernels:
 def free_memory_bytes() -> int:
     """Host memory that a process may still take, its container's limit included."""
     free = host_memory_bytes()
-    for line in _lines(Path("/proc/meminfo")):
+    for line in _lines(MEMINFO):
         if line.startswith("MemAvailable:"):
             free = int(line.split()[1]) * 1024
     limit = "".join(_lines(CGROUP / "memory.max"))
