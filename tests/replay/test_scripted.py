@@ -127,6 +127,17 @@ def test_a_step_that_fails_in_the_replay_is_told(tmp_path: Path):
         replayed(recording, by)
 
 
+def test_steps_that_landed_in_another_order_than_they_were_planned_are_refused(tmp_path: Path):
+    recording = record(tmp_path / "a.rec")
+    records = list(recording.records())
+    first, second = [place for place, one in enumerate(records) if isinstance(one, Landed)][:2]
+    records[first], records[second] = records[second], records[first]
+    path = tmp_path / "b.rec"
+    path.write_bytes(first_bytes(recording.header) + frame(pack(records, len(records))))
+    with pytest.raises(RecordingError, match=r"b\.rec: step 1 landed before step 0"):
+        replayed(Recording(path))
+
+
 def test_a_cut_recording_is_replayed_up_to_there(tmp_path: Path):
     path = tmp_path / "a.rec"
     record(path, max_bytes=2100)
