@@ -79,6 +79,16 @@ async def test_a_text_that_is_too_long_by_its_characters_is_not_tokenized(worker
     assert tokenizer.num_chars == 0
 
 
+async def test_a_long_input_that_may_be_cut_is_cut_and_not_refused(workers):
+    texts, _ = texts_of(modern_backend(), workers)
+    text = "the dog " * 1000
+    [whole] = await texts.encode_inputs(["the dog " * 2], ["input"])
+    [cut] = await texts.encode_inputs([text], ["input"], truncate_prompt_tokens=len(whole.token_ids) - 1)
+    assert cut.token_ids == whole.token_ids[:-1]
+    with pytest.raises(ContextLengthError):
+        await texts.encode_inputs([text], ["input"])
+
+
 async def test_where_characters_tell_nothing_it_is_tokenized_in_pieces_and_not_to_the_end(workers):
     backend = modern_backend()
     backend.normalizer = normalizers.Strip()
