@@ -5,9 +5,32 @@ import torch
 
 from aserve.kernels import cpu_attention
 from aserve.kernels.cpu import CpuOps
+from aserve.kernels.cpu_attention import ContextGather, Layer, attend_all, plan_reads
 from tests.kernels.cases import Fast, paged
 
 pytestmark = pytest.mark.torch
+
+
+class CountingGather(ContextGather):
+    """Notes how many blocks are read at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nums_blocks: list[int] = []
+
+    def read(self, which, cache_BPKD, num_seqs, blocks_X):
+        self.nums_blocks.append(len(blocks_X))
+        return super().read(which, cache_BPKD, num_seqs, blocks_X)
+
+
+@pytest.mark.parametrize("num_queries", [1, 30])
+def test_a_window_reads_a_long_context_from_the_tile_on_where_it_begins(num_queries) -> None:
+    case = paged(Fast(CpuOps(), torch.device("cpu"), torch.float32), [1200], [num_queries])
+    gather = CountingGather()
+    layer = Layer(case.k_cache_BPKD, case.v_cache_BPKD, gather)
+    reads = plan_reads(case.batch, case.k_cache_BPKD, sliding_window=20)
+    attend_all(reads, case.q_THD, layer, 0.25, None)
+    assert gather.nums_blocks == [(1200 - 1024) // 8] * 2, "of keys and of values, from the tile's beginning on"
 
 
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 20}, {"soft_cap": 2.0}], ids=str)
