@@ -1,5 +1,6 @@
 """What aserve ray decides without Ray: its command line and file, its lines for Ray's faults, how many replicas."""
 
+import sys
 import types
 
 import pytest
@@ -9,6 +10,7 @@ from aserve.cli.flags import ServerOptions
 from aserve.cli.settings import parse_command, parse_mapping
 from aserve.core.config import Options
 from aserve.core.errors import ConfigError
+from aserve.ray import app, build
 from aserve.ray.autoscaling import FollowLoad, loads_of
 from aserve.ray.command import check_address, config_of
 from aserve.ray.faults import of_deployment, told, with_ray
@@ -62,6 +64,16 @@ def test_the_file_says_what_the_flags_say():
     assert (again.of(ServerOptions).api_key, again.of(ServerOptions).ui) == (("a", "b"), False)
     with pytest.raises(ConfigError, match="args: unknown option max_num_seq"):
         parse_mapping("ray", {"max_num_seq": 3}, "args")
+
+
+def test_what_the_file_says_of_engines_replicas_and_apis_goes_to_each(monkeypatch):
+    """Ray's own part is a fake here, which gives back what it is asked for."""
+    fake = types.SimpleNamespace(application=lambda *given: given)
+    monkeypatch.setitem(sys.modules, "aserve.ray.application", fake)
+    options, replicas, server = build({"max_num_seqs": 7, "replicas": 2, "ui": False})
+    assert (options.max_num_seqs, replicas.least, server.ui) == (7, 2, False)
+    assert app(options) == (options, RayOptions(), ServerOptions())
+    assert app(options, replicas, server) == (options, replicas, server)
 
 
 def test_an_absent_ray_is_one_line():
