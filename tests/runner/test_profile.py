@@ -10,7 +10,14 @@ from aserve.runner.graph_keys import KINDS, MAX_GRAPHS
 from aserve.runner.host_budget import cpu_kv_budget
 from aserve.runner.kv_store import allocate_kv
 from aserve.runner.mixed_graphs import MAX_MIXED_GRAPHS
-from aserve.runner.profile import BYTES_PER_GRAPH, MARGIN_BYTES, graph_budget, kv_budget, largest_step
+from aserve.runner.profile import (
+    BYTES_PER_GRAPH,
+    MARGIN_BYTES,
+    cuda_kv_budget,
+    graph_budget,
+    kv_budget,
+    largest_step,
+)
 from aserve.runner.runner import ModelRunner
 from tests.runner.toy import ToyLM
 
@@ -50,6 +57,32 @@ def test_a_budget_is_never_negative():
 
 def test_a_cpu_gives_four_gibibytes_at_most():
     assert 0 < cpu_kv_budget() <= 4 * GiB
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "expected"), [(80 * GiB, 75 * GiB - 24 * GiB), (50 * GiB, 50 * GiB - 4 * GiB - MARGIN_BYTES)]
+)
+def test_steps_that_become_no_graphs_are_measured_too(monkeypatch, free_bytes, expected):
+    """The step runs on the CPU here, and the counters are a fake GPU's."""
+    counters = {
+        "reset_peak_memory_stats": None,
+        "memory_allocated": 20 * GiB,
+        "max_memory_allocated": 24 * GiB,
+        "mem_get_info": (free_bytes, 100 * GiB),
+    }
+    for name, value in counters.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    budget = cuda_kv_budget(
+        ToyLM(),
+        CpuOps(),
+        largest_step(4, 50, 64, block_size=4),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        block_size=4,
+        gpu_memory_utilization=0.75,
+        captured_len=None,
+    )
+    assert budget == expected
 
 
 @pytest.mark.parametrize(("max_num_seqs", "num_tokens", "max_model_len"), [(4, 50, 64), (8, 5, 64), (2, 100, 16)])

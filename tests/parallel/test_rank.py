@@ -1,0 +1,39 @@
+"""A rank's own process, as far as it can be run in this one."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from aserve.core.config import Options
+from aserve.parallel import rank
+from aserve.parallel.task import RankTask
+from aserve.runner.rank_messages import Failed, PipeReader, decode_answer
+
+pytestmark = pytest.mark.torch
+
+
+class Ended(Exception):
+    """The process would have, with an exit code."""
+
+
+def test_one_that_cannot_load_says_why_before_it_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Catches an end without a word, of which rank 0 could tell no more than the exit code."""
+
+    def end(code: int) -> None:
+        raise Ended(code)
+
+    monkeypatch.setattr(rank, "os", SimpleNamespace(_exit=end))
+    read_fd, write_fd = os.pipe()
+    options = Options(model=str(tmp_path), device="cpu", tensor_parallel_size=2)
+    task = RankTask(options, 1, str(tmp_path / "meeting"), torch.get_num_threads())
+    with pytest.raises(Ended, match=str(rank.EXIT_FAILED)):
+        rank.Rank(task, read_fd, write_fd)._load()
+    os.close(write_fd)
+    [answer] = map(decode_answer, PipeReader(read_fd).read() or [])
+    os.close(read_fd)
+    assert isinstance(answer, Failed)
+    assert answer.kind == "CheckpointError"
+    assert f"{tmp_path}: there is no config.json" in answer.message
