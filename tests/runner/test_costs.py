@@ -37,6 +37,7 @@ def test_what_a_draft_models_step_takes_is_told_from_the_step_that_it_rides_in(n
     def run(plan):
         nonlocal now_s
         assert len(plan.drafting) in (0, 5)
+        assert plan.num_tokens == 1
         now_s += 0.5 + sum(0.002 + 0.003 * step.num_tokens for step in plan.drafting)
 
     seconds = measure_drafting(run, num_rows=num_rows, num_drafts=5, clock=lambda: now_s)

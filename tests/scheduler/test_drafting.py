@@ -245,6 +245,17 @@ def test_what_is_forced_is_drafted_where_steps_are_longer_than_what_that_takes_t
     assert drafter.drafts_for(sequence, 3, num_rows) == ((1, 1, 1) if has_drafts else ())
 
 
+@pytest.mark.parametrize(("num_rows", "waits"), [(1, True), (2, False)])
+def test_who_is_alone_waits_for_what_may_be_forced_and_among_others_a_short_run_is_not_worth_it(num_rows, waits):
+    scheduler = scheduler_of({}, proposer=None)
+    scheduler.add(request("a", (0, 1), max_tokens=3, allowed_after=lambda said: {1}))
+    land(scheduler, planned(scheduler), 1)
+    drafter, [sequence] = scheduler._drafter, scheduler._roster.sequences.values()
+    drafter._prices, drafter._num_calls = Prices(base=0.1, token=0.0001, row=0.0, key=0.0), 1
+    sequence.num_computed += 1  # its next token is being computed
+    assert drafter.drafts_for(sequence, 2, num_rows) == (None if waits else ())
+
+
 def test_who_runs_ahead_waits_for_its_tokens_if_drafts_will_make_up_for_it():
     scheduler = scheduler_of({(0, 1): (5, 6, 7)})
     scheduler.add(request("a", (0, 1), max_tokens=8))
