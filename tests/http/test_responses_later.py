@@ -10,6 +10,7 @@ import pytest
 from aserve.core.errors import UnavailableError
 from aserve.engine import EngineState
 from aserve.http import Keyring, create_app
+from aserve.http.openai.responses.background import ENDED
 from aserve.stores.responses import MemoryStore, SqliteStore
 from tests.engines import says, scripted_engine
 from tests.fakes import FakeScript, ScriptedRunner
@@ -266,6 +267,20 @@ async def test_what_is_made_when_the_engine_closes_is_failed(tmp_path):
             await until(lambda: not [task for task in asyncio.all_tasks() if "background" in task.get_name()])
             failed = (await client.get(f"{URL}/{id}")).json()
             assert (failed["status"], failed["error"]["code"]) == ("failed", UnavailableError.code)
+
+
+async def test_who_follows_it_is_told_when_the_event_loop_ends():
+    """Catches a stream without an end, where `asyncio.run` cancels the tasks that are left."""
+    runner = ScriptedRunner(model=FakeScript(b"endless "))
+    async with scripted_engine(runner=runner, max_model_len=20_000, num_blocks=3000) as engine:
+        peer = Peer(create_app(engine), URL, {"input": "hi", "background": True, "stream": True})
+        following = peer.start()
+        await until(lambda: "output_text.delta" in peer.text)
+        [making] = [task for task in asyncio.all_tasks() if "background" in task.get_name()]
+        making.cancel()
+        await following
+    assert "response.failed" in peer.text
+    assert ENDED in peer.text
 
 
 async def test_a_drain_waits_for_what_is_made_in_the_background(engine, runner):
