@@ -23,7 +23,7 @@ _NAMES: Final = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
 class _Attention(ctypes.Structure):
-    """`Attention` of attention.cpp."""
+    """`Attention` of attention_tiles.h."""
 
     _fields_ = (
         *((name, _POINTER) for name in ("block_table", "seq_lens", "query_starts")),
@@ -34,7 +34,7 @@ class _Attention(ctypes.Structure):
 
 
 class _Item(ctypes.Structure):
-    """`Item` of attention.cpp."""
+    """`Item` of attention_tiles.h."""
 
     _fields_ = tuple(
         (name, ctypes.c_int32)
