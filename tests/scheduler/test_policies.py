@@ -186,6 +186,19 @@ def test_a_move_that_nobody_wants_any_more_is_not_made():
     assert all(plan.block_ops is None for plan in loop.plans)
 
 
+def test_who_needs_all_blocks_comes_back_from_the_host_once_it_is_alone():
+    """Catches blocks that are kept free for others where nobody else runs: all of it would be computed anew."""
+    loop = SyncLoop(num_blocks=4, num_host_blocks=3, preemption=SWAPS, watermark=0.0)
+    loop.add(request("old", (0, 0), max_tokens=1))
+    loop.add(request("new", (1, 1, 1, 1), max_tokens=2))
+    loop.plan()
+    assert loop.plan() is None
+    assert loop.scheduler.statistics().num_swapped == 1
+    drained(loop)
+    assert admitted(loop) == [0, 1, 1]
+    assert [sum(part.num_tokens for part in plan.slices) for plan in loop.plans] == [6, 1]
+
+
 def test_who_was_swapped_out_returns_before_newcomers():
     loop = swapping()
     loop.plan()
