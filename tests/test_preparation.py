@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 
 from aserve.core.errors import InvalidRequestError
+from aserve.core.params import SamplingParams
 from aserve.preparation import SHORT_PROMPT_TOKENS, TOKENS_AT_ONCE
 from tests.engines import scripted_engine
 
@@ -59,3 +60,12 @@ async def test_who_leaves_while_a_long_prompt_is_prepared_keeps_nobody_waiting()
         assert (await asyncio.wait_for(engine.complete(prompt), 60)).token_ids
         assert all(task.cancelled() for task in leaving)
         assert engine.statistics().num_running == 0
+
+
+async def test_the_first_id_behind_the_vocabulary_is_refused_and_the_last_of_it_is_not():
+    """Catches an id that reaches the device, where it reads what lies behind a table."""
+    async with scripted_engine() as engine:
+        vocab_size = engine.info.vocab_size
+        await engine.complete([vocab_size - 1], SamplingParams(max_tokens=1))
+        with pytest.raises(InvalidRequestError, match=f"token id {vocab_size} is out of vocabulary"):
+            await engine.complete([vocab_size], SamplingParams(max_tokens=1))
