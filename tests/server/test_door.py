@@ -103,6 +103,8 @@ def access_lines(caplog) -> list[dict[str, object]]:
 
 ROWS = {
     "a completion": (POST, True),
+    "a body as long as may be": (request(TEXT, b"POST", KEY, NAME, body=BODY.ljust(1000)), True),
+    "a body that is too long": (request(TEXT, b"POST", KEY, NAME, body=BODY.ljust(1001)), False),
     "a chat": (request(b"/v1/chat/completions", b"POST", KEY, NAME, body=b'{"messages": []}'), True),
     "a message": (request(b"/v1/messages", b"POST", b"X-Api-Key: key", NAME, body=b"{}"), True),
     "a message of a tenant who has used up its minute": (

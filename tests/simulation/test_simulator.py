@@ -174,6 +174,14 @@ def test_a_slow_while_is_slow_for_all_and_as_long():
     assert costs.gap_s(0.5) == 0.001
 
 
+def test_blocks_that_are_moved_take_their_own_time_beside_what_is_computed():
+    steps = one_by_one((Load(4, 4, 100), 0.010 + 0.006 * (place % 2), False) for place in range(100))
+    steps = [step._replace(num_moved=3 * (place % 2)) for place, step in enumerate(steps)]
+    costs = Costs(steps, swap_s=0.002)
+    for num_moved, took_s in ((0, 0.010), (3, 0.016), (5, 0.020)):
+        assert costs.seconds(steps[0]._replace(at_s=0.6, num_moved=num_moved)) == pytest.approx(took_s, rel=0.01)
+
+
 def test_who_comes_while_all_stands_still_waits_for_its_end():
     steps = one_by_one((Load(4, 4, 100), 0.510 if place == 50 else 0.010, False) for place in range(100))
     costs = Costs(steps, swap_s=0.0)  # it stood still from 0.505 to 1.005
