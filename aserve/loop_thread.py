@@ -36,12 +36,12 @@ class LoopThread:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of a coroutine, which is run as a task of the loop. Raises what it raises.
 
-        An exception that reaches the caller while it waits, KeyboardInterrupt above all, cancels the task, and is
-        raised when that has ended; another one meanwhile is raised at once.
+        An exception that reaches the caller meanwhile, KeyboardInterrupt above all, cancels the task, and is raised
+        when that has ended; another one while it ends is raised at once.
         """
         call = _Call(work)
-        self._loop.call_soon_threadsafe(call.start)
-        try:
+        try:  # an interrupt may come before `call_soon_threadsafe` returns, and the task may run by then
+            self._loop.call_soon_threadsafe(call.start)
             return call.outcome.result()
         except BaseException:
             if not call.outcome.done():
@@ -70,9 +70,12 @@ class _Call(Generic[T]):
         self._task.add_done_callback(self._ended)
 
     def cancel(self) -> None:
-        """In the loop's thread, after `start`."""
-        assert self._task is not None, "calls are started in their order"
-        self._task.cancel()
+        """In the loop's thread, after `start`, if that was called at all."""
+        if self._task is not None:
+            self._task.cancel()
+        else:
+            self._work.close()
+            self.outcome.set_exception(CancelledError())
 
     def _ended(self, task: asyncio.Task[T]) -> None:
         error = CancelledError() if task.cancelled() else task.exception()

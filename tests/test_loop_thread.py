@@ -43,6 +43,34 @@ def test_closing_cancels_what_runs_and_waits_for_its_threads():
     assert ended == ["task", "thread"]
 
 
+@pytest.mark.parametrize("is_scheduled", [True, False])
+def test_an_interrupt_while_a_call_is_handed_over_leaves_nothing_running(monkeypatch, is_scheduled: bool):
+    """The fault: requests of a call that Ctrl-C had ended ran on, unseen, to their last token."""
+    ended = []
+
+    async def wait_for_ever():
+        runs.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("task")
+
+    def interrupted(callback):
+        monkeypatch.undo()
+        if is_scheduled:
+            thread._loop.call_soon_threadsafe(callback)
+            runs.wait()
+        raise KeyboardInterrupt
+
+    runs, thread = threading.Event(), LoopThread("loop")
+    monkeypatch.setattr(thread._loop, "call_soon_threadsafe", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        thread.run(wait_for_ever())
+    assert ended == ["task"] * is_scheduled
+    assert thread.run(asyncio.sleep(0, "next")) == "next"
+    thread.close()
+
+
 def test_a_loop_that_cannot_be_had_is_told_and_not_waited_for(monkeypatch):
     """Such as where no file descriptor is left."""
 
