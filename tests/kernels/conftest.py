@@ -20,6 +20,7 @@ from aserve.kernels.native import library as native
 from aserve.kernels.native.library import Library, find_or_compile
 from aserve.kernels.native.native_ops import NativeOps
 from tests.kernels.cases import Fast, native_ops
+from tests.kernels.interpreter import make_quick
 
 HAS_CUDA = torch.cuda.is_available()
 
@@ -51,6 +52,8 @@ def _triton(num_sms: int, dtype: torch.dtype) -> Fast:
         pytest.skip("Triton before 3.7 cannot interpret loops with NumPy 2.4 and later")
     from aserve.kernels.triton_ops import TritonOps
 
+    if not HAS_CUDA:
+        make_quick()
     torch.manual_seed(0)
     return Fast(TritonOps(num_sms), torch.device("cuda" if HAS_CUDA else "cpu"), dtype, interpreted=not HAS_CUDA)
 
