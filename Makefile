@@ -34,9 +34,9 @@ serve: setup
 test: setup-dev check
 	$(BIN)/python -m pytest -q $(SIDE_BY_SIDE)
 
-# New examples of the scheduler's, the cache's and their records' properties, then the tests that take minutes.
+# New examples of what holds of the scheduler, the cache, their records and the parsers, then the tests that take minutes.
 test-thorough: setup-dev $(DOCS_STAMP)
-	$(BIN)/python -m pytest -q $(SIDE_BY_SIDE) --hypothesis-profile thorough --timeout 7200 tests/scheduler/test_state_machine.py tests/kv_cache tests/observe
+	$(BIN)/python -m pytest -q $(SIDE_BY_SIDE) --hypothesis-profile thorough --timeout 7200 tests/scheduler/test_state_machine.py tests/kv_cache tests/observe tests/text/formats/test_law.py
 	$(BIN)/python -m pytest -q -m thorough -n logical --maxprocesses 8 tests/faults
 	$(BIN)/python -m pytest -q -m thorough --ignore tests/faults
 

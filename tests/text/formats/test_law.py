@@ -9,7 +9,7 @@
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aserve.core.answer_events import Arguments, CallBegins
@@ -17,6 +17,8 @@ from aserve.text.formats.parser import parser_of
 from tests.text.formats.examples import EXAMPLES, JSON, SCHEMAS
 from tests.text.formats.reading import FORMATS, events_of, joined, told
 
+FEWER = settings(max_examples=settings.default.max_examples // 2)
+"""Of each format: there are many, and one parser. `make test-thorough` has half of thousands."""
 COMMON = [
     "\n",
     " ",
@@ -69,6 +71,7 @@ def chunks_of(draw, text):
 
 
 @pytest.mark.parametrize("name", FORMATS)
+@FEWER
 @given(data=st.data(), in_thought=st.booleans())
 def test_any_chunking_gives_the_same_events(name, data, in_thought):
     text = data.draw(texts(name))
@@ -78,6 +81,7 @@ def test_any_chunking_gives_the_same_events(name, data, in_thought):
 
 
 @pytest.mark.parametrize("name", FORMATS)
+@FEWER
 @given(data=st.data())
 def test_what_begins_no_marker_is_let_out_at_once(name, data):
     """Before any marker is whole, what is held is the longest end of the text that may begin one, and no more."""
@@ -115,6 +119,7 @@ def test_json_arguments_are_let_out_at_once(name):
 
 
 @pytest.mark.parametrize("name", FORMATS)
+@FEWER
 @given(data=st.data())
 def test_nothing_is_lost(name, data):
     """Words that stand anywhere between anything are said once, in their order: as content, thoughts, arguments..."""
