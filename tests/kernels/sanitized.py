@@ -24,8 +24,10 @@ from aserve.kernels.native import library as native
 from aserve.kernels.native.library import Library
 from aserve.kernels.native.native_ops import NativeOps
 
-FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-O1", "-fexpensive-optimizations")
-"""The last rounds a product and a sum once (FMA), as optimized kernels do, which have to equal twins to the bit."""
+FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g1", "-O1", "-fexpensive-optimizations")
+"""The last rounds a product and a sum once (FMA), as optimized kernels do, which have to equal twins to the bit. -g1:
+reports name lines but no variables, which took the compiler half of its time.
+"""
 PRELOADED = "ASERVE_SANITIZED"
 TESTS = (
     *("test_native.py", "test_norm.py", "test_activation.py", "test_rope.py", "test_sampling.py", "test_scores.py"),
