@@ -13,7 +13,7 @@ from gpu_stages import Record, Stage, Stages, read_records
 from load.process import exit_on_sigterm
 
 OUTPUTS: Final = ("stages.jsonl", "results.jsonl", "goals.json", "report.txt", "log.txt", "running-*.log")
-WITHOUT_A_GPU: Final = ("test_compile", "test_offline", "test_bench_kernels", "test_sanitized")
+WITHOUT_A_GPU: Final = ("test_compile", "test_bench_kernels", "test_sanitized")
 """Of tests/kernels: what compiles for a GPU that is not there, or needs none."""
 PLAIN_PYTEST: Final = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "OMP_NUM_THREADS": "1"}
 """No plugin that the machine happens to have; one thread, since many tests run side by side."""

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 OLD_TRITON = os.environ.get("TRITON_3_6")
 
 Variants = list[dict[str, object]]
-"""What offline_shapes.py reports of each variant of each kernel."""
+"""What offline_shapes.py reports of each variant of each kernel, and offline.py of each kernel."""
 
 
 class Figures(NamedTuple):
@@ -67,13 +67,13 @@ PROGRAMS_PER_SM = {
 """Of kernels that wait for memory, at least."""
 
 
-def compiled_variants(folder: Path, triton: str | None, *arguments: str) -> Variants:
-    """What offline_shapes.py reports, given its arguments; compiled anew where the folder is empty."""
+def compiled_by(module: str, folder: Path, triton: str | None, *arguments: str) -> Variants:
+    """What a module reports, given its arguments; compiled anew but for what the folder has."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     env["TRITON_CACHE_DIR"] = str(folder)
     if triton is not None:
         env["PYTHONPATH"] = os.pathsep.join([triton, *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-m", "tests.kernels.offline_shapes", *arguments]
+    command = [sys.executable, "-m", f"tests.kernels.{module}", *arguments]
     child = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert child.returncode == 0, child.stderr
     return [json.loads(line) for line in child.stdout.splitlines()]
@@ -89,10 +89,19 @@ def triton(request: pytest.FixtureRequest) -> str | None:
     return OLD_TRITON
 
 
+def compiled_variants(folder: Path, triton: str | None, *arguments: str) -> Variants:
+    return compiled_by("offline_shapes", folder, triton, *arguments)
+
+
 @pytest.fixture(scope="module")
-def variants(triton: str | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Variants]:
+def folder(triton: str | None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of compiled kernels, empty at first: what two tests ask for is compiled once."""
+    return tmp_path_factory.mktemp("triton")
+
+
+@pytest.fixture(scope="module")
+def variants(triton: str | None, folder: Path) -> Iterator[Variants]:
     """For an H100 or H200: the shapes that are counted on, each part in a process of its own."""
-    folder = tmp_path_factory.mktemp("triton")
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         parts = pool.map(lambda part: compiled_variants(folder, triton, part), ("attention", "fixed", "others"))
         yield [variant for part in parts for variant in part]
@@ -136,6 +145,25 @@ def test_attention_keeps_a_processor_busy(variants: Variants, case: tuple[str, i
 @pytest.mark.parametrize("kernel", PROGRAMS_PER_SM)
 def test_kernels_that_wait_for_memory_share_a_processor(variants: Variants, kernel: str) -> None:
     assert min(v["programs_per_sm"] for v in variants if v["kernel"] == kernel) >= PROGRAMS_PER_SM[kernel]
+
+
+@pytest.fixture(scope="module")
+def kernels(triton: str | None, folder: Path, variants: Variants) -> Variants:
+    """What offline.py reports of each kernel, over steps of many sizes, lengths and alignments."""
+    return compiled_by("offline", folder, triton)
+
+
+def test_the_kernels_of_a_model_fit(kernels: Variants) -> None:
+    assert len(kernels) == 13
+    for kernel in kernels:
+        assert kernel["spilled_bytes"] == 0, kernel
+        assert kernel["shared_bytes"] <= SHARED_BYTES_OF_A_HOPPER_SM, kernel
+
+
+def test_no_kernel_is_compiled_again_as_lengths_change(kernels: Variants) -> None:
+    """Decode attention is compiled for one split and for several, whatever their number."""
+    expected = {kernel["kernel"]: 2 if kernel["kernel"] == "_decode_kernel" else 1 for kernel in kernels}
+    assert {kernel["kernel"]: kernel["variants"] for kernel in kernels} == expected
 
 
 @pytest.mark.thorough
