@@ -205,7 +205,8 @@ def test_a_flood_of_long_answers_makes_nobody_wait_half_as_long_again(answers):
 FLOODS = {"long prompts": (35.0, (1000, 3000), (1, 20)), "short requests": (560.0, (50, 200), (1, 2))}
 """Requests a second, and tokens: five times what the machine can do."""
 GUESTS = {
-    "short": (60.0, 4.0, (50, 200)),
+    "short": (30.0, 4.0, (50, 200)),
+    "short, for longer": (60.0, 4.0, (50, 200)),
     "of two chunks": (120.0, 1.0, (300, 900)),
     "of ten chunks": (120.0, 0.5, (1500, 3000)),
 }
