@@ -285,11 +285,14 @@ def test_who_has_no_guess_is_asked_the_less_often_the_more_there_are(num_rows, n
 
 # Lives.
 
+SEEDS = [range(52), pytest.param(range(52, 200), marks=pytest.mark.thorough)]
+
 
 @pytest.mark.slow
-def test_every_answer_with_drafts_is_the_oracles():
+@pytest.mark.parametrize("seeds", SEEDS, ids=str)
+def test_every_answer_with_drafts_is_the_oracles(seeds):
     num_drafts = num_accepted = num_preemptions = num_waits = 0
-    for seed in range(100):
+    for seed in seeds:
         guesser = Guesser()
         loop = run_trace(seed, depth=1 + seed % 4, options={"proposer": guesser})
         statistics = loop.scheduler.statistics()
@@ -299,8 +302,8 @@ def test_every_answer_with_drafts_is_the_oracles():
         num_waits += statistics.num_drafted_slices
         assert guesser.known == set(), "a proposer keeps nothing of who has ended"
     assert 0.1 * num_drafts < num_accepted < 0.9 * num_drafts
-    assert num_preemptions > 100
-    assert num_waits > 500
+    assert num_preemptions > 50
+    assert num_waits > 250
 
 
 def small_model(**sizes: object) -> DraftModelProposer:
@@ -310,10 +313,11 @@ def small_model(**sizes: object) -> DraftModelProposer:
 
 
 @pytest.mark.slow
-def test_every_answer_with_a_draft_model_is_the_oracles():
+@pytest.mark.parametrize("seeds", SEEDS, ids=str)
+def test_every_answer_with_a_draft_model_is_the_oracles(seeds):
     """With preemption, swapping, prefix hits, forks, failures and cancellations, as `run_trace` has them."""
     num_drafts = num_accepted = num_preemptions = 0
-    for seed in range(100):
+    for seed in seeds:
         block_size = random.Random(seed).choice((1, 2, 4))  # as the trace has it
         proposer = small_model(block_size=block_size, max_catch_up=random.Random(seed).choice((2, 6, 50)))
         loop = run_trace(seed, depth=1 + seed % 4, options={"proposer": proposer})
@@ -323,9 +327,9 @@ def test_every_answer_with_a_draft_model_is_the_oracles():
         num_preemptions += statistics.num_preemptions
         assert proposer._pasts == {}, "a proposer keeps nothing of who has ended"
         assert len(proposer._free_blocks) == 11, "all blocks come back"
-    assert num_drafts > 300
+    assert num_drafts > 150
     assert 0.1 * num_drafts < num_accepted < num_drafts
-    assert num_preemptions > 100
+    assert num_preemptions > 50
 
 
 @pytest.mark.parametrize("depth", [1, 2])
