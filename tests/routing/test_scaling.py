@@ -100,6 +100,12 @@ def test_up_waits_as_long_as_it_is_told():
     assert fleet.num > 1
 
 
+def test_bursts_that_are_over_before_that_bring_nobody():
+    fleet = Fleet(msgspec.structs.replace(OPTIONS, up_after_s=30.0, down_after_s=300.0), num=3)
+    nums = [fleet.look(tokens_per_s) for tokens_per_s in (6000, 100, 100) * 8]
+    assert nums == [3] * 24
+
+
 def test_it_grows_by_a_factor_at_a_time():
     fleet = Fleet()
     assert fleet.look(1e6) == fleet.look(1e6, 0.1) == 2
