@@ -10,6 +10,7 @@ import pytest
 from aserve.core.errors import UnavailableError
 from aserve.engine import EngineState
 from aserve.http import Keyring, create_app
+from aserve.http.openai.responses import background
 from aserve.http.openai.responses.background import ENDED
 from aserve.stores.responses import MemoryStore, SqliteStore
 from tests.engines import says, scripted_engine
@@ -195,6 +196,19 @@ async def test_a_background_stream_goes_on_without_its_client(engine, runner):
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
         assert put_together(events) == events[-1]["response"]["output"]
         assert (await client.get(f"{URL}/{id}")).json() == events[-1]["response"]
+
+
+async def test_of_events_that_are_over_no_more_bytes_are_kept_than_there_may_be(engine, monkeypatch):
+    """Catches events that are kept for as long as the server lives."""
+    monkeypatch.setattr(background, "MAX_KEPT_BYTES", 12_000)
+    async with client_of(create_app(engine)) as client:
+        ids = []
+        for _ in range(5):
+            response = await client.post(URL, json={"input": "hi", "background": True, "stream": True})
+            assert 6000 < len(response.content) < 12_000
+            ids.append(events_of(response.text)[0]["response"]["id"])
+        followed = [await client.get(f"{URL}/{id}?stream=true") for id in ids]
+    assert [answer.status_code for answer in followed] == [400, 400, 400, 400, 200]
 
 
 async def test_a_cancelled_response_ends_with_what_it_has_and_gives_back_its_blocks():
