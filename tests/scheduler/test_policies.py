@@ -171,7 +171,7 @@ def test_a_reader_of_a_swapped_sequence_may_leave():
     drained(loop)
 
 
-def test_a_move_that_nobody_wants_any_more_is_not_made():
+def swapped_by_itself() -> SyncLoop:
     """A sequence that gave way to itself while nothing could run: no plan has taken its move along yet."""
     loop = SyncLoop(num_blocks=4, num_host_blocks=3, preemption=SWAPS, watermark=0.0)
     loop.add(request("old", (0, 0), max_tokens=1))
@@ -179,6 +179,11 @@ def test_a_move_that_nobody_wants_any_more_is_not_made():
     loop.plan()
     assert loop.plan() is None
     assert loop.scheduler.statistics().num_swapped == 1
+    return loop
+
+
+def test_a_move_that_nobody_wants_any_more_is_not_made():
+    loop = swapped_by_itself()
     loop.cancel("new")
     loop.add(request("next", (2,), max_tokens=3))
     loop.drain()
@@ -188,12 +193,7 @@ def test_a_move_that_nobody_wants_any_more_is_not_made():
 
 def test_who_needs_all_blocks_comes_back_from_the_host_once_it_is_alone():
     """Catches blocks that are kept free for others where nobody else runs: all of it would be computed anew."""
-    loop = SyncLoop(num_blocks=4, num_host_blocks=3, preemption=SWAPS, watermark=0.0)
-    loop.add(request("old", (0, 0), max_tokens=1))
-    loop.add(request("new", (1, 1, 1, 1), max_tokens=2))
-    loop.plan()
-    assert loop.plan() is None
-    assert loop.scheduler.statistics().num_swapped == 1
+    loop = swapped_by_itself()
     drained(loop)
     assert admitted(loop) == [0, 1, 1]
     assert [sum(part.num_tokens for part in plan.slices) for plan in loop.plans] == [6, 1]
