@@ -15,8 +15,8 @@ class ForwardBatch:
     """A step's T tokens as every layer sees them. It is passed on whole: what a capability needs more is a field here.
 
     positions_T: int64, of each token in its sequence. attention: where their keys and values lie. lora: which of them
-    are computed with which adapter; None where none is. wanted_N: int64, the tokens whose hidden states will be read,
-    which a model may spare the others; None for all.
+    are computed with which adapter; None where none is. wanted_N: int64, the tokens whose hidden states will be read: a
+    model need not compute those of the others. None for all.
     """
 
     positions_T: Tensor
