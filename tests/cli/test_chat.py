@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 
 from aserve.cli.asking.local import Local
-from aserve.cli.asking.source import Ended
+from aserve.cli.asking.remote import AskError, Remote
+from aserve.cli.asking.source import Asked, Ended
 from aserve.cli.chat.commands import COMMANDS, CommandError, Talk, run_command
 from aserve.cli.chat.conversation import Conversation
 from aserve.cli.chat.plain import PlainReader, PlainScreen, is_whole, without_fence
@@ -211,6 +212,12 @@ def test_where_typed_lines_are_kept():
 
 
 # The real command, through a pipe
+
+
+async def test_a_server_that_goes_before_its_answer_is_one_line():
+    async with Remote("http://127.0.0.1:9", name="m") as remote:
+        with pytest.raises(AskError, match=r"^http://127\.0\.0\.1:9/v1: cannot connect \("):
+            await anext(remote.ask(Asked(prompt="A?")))
 
 
 @pytest.mark.e2e

@@ -387,6 +387,7 @@ def test_a_tool_without_parameters_takes_none(accepts, format):
         ({"a b": {}}, "#/properties/a b cannot be written"),
         ({"a": False}, "#/properties/a cannot be written"),
         ({"a": {"enum": [{}]}}, "an enum of objects"),
+        ({"a": {"minimum": 1}}, "#/properties/a: None cannot be enforced"),
         ({"a": {"enum": ['<|"|>']}}, "cannot be written here"),
         ({"a": {"type": "array", "items": {"allOf": [{}]}}}, "#/properties/a/items"),
     ],

@@ -63,3 +63,12 @@ async def test_events_are_found_by_their_numbers_after_a_fault():
         rest = events_of((await client.get(f"{URL}/{id}?stream=true&starting_after={number}")).text)
         assert rest == events[-1:]
         assert (await client.get(f"{URL}/{id}")).json()["status"] == "failed"
+
+
+async def test_a_large_input_of_numbers_is_refused_by_what_it_must_be():
+    """Told at a glance, before any of them is decoded: not by the first that is no object."""
+    async with scripted_engine() as engine, client_of(create_app(engine)) as client:
+        answer = await client.post(URL, json={"input": [1] * 50_000})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "input"
+    assert answer.json()["error"]["message"].startswith("input must be a text, or a list of items")

@@ -5,7 +5,7 @@ import torch
 
 from aserve.kernels import cpu_attention
 from aserve.kernels.cpu import CpuOps
-from aserve.kernels.cpu_attention import ContextGather, Layer, attend_all, plan_reads
+from aserve.kernels.cpu_attention import ContextGather, Layer, attend_all, padded_keys, plan_reads
 from tests.kernels.cases import Fast, paged
 
 pytestmark = pytest.mark.torch
@@ -40,3 +40,9 @@ def test_query_heads_of_a_key_head_attend_together_or_apart(monkeypatch, options
     together = case.attend(CpuOps(), **options)
     monkeypatch.setattr(cpu_attention, "_MAX_STACKED_MASK", 0)
     torch.testing.assert_close(case.attend(CpuOps(), **options), together)
+
+
+def test_no_tile_of_keys_is_halved() -> None:
+    """What is read ends at a step, or where a tile that would be halved is full; a tile's end is a step too."""
+    expected = {1: 16, 16: 16, 17: 32, 192: 192, 193: 384, 384: 384, 385: 512, 512: 512, 513: 528, 1217: 1408}
+    assert {num_keys: padded_keys(num_keys) for num_keys in expected} == expected

@@ -8,7 +8,7 @@ import pytest
 from aserve.core.errors import OverloadedError, UnavailableError
 from aserve.observe.mirror import Mirror
 from aserve.observe.observer import MAX_VIEWERS, Observer
-from aserve.observe.records import BlockChange, Held, Splice
+from aserve.observe.records import BlockChange, Held, Phases, Splice
 from tests.engines import byte_tokenizer
 from tests.fakes import FakeClock
 from tests.observe.explained import Names
@@ -97,6 +97,30 @@ async def test_times_are_those_of_the_clock():
     assert first.work.phases.plan == 2000
     assert first.at_us >= 1_002_000
     assert (first.work.phases.launch, first.work.phases.publish) == (0, 0)
+
+
+@pytest.mark.parametrize("is_launched_last", [False, True])
+def test_the_wait_begins_with_nothing_else_to_do_and_never_before_the_launch(is_launched_last):
+    loop, clock = SyncLoop(), FakeClock()
+    observer = Observer(loop.scheduler.readings, clock, Names())
+    loop.add(request("a", PROMPT[:4]))
+    with observer.viewer() as viewer:
+        news_of(viewer)
+        plan = loop.plan()
+        observer.planned(plan, 0.0)
+        told = (observer.awaited, observer.launched) if is_launched_last else (observer.launched, observer.awaited)
+        for tell in told:
+            clock.advance(0.001)
+            tell(plan)
+        _, result = loop.in_flight.popleft()
+        step = loop.scheduler.commit(result)
+        clock.advance(0.004)
+        observer.committed(plan, 0.005)
+        clock.advance(0.001)
+        observer.published(plan, result, step)
+        [phases] = [record.work.phases for record in news_of(viewer).records]
+    launch_us = 2000 if is_launched_last else 1000
+    assert phases == Phases(plan=0, launch=launch_us, flight=5000 - launch_us, wait=3000, commit=1000, publish=1000)
 
 
 def test_who_reads_slowly_loses_records_and_is_told_how_many():

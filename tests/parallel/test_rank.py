@@ -10,7 +10,7 @@ import torch
 from aserve.core.config import Options
 from aserve.parallel import rank
 from aserve.parallel.task import RankTask
-from aserve.runner.rank_messages import Failed, PipeReader, decode_answer
+from aserve.runner.rank_messages import Close, Failed, PipeReader, decode_answer
 
 pytestmark = pytest.mark.torch
 
@@ -37,3 +37,20 @@ def test_one_that_cannot_load_says_why_before_it_ends(monkeypatch: pytest.Monkey
     assert isinstance(answer, Failed)
     assert answer.kind == "CheckpointError"
     assert f"{tmp_path}: there is no config.json" in answer.message
+
+
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_one_that_is_told_to_close_gives_back_what_it_has_made(
+    monkeypatch: pytest.MonkeyPatch, is_loaded: bool
+) -> None:
+    done: list[object] = []
+    monkeypatch.setattr(rank, "os", SimpleNamespace(_exit=done.append))
+    read_fd, write_fd = os.pipe()
+    task = RankTask(Options(model="demo", device="cpu", tensor_parallel_size=2), 1, "meeting", torch.get_num_threads())
+    one = rank.Rank(task, read_fd, write_fd)
+    if is_loaded:
+        monkeypatch.setattr(one, "_made", SimpleNamespace(close=lambda: done.append("closed")))
+    one._heed(Close())
+    assert done == (["closed", 0] if is_loaded else [0])
+    os.close(read_fd)
+    os.close(write_fd)

@@ -1,11 +1,14 @@
 """The memory plan: its arithmetic, and the step that is measured."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from aserve.core.config import GiB
 from aserve.core.speculation import MAX_STEP_DRAFTS
 from aserve.kernels.cpu import CpuOps
+from aserve.runner import profile
 from aserve.runner.graph_keys import KINDS, MAX_GRAPHS
 from aserve.runner.host_budget import cpu_kv_budget
 from aserve.runner.kv_store import allocate_kv
@@ -59,20 +62,25 @@ def test_a_cpu_gives_four_gibibytes_at_most():
     assert 0 < cpu_kv_budget() <= 4 * GiB
 
 
-@pytest.mark.parametrize(
-    ("free_bytes", "expected"), [(80 * GiB, 75 * GiB - 24 * GiB), (50 * GiB, 50 * GiB - 4 * GiB - MARGIN_BYTES)]
-)
-def test_steps_that_become_no_graphs_are_measured_too(monkeypatch, free_bytes, expected):
-    """The step runs on the CPU here, and the counters are a fake GPU's."""
-    counters = {
-        "reset_peak_memory_stats": None,
-        "memory_allocated": 20 * GiB,
-        "max_memory_allocated": 24 * GiB,
-        "mem_get_info": (free_bytes, 100 * GiB),
-    }
-    for name, value in counters.items():
-        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
-    budget = cuda_kv_budget(
+@pytest.fixture
+def fake_counters(monkeypatch):
+    """Make the counters those of a GPU that has so much free; steps run on the CPU all the same."""
+
+    def make(free_bytes):
+        counters = {
+            "reset_peak_memory_stats": None,
+            "memory_allocated": 20 * GiB,
+            "max_memory_allocated": 24 * GiB,
+            "mem_get_info": (free_bytes, 100 * GiB),
+        }
+        for name, value in counters.items():
+            monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+
+    return make
+
+
+def toy_budget(captured_len):
+    return cuda_kv_budget(
         ToyLM(),
         CpuOps(),
         largest_step(4, 50, 64, block_size=4),
@@ -80,9 +88,26 @@ def test_steps_that_become_no_graphs_are_measured_too(monkeypatch, free_bytes, e
         device=torch.device("cpu"),
         block_size=4,
         gpu_memory_utilization=0.75,
-        captured_len=None,
+        captured_len=captured_len,
     )
-    assert budget == expected
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "expected"), [(80 * GiB, 75 * GiB - 24 * GiB), (50 * GiB, 50 * GiB - 4 * GiB - MARGIN_BYTES)]
+)
+def test_steps_that_become_no_graphs_are_measured_too(fake_counters, free_bytes, expected):
+    fake_counters(free_bytes)
+    assert toy_budget(captured_len=None) == expected
+
+
+def test_room_is_left_for_graphs_only_where_steps_become_graphs(fake_counters, monkeypatch):
+    fake_counters(80 * GiB)
+    captured = []
+    monkeypatch.setattr(profile, "graph_device", lambda device: SimpleNamespace(num_bytes=GiB))
+    monkeypatch.setattr(ModelRunner, "capture_largest", lambda self: captured.append(self))
+    budgets = [toy_budget(captured_len=captured_len) for captured_len in (None, 64)]
+    assert len(captured) == 1
+    assert budgets[0] - budgets[1] == graph_budget(GiB, 4, 64)
 
 
 @pytest.mark.parametrize(("max_num_seqs", "num_tokens", "max_model_len"), [(4, 50, 64), (8, 5, 64), (2, 100, 16)])

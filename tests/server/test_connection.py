@@ -323,3 +323,14 @@ async def test_a_send_that_waits_is_let_go_when_the_client_resets():
             client.reset()
             await let_go.wait()
         await site.quiet()
+
+
+async def test_the_client_hears_of_the_end_at_once_and_has_its_own_time_to_leave():
+    async with serving(Recorder(), linger_s=3600) as site:
+        client = await site.connect()
+        assert (await client.ask(request(b"/", b"GET", b"Connection: close"))).status == 200
+        async with asyncio.timeout(PATIENCE_S):
+            assert await client.reader.read() == b"", "no more will come"
+        assert len(site.connections) == 1
+        await client.close()
+        await site.quiet()

@@ -348,3 +348,10 @@ def test_a_text_that_is_indented_is_charged_by_its_lines(width, is_refused):
             lines.render(ASK)
     else:
         assert lines.render(ASK) == ""
+
+
+def test_characters_of_any_language_change_their_case():
+    """Millions of them cost bytes, not steps."""
+    source = "{{ 'É'.lower() }}{{ 'straße' | upper }}{{ 'ÀB' | capitalize }}{{ 'ß'.casefold() }}{{ 'Éa'.swapcase() }}"
+    assert template(source).render(ASK) == "éSTRASSEÀbsséA"
+    assert template("{% set x = ('é' * 2000000) | upper %}").render(ASK) == ""

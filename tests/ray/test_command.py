@@ -1,0 +1,79 @@
+"""The commands of `aserve ray` beside a made-up Ray: what is printed, which cluster is taken, how it is left."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from aserve.cli.settings import parse_command
+from aserve.core.errors import ConfigError
+from aserve.ray.command import cluster, run
+from aserve.ray.options import RayOptions
+
+
+class FakeRay(SimpleNamespace):
+    """Connects to whatever it is told, and starts a cluster where it is told of none; notes what it is asked."""
+
+    __version__ = "1.2.3"
+
+    def __init__(self, *, is_running: bool) -> None:
+        super().__init__()
+        self.is_running = is_running
+        self.asked: list[str] = []
+
+    def init(self, address: str = "none", **_options: object) -> None:
+        self.asked.append(address)
+        if address == "auto" and not self.is_running:
+            raise ConnectionError
+
+    def shutdown(self) -> None:
+        self.asked.append("shutdown")
+
+
+@pytest.fixture
+def fake_ray(monkeypatch):
+    def make(*, is_running):
+        ray = FakeRay(is_running=is_running)
+        monkeypatch.setitem(sys.modules, "ray", ray)
+        return ray
+
+    return make
+
+
+def test_config_prints_the_file_and_starts_nothing(capsys):
+    assert run(parse_command(["ray", "config", "--model", "demo", "--port", "9"], {}), {}) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["http_options"]["port"] == 9
+
+
+@pytest.mark.parametrize(
+    ("address", "is_running", "is_ours", "asked", "told"),
+    [
+        (None, True, False, ["auto"], "connected"),
+        (None, False, True, ["auto", "none"], "a cluster of this machine, which ends with this command"),
+        ("there", True, False, ["there"], "connected"),
+    ],
+)
+def test_a_cluster_that_is_there_is_taken_and_else_one_is_started(
+    fake_ray, capsys, address, is_running, is_ours, asked, told
+):
+    ray = fake_ray(is_running=is_running)
+    with cluster(RayOptions(address=address), {}) as found:
+        assert found is is_ours
+        assert ray.asked == asked
+    assert ray.asked == [*asked, "shutdown"]
+    assert capsys.readouterr().err == f"aserve: Ray 1.2.3: {told}\n"
+
+
+def test_nothing_is_left_running_on_a_cluster_that_ends_with_the_command(fake_ray):
+    ray = fake_ray(is_running=False)
+    with (
+        pytest.raises(ConfigError, match="--detach needs a cluster that goes on"),
+        cluster(RayOptions(detach=True), {}),
+    ):
+        pytest.fail("it was yielded")
+    assert ray.asked[-1] == "shutdown"
+    connected = fake_ray(is_running=True)
+    with cluster(RayOptions(detach=True), {}):
+        pass
+    assert connected.asked == ["auto", "shutdown"]
