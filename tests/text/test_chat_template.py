@@ -8,6 +8,7 @@ import pytest
 
 from aserve.core.errors import CheckpointError, ConfigError, InvalidRequestError
 from aserve.text.chat_template import ChatTemplate
+from aserve.text.template_sandbox import TemplateSandbox
 from tests.text import checkpoints, templates
 from tests.text.templates import ASK, TALK
 
@@ -355,3 +356,11 @@ def test_characters_of_any_language_change_their_case():
     source = "{{ 'É'.lower() }}{{ 'straße' | upper }}{{ 'ÀB' | capitalize }}{{ 'ß'.casefold() }}{{ 'Éa'.swapcase() }}"
     assert template(source).render(ASK) == "éSTRASSEÀbsséA"
     assert template("{% set x = ('é' * 2000000) | upper %}").render(ASK) == ""
+
+
+def test_a_template_that_is_warm_is_not_compiled_any_more(monkeypatch):
+    warm, malformed = template("{{ messages[0].role }}"), template("{{")
+    warm.warm_up()
+    malformed.warm_up()
+    monkeypatch.setattr(TemplateSandbox, "compile_template", None)
+    assert warm.render(ASK) == "user"

@@ -134,3 +134,9 @@ def test_a_decoder_that_is_not_known_is_refused(decoder):
     backend.decoder = decoder
     with pytest.raises(CheckpointError, match="is not supported"):
         TokenBytes(backend)
+
+
+def test_what_was_flushed_is_not_told_again():
+    detokenizer = Detokenizer(BYTE_LEVEL.text_bytes)
+    detokenizer.feed(BYTE_LEVEL.encode("🤖", add_special_tokens=False)[:1])
+    assert [detokenizer.flush(), detokenizer.flush()] == ["\ufffd", ""]

@@ -1,3 +1,5 @@
+from array import array
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -8,7 +10,7 @@ from aserve.core.outputs import FinishReason, SeqDelta, TextDelta
 from aserve.core.params import SamplingParams
 from aserve.core.plan import TokenScores
 from aserve.text.stop_strings import StopMatcher
-from aserve.text.stream import TextStream
+from aserve.text.stream import TextStream, VectorStream
 from tests.engines import EOS as END
 from tests.engines import byte_tokenizer
 from tests.text import checkpoints
@@ -307,3 +309,8 @@ def test_a_stream_is_plain_once_its_leading_space_is_settled_and_between_charact
         stream = TextStream(BYTE_LEVEL, params)
         stream.push(delta([70]))
         assert not stream.is_plain
+
+
+def test_a_vector_has_no_text():
+    delta = SeqDelta(RequestId("a"), (), FinishReason.STOP, num_cached_tokens=3, vector=array("f", [1.0]))
+    assert VectorStream().push(delta) == TextDelta("", (), FinishReason.STOP, num_cached_tokens=3, vector=delta.vector)

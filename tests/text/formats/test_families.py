@@ -76,6 +76,9 @@ def test_events_come_in_their_order():
         '<tool_call>{"name": "f", "age": 3}</tool_call>',
         '<tool_call>{"name": 3, "arguments": {}}</tool_call>',
         '<tool_call>{"name": "", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": }</tool_call>',
+        '<tool_call>{"name": }</tool_call>',
+        '<tool_call>{"name"}</tool_call>',
         '<tool_call>{"arguments": {"a": [1, 2]}}</tool_call>',
         '<tool_call>{"name": "f", "name": "g", "arguments": {}}</tool_call>',
         '<tool_call>{"name": "' + "f" * 300 + '", "arguments": {}}</tool_call>',
@@ -159,8 +162,10 @@ def test_the_schema_tells_the_type_of_a_tagged_value(value, schema, said):
     ],
 )
 def test_python_becomes_json(written, said):
-    [(_, arguments, _)] = parsed(format_named("pythonic"), f"[now({written})]")[2]
-    assert json.loads(arguments) == said
+    text = f"[now({written})]"
+    for chunks in ([text], text):  # at once, and by characters
+        [(_, arguments, _)] = told(events_of(format_named("pythonic"), chunks))[2]
+        assert json.loads(arguments) == said
 
 
 def test_a_thought_that_the_prompt_has_begun_goes_on():
@@ -175,3 +180,25 @@ def test_channels_without_tools_are_content():
     assert parsed(FORMATS["openai"], text, schemas={}) == ("", "{}", [])
     assert parsed(FORMATS["openai"], "Hello to all", schemas=SCHEMAS) == ("", "Hello to all", [])
     assert parsed(FORMATS["openai"], "<|channel|>x<|message|>y") == ("", "<|channel|>x<|message|>y", [])
+
+
+def test_a_header_that_is_none_is_content_wherever_it_stands():
+    text = "<|channel|>final<|message|>hi<|channel|>x<|message|>y"
+    assert parsed(FORMATS["openai"], text) == ("", "hi<|channel|>x<|message|>y", [])
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_what_comes_at_once_is_told_in_no_more_events_than_it_has_parts(name):
+    events = events_of(FORMATS[name], [EXAMPLES[name].text])
+    assert events == joined(events)
+
+
+def test_behind_the_end_of_a_list_of_calls_nothing_is_a_call():
+    call = '{"name": "now", "arguments": {}}'
+    text = f"[TOOL_CALLS][{call}], {call}"
+    assert parsed(FORMATS["mistral"], text) == ("", f", {call}", [("now", "{}", None)])
+
+
+@pytest.mark.parametrize("text", ["<function=now=>\n</function>", "<function=now</function>", "<function=now"])
+def test_a_name_that_does_not_end_as_it_should_is_content(text):
+    assert parsed(FORMATS["qwen3_coder"], text) == ("", text, [])

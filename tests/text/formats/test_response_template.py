@@ -156,3 +156,19 @@ def test_what_is_not_read_is_told(fields, told):
 @pytest.mark.parametrize("given", [5, {}, {"fields": 3}, {"version": 2, "fields": {}}])
 def test_what_is_no_template_is_told(given):
     assert own_formats(given) == (None, None, ("it is no response_template of version 1",))
+
+
+def test_thoughts_that_no_family_has_are_read():
+    own = own_formats(template(reasoning_content={"open": "<why>", "close": "</why>", "content": "text"}))
+    assert own.problems == ()
+    assert own.thoughts not in THOUGHTS
+    assert parsed(format_of(own), "<why>a</why>b") == ("a", "b", [])
+
+
+@pytest.mark.parametrize(("blank", "is_call"), [("", False), (r"\s*", True)])
+def test_white_space_behind_a_name_is_read_where_the_pattern_has_it(blank, is_call):
+    pattern = r"<call>\s*to=(?P<name>[\w.-]+)" + blank + "<json>"
+    format = format_of(own_formats(template({**NAMED, "open_pattern": pattern})))
+    assert parsed(format, "<call>to=f<json>{}</call>") == ("", "", [("f", "{}", None)])
+    text = "<call>to=f <json>{}</call>"
+    assert parsed(format, text) == (("", "", [("f", "{}", None)]) if is_call else ("", text, []))
