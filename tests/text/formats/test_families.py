@@ -199,6 +199,24 @@ def test_behind_the_end_of_a_list_of_calls_nothing_is_a_call():
     assert parsed(FORMATS["mistral"], text) == ("", f", {call}", [("now", "{}", None)])
 
 
-@pytest.mark.parametrize("text", ["<function=now=>\n</function>", "<function=now</function>", "<function=now"])
-def test_a_name_that_does_not_end_as_it_should_is_content(text):
-    assert parsed(FORMATS["qwen3_coder"], text) == ("", text, [])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("qwen3_coder", "<function=now=>\n</function>"),
+        ("qwen3_coder", "<function=now</function>"),
+        ("qwen3_coder", "<function=now"),
+        ("glm45", "<tool_call>now, he said</tool_call>"),
+    ],
+)
+def test_a_name_that_does_not_end_as_it_should_is_content(name, text):
+    assert parsed(FORMATS[name], text) == ("", text, [])
+
+
+def test_white_space_around_calls_is_nobodys():
+    call = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+    assert parsed(HERMES, f"\n{call}\n") == ("", "", [("now", "{}", None)])
+
+
+def test_white_space_before_what_should_have_been_the_rest_of_a_call_is_content():
+    text = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}"
+    assert parsed(FORMATS["deepseek_v3"], f"{text}\n so") == ("", "\n so", [("now", "{}", None)])
