@@ -163,3 +163,21 @@ def test_a_request_at_which_the_bookkeeping_tears_every_time_ends_alone(place, m
     loop.drain()
     loop.compare()
     assert TearingLoop.lost == {"r5": 1}
+
+
+def test_bookkeeping_that_is_made_anew_suspects_nobody():
+    loop = TearingLoop(num_blocks=60, max_num_batched_tokens=40)
+    for index in range(4):
+        loop.add(request(f"r{index}", (*LETTERS, index % 3), 5))
+    loop.plan()
+    loop.fail()
+    on_trial = loop.plan()
+    assert on_trial is not None
+    assert (len(on_trial.slices), loop.scheduler.max_in_flight) == (2, 1)
+    with loop._tearing():
+        raise Tear
+    anew = loop.plan()
+    assert anew is not None
+    assert (len(anew.slices), loop.scheduler.max_in_flight) == (4, 2)
+    loop.drain()
+    loop.compare()

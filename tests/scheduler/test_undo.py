@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from aserve.core.ids import RequestId
 from aserve.scheduler.undo import CALM_STEPS, Aftermath, Inquest, StepBudget
+from tests.scheduler.sync_loop import SyncLoop, request
 
 
 def names(count: int) -> list[RequestId]:
@@ -96,3 +97,21 @@ def test_when_everybody_lands_in_smaller_company_steps_stay_small_for_a_while(co
         aftermath.landed()
     assert aftermath.budget.num_tokens == 32
     assert aftermath.is_on
+
+
+def test_steps_are_planned_behind_one_another_again_once_nobody_is_on_trial():
+    """Two share a step that fails: each is tried alone, and when both have landed it was by chance."""
+    loop = SyncLoop()
+    for name in "ab":
+        loop.add(request(name, (0, 1), max_tokens=4))
+    loop.plan()
+    loop.fail()
+    most = []
+    for _ in "ab":
+        loop.plan()
+        assert loop.scheduler.max_in_flight == 1
+        loop.commit()
+        most.append(loop.scheduler.max_in_flight)
+    assert most == [1, 2]
+    loop.drain()
+    loop.compare()
