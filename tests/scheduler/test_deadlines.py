@@ -1,6 +1,7 @@
 """Deadlines: who is served ends with what it has, who is not was never computed, and nothing is left behind."""
 
 import random
+from math import inf
 
 import pytest
 
@@ -214,3 +215,18 @@ def test_before_anything_is_measured_nobody_is_refused_for_his_time():
     assert len(loop.expire()) == 50
     loop.drain()
     assert RequestId("r0") in loop.answers
+
+
+def test_it_is_known_when_the_next_deadline_comes_and_of_equals_who_came_first_ends_first():
+    loop = SyncLoop(max_num_seqs=1)
+    assert loop.scheduler.next_deadline_s == inf
+    for name, deadline_s in (("a", 5.0), ("b", 3.0), ("c", None), ("d", 3.0)):
+        loop.add(request(name, (0, 1), deadline_s=deadline_s))
+    assert loop.scheduler.next_deadline_s == 3.0
+    loop.now = 3.0
+    assert loop.expire() == ("b", "d")
+    assert loop.scheduler.next_deadline_s == 5.0
+    loop.now = 6.0
+    assert loop.expire() == ("a",)
+    assert loop.scheduler.next_deadline_s == inf
+    loop.drain()

@@ -40,3 +40,10 @@ def test_a_step_is_counted_by_its_tokens_and_not_by_the_drafts_of_the_one_before
     land(scheduler, planned(scheduler), 9, num_accepted=(0,))
     land(scheduler, planned(scheduler), 3)
     assert scheduler.statistics().num_steps_by_tokens == {2: 1, 4: 1, 1: 1}
+
+
+def test_drafts_leave_room_where_a_sequence_may_not_fill_a_step():
+    scheduler = scheduler_of({(0, 1, 5): (6, 7, 8)}, long_prefill_token_threshold=2)
+    scheduler.add(request("a", (0, 1), max_tokens=8))
+    land(scheduler, planned(scheduler), 5)
+    assert planned(scheduler).slices[0].token_ids == (5, 6)

@@ -5,7 +5,7 @@ import pytest
 from aserve.core.ids import BlockHash, SeqId
 from aserve.kv_cache.table import BlockTable
 from aserve.scheduler.preemption import choose_victims
-from aserve.scheduler.queue import SequenceQueue, first_come_first_served
+from aserve.scheduler.queue import SequenceQueue, WaitingQueue, first_come_first_served
 from aserve.scheduler.sequence import Sequence
 from tests.scheduler.sync_loop import request
 
@@ -71,3 +71,19 @@ def test_a_victim_is_never_older_than_who_gains_by_it():
     newcomer = sequence_of(2, 3.0)
     with pytest.raises(AssertionError, match="I16"):
         choose_victims(queue, newcomer)
+
+
+def test_a_newcomer_finds_as_large_a_share_of_what_waits_as_goes_before_it():
+    """Prompts of 1, 2, 3 and 4 tokens, of which the third came back: three of four go before who comes at 2.5."""
+    queue = WaitingQueue()
+    assert queue.ahead_of(request("n", (0,)), (0.0, 9)) == (0, 0.0, 0.0)
+    for seq_id in range(4):
+        wanted = request(f"r{seq_id}", (0,) * (seq_id + 1), arrival_s=float(seq_id))
+        key = first_come_first_served(wanted, SeqId(seq_id))
+        sequence = Sequence(SeqId(seq_id), wanted, BlockTable(BlockHash(bytes(32))), key, 10)
+        sequence.num_preemptions = int(seq_id == 2)
+        queue.add(sequence)
+    assert queue.ahead_of(request("n", (0,)), (2.5, 9)) == (3, 0.75 * 3, 0.75 * 7)
+    queue.remove(queue.first)
+    queue.remove(queue[1])
+    assert queue.ahead_of(request("n", (0,)), (9.0, 9)) == (2, 2, 6)
