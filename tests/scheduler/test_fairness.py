@@ -71,6 +71,16 @@ def test_what_the_prefix_cache_has_costs_nothing():
     assert counters(loop)["a"] - before == len(LONG) - num_hits + 2.0
 
 
+def test_a_tenants_weight_is_that_of_its_latest_request():
+    loop = fair_loop()
+    loop.add(request("a", LONG, max_tokens=1, tenant="a"))
+    loop.drain()
+    before = counters(loop)["a"]
+    loop.add(request("b", (1, *LONG[1:]), max_tokens=1, tenant="a", weight=2.0))
+    loop.drain()
+    assert counters(loop)["a"] - before == (len(LONG) + 2.0) / 2.0
+
+
 def test_who_asked_for_nothing_has_saved_nothing_up():
     loop = fair_loop(max_num_seqs=1)
     for i in range(6):

@@ -10,9 +10,10 @@ from aserve.core.plan import TokenScores
 from aserve.scheduler.beam import BeamSearch
 from aserve.scheduler.fairness import FairQueue
 from aserve.scheduler.held_back import Beams
+from aserve.scheduler.landing import NOTHING
 from aserve.scheduler.preemption import PreemptionRule
 from aserve.scheduler.sequence import row_sampling
-from tests.scheduler.sync_loop import SyncLoop, request
+from tests.scheduler.sync_loop import Guesser, SyncLoop, request
 from tests.scheduler.test_sequence import REQUEST
 
 
@@ -128,3 +129,35 @@ def test_a_step_of_which_nobody_says_how_long_it_took_teaches_nothing_of_cost(mo
     while (plan := loop.scheduler.plan(0.0)) is not None:
         loop.scheduler.commit(loop._kv.run(plan))
     assert told == []
+
+
+def test_a_newcomer_leaves_some_blocks_to_one_who_runs_and_none_where_nobody_does():
+    """Of ten blocks three are spared; the newcomer needs six of the eight that are free."""
+    loop = SyncLoop(num_blocks=11, watermark=0.3, max_num_batched_tokens=20)
+    loop.add(request("a", (0, 1, 0), max_tokens=2))
+    loop.plan()
+    loop.add(request("b", (1, 0) * 6, max_tokens=1))
+    loop.plan()
+    counts = loop.scheduler.statistics()
+    assert (counts.num_running, counts.num_waiting, counts.num_free_blocks) == (1, 1, 8)
+    loop.drain()
+    loop.compare()
+
+
+def test_before_anything_has_happened_all_is_counted_as_nothing():
+    counts = msgspec.structs.asdict(SyncLoop(num_blocks=9, proposer=Guesser()).scheduler.statistics())
+    assert counts.pop("num_blocks") == counts.pop("num_free_blocks") == 8
+    assert counts.pop("num_accepted_by_position") == (0,) * Guesser.most
+    assert counts.pop("step_time_error") >= 0.0
+    assert not any(counts.values()), counts
+
+
+@pytest.mark.parametrize("params", [{}, {"logprobs": 1}, {"n": 2, "best_of": 3, "temperature": 1.0}])
+def test_between_two_steps_nobody_is_in_the_midst_of_landing(params):
+    """Caught: `_at = None` removed; the next call that tears would take a token from who has nothing to do with it."""
+    loop = SyncLoop(num_blocks=60, proposer=Guesser())
+    loop.add(request("a", (0, 1, 1), max_tokens=9, **params))
+    loop.add(request("b", (1, 1, 1), max_tokens=6))
+    while loop.step():
+        assert loop.scheduler._landing.interrupted() == (NOTHING, None, False)
+    loop.compare()
