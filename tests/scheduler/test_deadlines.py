@@ -230,3 +230,13 @@ def test_it_is_known_when_the_next_deadline_comes_and_of_equals_who_came_first_e
     assert loop.expire() == ("a",)
     assert loop.scheduler.next_deadline_s == inf
     loop.drain()
+
+
+def test_who_is_open_is_remembered_when_others_are_forgotten():
+    loop = SyncLoop(checked=False)
+    loop.add(request("stays", (0, 1), max_tokens=900, deadline_s=5.0))
+    for i in range(2 * MIN_SWEEP):
+        loop.add(request(f"r{i}", (0, 1), max_tokens=1, deadline_s=9.0))
+        loop.cancel(f"r{i}")
+    loop.now = 5.0
+    assert loop.expire() == ("stays",)

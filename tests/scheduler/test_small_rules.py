@@ -161,3 +161,14 @@ def test_between_two_steps_nobody_is_in_the_midst_of_landing(params):
     while loop.step():
         assert loop.scheduler._landing.interrupted() == (NOTHING, None, False)
     loop.compare()
+
+
+def test_beams_tell_how_long_they_waited_and_what_was_cached():
+    loop = SyncLoop(num_blocks=30)
+    loop.add(request("first", (0, 1, 1, 0, 1), max_tokens=1))
+    loop.drain()
+    loop.now = 2.5
+    loop.add(request("beams", (0, 1, 1, 0, 1), max_tokens=2, n=2, beam=BeamParams(width=2)))
+    loop.drain()
+    told = [choice.last for choice in loop.answers["beams"].choices]
+    assert [(last.num_cached_tokens, last.queued_s) for last in told if last is not None] == [(4, 2.5)] * 2
