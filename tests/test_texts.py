@@ -1,5 +1,7 @@
 """Texts within bounds: what is too long is refused by what can be told of it, and what fits never is."""
 
+import json
+
 import pytest
 import tokenizers
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
@@ -164,3 +166,14 @@ async def test_over_http_every_way_in_is_bounded():
             assert (response.status_code, response.json()["error"]["code"]) == (400, code), response.text
         assert (await client.post("/v1/completions", json={"prompt": "hi"})).status_code == 200
         assert (await client.post("/tokenize", json={"prompt": "a" * 100_000})).json()["count"] == 100_000
+
+
+@pytest.mark.parametrize("change", [{"byte_fallback": False}, {"vocab": "<0x7F>"}])
+def test_where_a_byte_is_unknown_there_is_no_bound(change):
+    described = json.loads(checkpoints.sentencepiece_backend().to_str())
+    assert max_chars_per_token(tokenizers.Tokenizer.from_str(json.dumps(described))) is not None
+    if "vocab" in change:
+        described["model"]["vocab"]["another"] = described["model"]["vocab"].pop(change["vocab"])
+    else:
+        described["model"] |= change
+    assert max_chars_per_token(tokenizers.Tokenizer.from_str(json.dumps(described))) is None

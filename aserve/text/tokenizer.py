@@ -184,6 +184,5 @@ def _add_tokens(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
             if token.content not in known
         ]
     )
-    known |= {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
     named = dict.fromkeys((*config.named_tokens.values(), *config.special_tokens))
     backend.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False) for text in named])

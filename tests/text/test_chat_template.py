@@ -8,7 +8,7 @@ import pytest
 
 from aserve.core.errors import CheckpointError, ConfigError, InvalidRequestError
 from aserve.text.chat_template import ChatTemplate
-from aserve.text.template_sandbox import TemplateSandbox
+from aserve.text.template_sandbox import MAX_NUMBER_CHARS, TemplateSandbox
 from tests.text import checkpoints, templates
 from tests.text.templates import ASK, TALK
 
@@ -364,3 +364,11 @@ def test_a_template_that_is_warm_is_not_compiled_any_more(monkeypatch):
     malformed.warm_up()
     monkeypatch.setattr(TemplateSandbox, "compile_template", None)
     assert warm.render(ASK) == "user"
+
+
+def test_numbers_are_read_from_texts_of_so_many_characters_and_no_more():
+    few = template("{{ ' 7' | int + 1 }} {{ '2.5' | float }} {{ 'ff' | int(base=16) }} {{ none | int }}")
+    assert few.render(ASK) == "8 2.5 255 0"
+    read = "{% set x = ('9' * " + str(MAX_NUMBER_CHARS) + ") | float %}ok"
+    assert template(read).render(ASK) == "ok"
+    assert "a number of over" in refusal(read.replace("* ", "* 1")).message

@@ -2,9 +2,10 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import decoders, models
+from tokenizers import decoders, models, pre_tokenizers
 
 from aserve.core.errors import CheckpointError
+from aserve.text import token_bytes
 from aserve.text.detokenizer import Detokenizer
 from aserve.text.token_bytes import TokenBytes
 from tests.text import checkpoints
@@ -140,3 +141,13 @@ def test_what_was_flushed_is_not_told_again():
     detokenizer = Detokenizer(BYTE_LEVEL.text_bytes)
     detokenizer.feed(BYTE_LEVEL.encode("🤖", add_special_tokens=False)[:1])
     assert [detokenizer.flush(), detokenizer.flush()] == ["\ufffd", ""]
+
+
+def test_a_byte_is_what_the_tokenizers_library_spells_it_as():
+    """The library shows each byte as a character of its own."""
+    token_bytes._byte_alphabet.cache_clear()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(models.BPE({char: n for n, char in enumerate(alphabet)}, []))
+    backend.decoder = decoders.ByteLevel()
+    found = TokenBytes(backend, skip=frozenset())
+    assert sorted(found[n] for n in range(256)) == [bytes([byte]) for byte in range(256)]

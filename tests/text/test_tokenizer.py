@@ -126,3 +126,10 @@ def test_how_answers_are_read_is_found_in_the_config(tmp_path):
     tokenizer = Tokenizer.load(write(tmp_path, checkpoints.byte_level_backend(), tokenizer_config__json=config))
     assert tokenizer.response_template == said
     assert byte_tokenizer().response_template is None
+
+
+@pytest.mark.parametrize("texts", [["a", "b\ud800"], ["a", ("b", "\udfff")], [("a", "b"), ("\ud800", "c")]])
+def test_of_several_texts_the_one_with_a_lone_surrogate_is_named(texts):
+    with pytest.raises(InvalidRequestError, match="lone surrogate") as caught:
+        checkpoints.byte_level().encode_all(texts, ["input[0]", "input[1]"], add_special_tokens=False)
+    assert caught.value.param == "input[1]"
