@@ -276,3 +276,21 @@ async def test_closing_ends_those_who_wait(adapters: Adapters, store: FakeStore)
     with pytest.raises(UnavailableError):
         await waiting
     store.may_read.set()
+
+
+async def test_only_so_many_wait_at_a_time(
+    adapters: Adapters, store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has waited counts no more."""
+    monkeypatch.setattr("aserve.adapters.MAX_WAITING", 1)
+    for name in "abab":
+        async with adapters.using(terms(name)):
+            pass
+    store.may_read.clear()
+    async with AsyncExitStack() as stack:
+        first = asyncio.create_task(stack.enter_async_context(adapters.using(terms("c"))))
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError, match="1 requests wait"):
+            await stack.enter_async_context(adapters.using(terms("d")))
+        store.may_read.set()
+        await first

@@ -6,13 +6,15 @@ import json
 
 import pytest
 
-from aserve.batch import answer_lines, answered_ids, read_lines
+from aserve import AsyncEngine
+from aserve.batch import answer_lines, answered_ids, read_lines, run_batch
 from aserve.cli.flags import BatchOptions
 from aserve.cli.settings import parse_command
 from aserve.core.config import Options
 from aserve.core.errors import ConfigError
+from aserve.engine import Engine
 from aserve.http.batch.lines import LineRunner
-from tests.engines import scripted_engine
+from tests.engines import says, scripted_engine, scripted_loader
 from tests.http.faces import FACES, Asked
 from tests.observe.explained import micro
 
@@ -28,6 +30,7 @@ async def test_lines_are_answered_once_and_a_cut_one_again(tmp_path):
     lines = [line("a"), line("b", temperature=9), b"{}", line("c")]
     async with scripted_engine() as engine:
         assert await answer_lines(engine, lines[:2], output, bar) == 1
+        assert "2/2" in bar.getvalue()
         with output.open("ab") as file:
             file.write(b'{"custom_id": "c", "resp')
         assert await answer_lines(engine, lines, output, bar) == 1
@@ -109,3 +112,22 @@ def test_the_command_line(tmp_path):
         parse_command(["batch", "-i", "a"], {})
     with pytest.raises(ConfigError, match="cannot read"):
         read_lines(str(tmp_path / "none"))
+
+
+async def test_an_id_that_is_there_twice_is_answered_once(tmp_path):
+    output = tmp_path / "out.jsonl"
+    async with scripted_engine() as engine:
+        assert await answer_lines(engine, [line("a"), line("b"), line("a")], output, io.StringIO()) == 1
+    told = {each["custom_id"]: each for each in map(json.loads, output.read_text().splitlines())}
+    assert told.keys() == {"a", "b", "line-3"}
+    assert "'a' is there twice" in told["line-3"]["error"]["message"]
+
+
+def test_a_run_says_how_many_lines_have_failed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(AsyncEngine, "from_options", lambda *_, **__: Engine(scripted_loader(says("Hi"))))
+    asked, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    asked.write_bytes(line("a") + b"\n\n" + line("b", temperature=9))
+    assert run_batch(Options(model="demo"), str(asked), str(output)) == 1
+    assert f"aserve: 1 of 2 lines were answered by an error; see {output}\n" in capsys.readouterr().err
+    assert run_batch(Options(model="demo"), str(asked), str(output)) == 0, "there is nothing left to answer"
+    assert "aserve:" not in capsys.readouterr().err

@@ -247,6 +247,7 @@ def test_p3_llm_chat_drops_it_too(tmp_path):
         (lambda e: e.complete_chat(["hi"]), r"messages\[0\] must be a mapping with role and content, got 'hi'"),
         (lambda e: e.complete_chat([{"role": "user", "content": b"x"}]), r"content must be a string .*, got b'x'"),
         (lambda e: e.complete("hi", SamplingParams(n=2)), "n must be 1 .*, got 2: use complete_n"),
+        (lambda e: e.complete_chat([], SamplingParams(n=2)), "n must be 1 .*, got 2: use complete_n"),
     ],
     ids=lambda value: f"P4-{value}" if isinstance(value, str) else "",
 )
