@@ -18,6 +18,7 @@ pytestmark = pytest.mark.torch
         ("phi3", RIGHT, ""),
         ("phimoe", RIGHT, ""),
         ("gemma2", RIGHT, ""),
+        ("modernbert-decoder", RIGHT, ""),  # what it names decoder is its head
         ("moshi", REFUSED, "neither its mask nor its call has the window|not handed forward's keyword"),  # in 5.17
         ("bloom", REFUSED, "transformers does not attend by interface in it"),
     ],
