@@ -64,6 +64,19 @@ def test_a_budget_that_was_cut_grows_back():
     assert not budget.is_cut
 
 
+def test_a_budget_that_is_cut_again_has_as_many_calm_steps_before_it():
+    budget = StepBudget(512)
+    budget.cut(300)
+    for _ in range(CALM_STEPS - 1):
+        budget.landed()
+    budget.cut(150)
+    sizes = []
+    for _ in range(CALM_STEPS):
+        budget.landed()
+        sizes.append(budget.num_tokens)
+    assert sizes == [75] * (CALM_STEPS - 1) + [150]
+
+
 def test_a_step_of_one_token_cannot_be_cut():
     budget = StepBudget(512)
     assert not budget.cut(1)
