@@ -22,6 +22,7 @@ from aserve.engine import EngineParts, Progress
 from aserve.kernels.dispatch import describe, select_ops
 from aserve.kv_cache.host_memory import has_host_tier
 from aserve.loading import default_sampling
+from aserve.runner.runner import ModelRunner
 from aserve.telling import startup_lines
 from tests.checkpoints import EOS_ID, VOCAB_SIZE, checkpoints
 
@@ -202,6 +203,33 @@ def test_memory_that_runs_out_is_a_config_error(folder):
 
     with pytest.raises(ConfigError, match=r"do not fit the GPU.*max_num_seqs.*1 MiB free\)$"):
         load(make_options(model=folder, device="cpu"), run_out)
+
+
+def test_a_runner_that_cannot_warm_up_is_closed(folder, monkeypatch):
+    closed: list[ModelRunner] = []
+    close = ModelRunner.close
+
+    def noted_close(self: ModelRunner) -> None:
+        closed.append(self)
+        close(self)
+
+    def run_out(self: ModelRunner) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(ModelRunner, "close", noted_close)
+    monkeypatch.setattr(ModelRunner, "warm_up", run_out)
+    with pytest.raises(MemoryError):
+        parts_of(folder)
+    assert len(closed) == 1
+
+
+def test_graphs_are_for_whom_wants_them(folder, monkeypatch):
+    asked: list[torch.device] = []
+    monkeypatch.setattr("aserve.runner.graph_device.graph_device", asked.append)
+    parts_of(folder, enforce_eager=True)
+    assert asked == []
+    parts_of(folder)
+    assert asked == [torch.device("cpu")]
 
 
 def test_parts_are_frozen(folder):

@@ -1,10 +1,12 @@
 """Edges: what a task of a group is told of a cancellation that nobody asked for."""
 
 import asyncio
+import logging
 
 import pytest
 
-from aserve.edges import heard
+from aserve.core.faults import WISHES
+from aserve.edges import aside, heard
 
 
 async def cancelled_elsewhere():
@@ -30,3 +32,16 @@ async def test_a_tasks_own_cancellation_stays_one():
 
 async def test_what_it_comes_to_is_handed_on():
     assert await heard(asyncio.sleep(0, "done")) == "done"
+
+
+def test_what_nobodys_answer_depends_on_may_fail_and_may_not_keep_a_process_from_its_end(caplog):
+    def fail(error):
+        raise error
+
+    log = logging.getLogger("aserve.tests")
+    for error in (ValueError("no"), MemoryError(), asyncio.CancelledError()):
+        aside(log, "a place", "a request", fail, error)
+    assert [record.name for record in caplog.records] == ["aserve.tests"] * 3
+    for wish in WISHES:
+        with pytest.raises(wish):
+            aside(log, "a place", None, fail, wish())

@@ -1,8 +1,10 @@
 """The draft model's bookkeeping: whole steps, what is computed again, and who gives way when room is short."""
 
+from aserve.core.config import Options
 from aserve.core.ids import SeqId
 from aserve.core.plan import TO_COME, SeqSlice
-from aserve.core.speculation import StepSeconds
+from aserve.core.speculation import SpeculativeConfig, StepSeconds
+from aserve.drafters import draft_options
 from aserve.drafting.draft_model import DraftModelProposer
 
 A, B, C = SeqId(7), SeqId(8), SeqId(9)
@@ -124,3 +126,12 @@ def test_who_was_forgotten_begins_anew():
 
 def test_seconds_are_those_of_a_step_and_its_tokens():
     assert proposer_of().seconds(4) == 1.5
+
+
+def test_the_draft_model_is_one_without_adapters_and_revision_of_its_own_length():
+    wanted = SpeculativeConfig(method="draft_model", model="small")
+    options = Options(
+        model="large", revision="main", max_model_len=64, speculative_config=wanted, enable_lora=True, seed=3
+    )
+    assert draft_options(options) == Options(model="small", speculative_config=wanted, seed=3)
+    assert draft_options(Options(model="large")) is None
