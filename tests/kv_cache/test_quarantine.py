@@ -102,3 +102,21 @@ def test_what_is_not_whole_is_not_shared_again_after_a_step_that_failed():
     for num_landed, num_shared in ((5, 2), (3, 1), (1, 0)):
         cache.rewind(source, num_landed)
         assert source.num_shared == num_shared
+
+
+def test_who_looks_on_learns_of_each_block_that_gets_or_loses_a_name():
+    cache = cache_of(6)
+    before = computed(cache, PROMPT)
+    assert cache.take_rehashed() == {}
+    cache.note_hashes(on=True)
+    computed(cache, [7, 8, 9])
+    assert cache.take_rehashed() == {4: True}
+    assert cache.take_rehashed() == {}
+    cache.quarantine([before], 2)
+    assert cache.take_rehashed() == {2: False}
+    assert cache.hashed_blocks() == [1, 4]
+    cache.reset()
+    assert cache.take_rehashed() == {1: False, 4: False}
+    cache.note_hashes(on=False)
+    computed(cache, [5])
+    assert cache.take_rehashed() == {}
