@@ -15,13 +15,24 @@ from aserve.load.prompts import Prompts
 Request = tuple[list[int], int]
 
 
+class Place:
+    """Something to put load on."""
+
+    prompts = Prompts(range(1000))
+
+    def __init__(self, speaker: "Speaker") -> None:
+        self._speaker = speaker
+
+    def sender(self) -> "Speaker":
+        return self._speaker
+
+
 class Speaker:
-    """Something to put load on, and its sender. An answer has as many tokens as were asked for, but three at most.
+    """The sender of such a place. An answer has as many tokens as were asked for, but three at most.
 
     In place of the answers to prompts of 7 and of 8 tokens the connection breaks, and something comes that is none.
     """
 
-    prompts = Prompts(range(1000))
     num_retries = 2
 
     def __init__(self, wait_s: float = 0.0) -> None:
@@ -29,9 +40,6 @@ class Speaker:
         self.num_open = self.most_open = 0
         self.is_closed = False
         self._wait_s = wait_s
-
-    def sender(self) -> "Speaker":
-        return self
 
     def prepare(self, ids: list[int], num_out: int) -> Request:
         return ids, num_out
@@ -72,7 +80,7 @@ def counts(done: Round) -> dict[str, Any]:
 
 async def test_so_many_clients_send_their_requests_one_after_another():
     speaker = Speaker()
-    done = await closed_loop(speaker, arrivals((2, 1), (3, 4), (7, 1), (8, 1), (5, 5)), 2, random.Random(0))
+    done = await closed_loop(Place(speaker), arrivals((2, 1), (3, 4), (7, 1), (8, 1), (5, 5)), 2, random.Random(0))
     assert counts(done) == {
         "lengths": [(2, 1), (3, 3), (5, 3)],
         "failures": ["OSError: gone", "no tokens"],
@@ -90,7 +98,7 @@ async def test_so_many_clients_send_their_requests_one_after_another():
 async def test_requests_are_sent_at_their_times_however_many_are_open():
     speaker = Speaker(wait_s=0.05)
     comes = [Arrival(0.04, 2, 1), Arrival(0.0, 3, 1), Arrival(0.02, 4, 1)]
-    done = await open_loop(speaker, comes, random.Random(0))
+    done = await open_loop(Place(speaker), comes, random.Random(0))
     assert sorted(len(ids) for ids, _ in speaker.sent) == [2, 3, 4]
     dues = [sample.due_s for sample in done.samples]
     assert [due_s - dues[1] for due_s in dues] == pytest.approx([0.04, 0.0, 0.02], abs=1e-6)
@@ -101,7 +109,7 @@ async def test_rounds_of_one_salt_share_the_beginnings_of_prompts():
     first = []
     for salt in (1, 1, 2):
         speaker = Speaker()
-        await open_loop(speaker, [Arrival(0.0, 9, 1, (3,), block_tokens=8)], random.Random(salt), salt)
+        await open_loop(Place(speaker), [Arrival(0.0, 9, 1, (3,), block_tokens=8)], random.Random(salt), salt)
         first.append(speaker.sent[0][0][:8])
     assert first[0] == first[1] != first[2]
 

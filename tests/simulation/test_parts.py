@@ -107,12 +107,12 @@ def test_a_kind_of_step_has_prices_of_its_own_once_there_are_enough():
 
 
 def test_what_begins_before_a_recording_or_lasts_beyond_it_goes_on_as_usual():
-    """The machine was as usual for a second, from the fifth on; a thousand blocks take ten seconds."""
+    """The machine was as usual for a second, from the fifth on; ten thousand blocks take a hundred."""
     steps = [step._replace(at_s=step.at_s + 5.0) for step in one_by_one([(LOAD, 0.010, False)] * 100)]
     steps = [step._replace(landed_s=step.landed_s + 5.0) for step in steps]
     costs = Costs(steps, swap_s=0.010)
     for at_s in (0.5, 4.5, 5.5, 6.0, 6.5):
-        assert costs.seconds(steps[0]._replace(at_s=at_s, num_moved=1000)) == pytest.approx(10.010), at_s
+        assert costs.seconds(steps[0]._replace(at_s=at_s, num_moved=10_000)) == pytest.approx(100.010), at_s
     assert costs.seconds(steps[0]._replace(at_s=1.0)) == pytest.approx(0.010)
 
 
