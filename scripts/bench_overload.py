@@ -1,9 +1,9 @@
 """What a server does when far more is asked of it than it can do: Poisson arrivals at --overload times its peak.
 
-A round is a closed loop of as many requests as may run at once, which finds the peak, and then an open loop: requests
-come --overload times as fast, whether or not those before have been answered. Prints one JSON line:
+In turns a closed loop of as many requests as may run at once, which finds the peak, and an open loop: requests come
+--overload times as fast, whether or not those before have been answered. Prints one JSON line:
 
-  goodput_over_peak   tokens a second of whole answers, against the same round's peak: the median of --rounds
+  goodput_over_peak   tokens a second of whole answers, against the peaks before and behind: the median of --rounds
   goodput_by_cpu      the same, of tokens a second of the server's processor time: for machines that others use, too
   refused_ms_p99      from when a request was sent to its 429
   health_ms_p99       what /ping, which is /health, took meanwhile
@@ -28,6 +28,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import inf
 from pathlib import Path
 from statistics import median
@@ -185,14 +186,20 @@ class Load:
         self.wires.send(PING, told)
 
 
-def one_round(load: Load, pid: int, arguments: argparse.Namespace, rng: random.Random) -> dict[str, Any]:
-    """Both loops; what came of them."""
+def find_peak(load: Load, pid: int, arguments: argparse.Namespace) -> tuple[float, float, int]:
+    """Tokens a second, and a second of processor time, of as many clients as have room; how many answers were lost."""
     window = Window(pid, arguments.seconds)
-    at_peak = load.at_once(arguments.max_num_seqs, window)
-    peak, peak_by_cpu = window.rates(at_peak)
+    tally = load.at_once(arguments.max_num_seqs, window)
+    peak, peak_by_cpu = window.rates(tally)
     if not peak:
         sys.exit("bench_overload: no answer came within the time in which the peak is measured: use more --seconds")
+    return peak, peak_by_cpu, tally.num_lost
+
+
+def find_goodput(load: Load, pid: int, arguments: argparse.Namespace, peak: float, turn: int) -> dict[str, Any]:
+    """What comes of asking too much."""
     per_s = arguments.overload * peak / arguments.output_len
+    rng = random.Random(arguments.seed + turn)
     arrivals = poisson([Arrival(0.0, 0, 0)] * int(per_s * arguments.seconds), per_s, rng)
     requests = load.requests(len(arrivals))  # before the clock starts: it takes long
     start_cpu_s, start_s = time.process_time(), time.perf_counter()
@@ -200,36 +207,39 @@ def one_round(load: Load, pid: int, arguments: argparse.Namespace, rng: random.R
     tally = load.open(arrivals, requests, window)
     goodput, goodput_by_cpu = window.rates(tally)
     return {
-        "peak": peak,
         "goodput": goodput,
-        "ratio": goodput / peak,
-        "ratio_by_cpu": goodput_by_cpu / peak_by_cpu,
+        "goodput_by_cpu": goodput_by_cpu,
         "tally": tally,
-        "lost": tally.num_lost + at_peak.num_lost,
         "client_cpu": (time.process_time() - start_cpu_s) / (time.perf_counter() - start_s),
     }
 
 
 def measure(arguments: argparse.Namespace, server: Server) -> dict[str, Any]:
-    """The figures of all rounds."""
+    """The figures of all rounds. Each is compared with the peaks before and behind it: the machine's clock changes."""
     load = Load(server.port, arguments.input_len, arguments.output_len, arguments.seed)
     (pid,) = server.processes()
     load.at_once(arguments.max_num_seqs, Window(pid, arguments.warm_up_seconds))
-    rounds = [one_round(load, pid, arguments, random.Random(arguments.seed + turn)) for turn in range(arguments.rounds)]
+    peaks, rounds = [find_peak(load, pid, arguments)], []
+    for turn in range(arguments.rounds):
+        rounds.append(find_goodput(load, pid, arguments, peaks[-1][0], turn))
+        peaks.append(find_peak(load, pid, arguments))
     load.wires.close()
     tallies = [one["tally"] for one in rounds]
     refused_ms = [took for tally in tallies for took in tally.refused_ms]
     health_ms = [took for tally in tallies for took in tally.health_ms]
+    around = [[(one + other) / 2 for one, other in zip(*pair, strict=True)] for pair in pairwise(peaks)]
+    ratios = [one["goodput"] / peak for one, (peak, _, _) in zip(rounds, around, strict=True)]
+    ratios_by_cpu = [one["goodput_by_cpu"] / peak for one, (_, peak, _) in zip(rounds, around, strict=True)]
     return {
-        "peak_tokens_per_s": median(one["peak"] for one in rounds),
+        "peak_tokens_per_s": median(peak for peak, _, _ in peaks),
         "goodput_tokens_per_s": median(one["goodput"] for one in rounds),
-        "goodput_over_peak": median(one["ratio"] for one in rounds),
-        "goodput_by_cpu": median(one["ratio_by_cpu"] for one in rounds),
-        "by_round": [[round(one[name], 3) for one in rounds] for name in ("ratio", "ratio_by_cpu")],
+        "goodput_over_peak": median(ratios),
+        "goodput_by_cpu": median(ratios_by_cpu),
+        "by_round": [[round(one, 3) for one in each] for each in (ratios, ratios_by_cpu)],
         "asked": sum(tally.statuses.total() for tally in tallies),
         "answered": sum(tally.statuses[200] for tally in tallies),
         "refused": sum(tally.statuses[429] for tally in tallies),
-        "lost": sum(one["lost"] for one in rounds),
+        "lost": sum(tally.num_lost for tally in tallies) + sum(num_lost for _, _, num_lost in peaks),
         **{f"refused_ms_p{percent}": percentile(refused_ms, percent) for percent in (50, 99)},
         **{f"health_ms_p{percent}": percentile(health_ms, percent) for percent in (50, 99)},
         "probes": len(health_ms),

@@ -237,9 +237,11 @@ def test_a_log_for_machines_is_json_from_the_first_line_to_the_last(monkeypatch,
         return 0
 
     monkeypatch.setattr("aserve.server.run", run)
+    thresholds = gc.get_threshold()
     try:
         assert commands.serve(*parse("--log-format", "json")[1:]) == 0
     finally:
+        gc.set_threshold(*thresholds)
         gc.enable()
         gc.unfreeze()
     messages = [json.loads(line)["message"] for line in capsys.readouterr().err.splitlines()]
@@ -257,11 +259,14 @@ def test_the_garbage_collector_rests_until_all_is_loaded(monkeypatch, capsys):
 
     monkeypatch.setattr("aserve.server.run", run)
     _, options, server_options = parse()
+    thresholds = gc.get_threshold()
     try:
         assert commands.serve(options, server_options) == 0
         assert gc.isenabled()
+        assert gc.get_threshold()[0] > 5_000, "what two thousand refusals leave until their log lines are written"
         assert gc.get_freeze_count() > 0
     finally:
+        gc.set_threshold(*thresholds)
         gc.enable()
         gc.unfreeze()
     version, ready, curl, page, drain = capsys.readouterr().err.splitlines()

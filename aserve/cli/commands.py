@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from aserve.stores.responses import ResponseStore
 
 MAX_PREPARED_PRODUCTS: Final = 128
+GARBAGE_THRESHOLD: Final = 10_000
+"""How many more objects than were given back are made until Python looks for garbage: by default 700, which two hundred
+refusals are until their log lines are written, and then a twentieth of the time is spent on looking."""
 
 
 def bound_product_caches(environ: MutableMapping[str, str]) -> None:
@@ -98,11 +101,12 @@ def with_bounded_queue(options: Options) -> Options:
 
 
 def end_loading() -> None:
-    """Look for garbage from now on, but not in what was loaded: that takes 0.1 s a time. And prepare for streams."""
+    """Look for garbage from now on, seldom, and not in what was loaded: that takes 0.1 s. And prepare for streams."""
     from sse_starlette import EventSourceResponse
 
     EventSourceResponse(iter(()))  # the first has anyio import its backend, and all streams would wait for that
     gc.freeze()
+    gc.set_threshold(GARBAGE_THRESHOLD)
     gc.enable()
 
 

@@ -14,7 +14,7 @@ Knows what is plain (plain.py) and how an answer is framed. Whether there is roo
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import lru_cache
 from math import inf
@@ -45,10 +45,14 @@ MAX_HELD_BYTES: Final = 64 * 1024
 """A longer request is the application's, which counts what all bodies together hold."""
 
 
+def _lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    return b"".join([b"%b: %b\r\n" % header for header in headers])
+
+
 @lru_cache(maxsize=8)
-def _stamped(config: Config, _second: int) -> list[tuple[bytes, bytes]]:
+def _stamp(config: Config, _second: int) -> bytes:
     """What every answer of that second has: the date."""
-    return list(config.response_headers("h11"))
+    return _lines(config.response_headers("h11"))
 
 
 class Doors:
@@ -84,14 +88,13 @@ class Doors:
 
     def are_busy(self) -> bool:
         """Whether somebody was refused just now, so that it is not worth it to look at one alone."""
-        return asyncio.get_running_loop().time() - self._refused_s < BUSY_S
+        return time.monotonic() - self._refused_s < BUSY_S
 
     def framed(self, refusal: Refusal) -> bytes:
         """A refusal as HTTP/1.1."""
-        self._refused_s = asyncio.get_running_loop().time()
-        headers = [*refusal.headers, *_stamped(self._config, int(time.time()))]
-        lines = b"".join([b"%b: %b\r\n" % header for header in headers])
-        return b"HTTP/1.1 %d \r\n%b\r\n%b" % (refusal.status, lines, refusal.body)
+        self._refused_s = time.monotonic()
+        stamp = _stamp(self._config, int(time.time()))
+        return b"HTTP/1.1 %d \r\n%b%b\r\n%b" % (refusal.status, _lines(refusal.headers), stamp, refusal.body)
 
     def look(self) -> None:
         """Read in the lobby, and call all that wait. Where one of them fails, the others are called all the same."""

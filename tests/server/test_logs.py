@@ -187,3 +187,15 @@ def test_colours_are_of_levels_that_need_somebody_and_of_terminals():
         "\x1b[33mwarning\x1b[0m",
         "\x1b[31merror\x1b[0m",
     ]
+
+
+def test_a_record_is_not_asked_for_what_no_line_tells():
+    """Catches the names of thread and process that are found out for each of thousands of refusals; or never again."""
+
+    def told() -> set[object]:
+        record = _log.makeRecord("aserve.test", logging.INFO, "", 0, "hello", (), None)
+        return {record.thread, record.process, record.processName}
+
+    with logging_to(io.StringIO(), "info", "text"):
+        assert told() == {None}
+    assert None not in told()
