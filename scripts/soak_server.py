@@ -69,7 +69,7 @@ def serve(fault_every: int, folder: Path) -> int:
     from load.adapters import write_adapter
 
     from aserve.build import loader, make_options
-    from aserve.cli.commands import bound_product_caches
+    from aserve.cli.commands import bound_product_caches, end_loading
     from aserve.engine import Engine, EngineParts, Progress
     from aserve.http import Keyring, create_app
     from aserve.model_folder import DEMO_FOLDER
@@ -107,6 +107,7 @@ def serve(fault_every: int, folder: Path) -> int:
         telling: list[asyncio.Task[None]] = []
 
         def ready(url: str) -> None:
+            end_loading()
             print(url, flush=True)
             telling.append(asyncio.create_task(tell()))
 
