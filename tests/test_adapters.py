@@ -129,6 +129,49 @@ async def test_for_ever_nobody_waits(adapters: Adapters, monkeypatch: pytest.Mon
         pass
 
 
+@pytest.mark.parametrize("has_left", [False, True])
+async def test_who_gives_up_as_a_place_comes_free_passes_it_on(
+    adapters: Adapters, monkeypatch: pytest.MonkeyPatch, *, has_left: bool
+) -> None:
+    """Catches the one wake-up for a place lost with a reading whose time is up in the same turn of the loop.
+
+    has_left: nobody wants what is read then any more.
+    """
+    patiences: list[asyncio.Timeout] = []
+    timeout = asyncio.timeout
+
+    def noted(delay_s: float | None) -> asyncio.Timeout:
+        patiences.append(timeout(delay_s))
+        return patiences[-1]
+
+    async def use(name: str) -> None:
+        async with adapters.using(terms(name)):
+            pass
+
+    async def waiting(name: str) -> asyncio.Task[None]:
+        num_before = len(adapters._waiters)
+        task = asyncio.create_task(use(name))
+        while len(adapters._waiters) == num_before:  # noqa: ASYNC110  there is no event for it
+            await asyncio.sleep(0)
+        return task
+
+    async with adapters.using(terms("a")):
+        async with adapters.using(terms("b")):
+            with monkeypatch.context() as patch:
+                patch.setattr("aserve.adapters.asyncio.timeout", noted)
+                first = await waiting("c")
+            if has_left:
+                first.cancel()
+                await asyncio.wait([first])
+                await asyncio.sleep(0)
+            second = await waiting("d")
+            patiences[0].reschedule(asyncio.get_running_loop().time())
+        async with timeout(1):
+            with pytest.raises(asyncio.CancelledError if has_left else OverloadedError):
+                await first
+            await second
+
+
 async def test_many_who_want_one_have_it_read_once(adapters: Adapters, store: FakeStore) -> None:
     num_reads = store.num_reads
     store.may_read.clear()

@@ -6,6 +6,7 @@ import pytest
 
 from aserve.core.errors import ConfigError
 from aserve.core.ids import BlockId, HostBlockId, RequestId, Row, SeqId
+from aserve.core.layout import Footprint, stretched
 from aserve.core.plan import BlockOps, SeqSlice
 from aserve.recording.records import Arrived, Ended, Init, Landed, Plan, Planned, Record, TakenBack
 from aserve.scheduler.step_cost import Load
@@ -215,6 +216,21 @@ def test_a_sequence_of_the_greatest_length_has_to_fit():
     assert changed(config_of(), {"num_blocks": 17}).num_blocks == 17
     with pytest.raises(ConfigError, match="num_blocks: 16 hold no sequence of max_model_len 128, which takes 16"):
         changed(config_of(), {"num_blocks": 16})
+
+
+@pytest.mark.parametrize("threshold", [8, 1000])
+def test_a_windows_blocks_are_those_of_the_longest_chunk_that_there_can_be(threshold):
+    """Catches a chunk taken for as long as the greater of what a step and what a long prompt may have."""
+    budget = 16 if threshold > 16 else 64
+    windowed = config_of(
+        kv_windows=(8,), long_prefill_token_threshold=threshold, max_num_batched_tokens=budget, max_model_len=1024
+    )
+    chunk = min(threshold, stretched(budget, budget))
+    needed = Footprint((8,), 8, chunk).peak(1024)
+    assert needed < 10 < 1024 // 8
+    assert changed(windowed, {"num_blocks": needed + 1}).num_blocks == needed + 1
+    with pytest.raises(ConfigError, match=f"num_blocks: {needed} hold no sequence"):
+        changed(windowed, {"num_blocks": needed})
 
 
 def test_with_windows_two_steps_are_in_flight_at_most():

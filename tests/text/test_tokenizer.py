@@ -133,3 +133,35 @@ def test_of_several_texts_the_one_with_a_lone_surrogate_is_named(texts):
     with pytest.raises(InvalidRequestError, match="lone surrogate") as caught:
         checkpoints.byte_level().encode_all(texts, ["input[0]", "input[1]"], add_special_tokens=False)
     assert caught.value.param == "input[1]"
+
+
+class Failing:
+    """In the place of the tokenizers library."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def encode_batch_fast(self, texts, *, add_special_tokens):
+        raise self._error
+
+
+class PanicError(BaseException):
+    """As a library in Rust raises it."""
+
+
+@pytest.mark.parametrize("error", [MemoryError(), KeyboardInterrupt(), SystemExit()], ids=repr)
+def test_what_is_not_the_texts_fault_is_not_put_on_them(monkeypatch, error):
+    """Catches memory that is short, or a wish to end, told as an invalid request."""
+    tokenizer = checkpoints.byte_level()
+    monkeypatch.setattr(tokenizer, "_backend", Failing(error))
+    with pytest.raises(type(error)) as caught:
+        tokenizer.encode_all(["a"], ["input[0]"], add_special_tokens=False)
+    assert caught.value is error
+
+
+def test_texts_on_which_the_library_gives_up_are_the_requests_error(monkeypatch):
+    tokenizer = checkpoints.byte_level()
+    monkeypatch.setattr(tokenizer, "_backend", Failing(PanicError("attempt to add with overflow")))
+    with pytest.raises(InvalidRequestError, match="gives up") as caught:
+        tokenizer.encode_all(["a", "b"], ["input[0]", "input[1]"], add_special_tokens=False)
+    assert caught.value.param == "input[0]"
