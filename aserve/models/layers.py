@@ -9,7 +9,7 @@ outputs of a linear layer.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch.nn.functional as F
 from torch import Tensor, cat
@@ -47,6 +47,15 @@ class Linear(Protocol):
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         """[T, I] to [T, O]."""
+        ...
+
+
+@runtime_checkable
+class GatingLinear(Protocol):
+    """A linear layer that gates one half of its outputs by the other before it writes them."""
+
+    def silu_and_mul(self) -> Callable[[Tensor], Tensor] | None:
+        """What gives silu(a) * b, [T, O / 2], of [T, I], a and b being halves of the outputs; None where it cannot."""
         ...
 
 
@@ -209,10 +218,11 @@ class Projection:
     Where ranks share its inputs, each has a part of a sum, adapters included, which all of them then add up.
     """
 
-    __slots__ = ("_add_up", "_linear", "_lora")
+    __slots__ = ("_add_up", "_linear", "_lora", "_silu_and_mul")
 
     def __init__(self, linear: LinearMethod, weights: Weights, shape: LinearShape) -> None:
         self._linear = linear.load(weights, shape)
+        self._silu_and_mul = self._linear.silu_and_mul() if isinstance(self._linear, GatingLinear) else None
         self._lora = None
         if isinstance(linear, AdaptableMethod):
             self._lora = linear.lora.new_layer(shape.outputs, shape.num_inputs, shape.split)
@@ -227,6 +237,12 @@ class Projection:
         if self._add_up is not None:
             self._add_up(out_TO)
         return out_TO
+
+    def silu_and_mul(self, x_TI: Tensor, batch: ForwardBatch, ops: Ops) -> Tensor:
+        """silu(a) * b, [T, O / 2], of the halves of its outputs: as they are computed, where the layer can do that."""
+        if self._silu_and_mul is None or batch.lora is not None:
+            return ops.silu_and_mul(self(x_TI, batch))
+        return self._silu_and_mul(x_TI)
 
 
 def embedding(table_VE: Tensor) -> Embedding:
@@ -329,8 +345,8 @@ class GatedMLP:
         down = {f"{prefix}.down_proj": hidden}
         self._gate_up = Projection(linear, weights, LinearShape(gate_up, hidden, spec.mlp_bias, Split.OUTPUTS))
         self._down = Projection(linear, weights, LinearShape(down, size, spec.mlp_bias, Split.INPUTS))
-        self._silu_and_mul = ops.silu_and_mul
+        self._ops = ops
 
     def __call__(self, x_TE: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, E] to [T, E]."""
-        return self._down(self._silu_and_mul(self._gate_up(x_TE, batch)), batch)
+        return self._down(self._gate_up.silu_and_mul(x_TE, batch, self._ops), batch)

@@ -12,6 +12,7 @@ from aserve.core.errors import ConfigError
 from aserve.kernels.cpu import CpuOps
 from aserve.kernels.native.int8_linear import Int8Linear, RowScratch
 from aserve.kernels.native.library import Library
+from aserve.kernels.native.native_ops import NativeOps
 from aserve.kernels.native.weight_memory import WeightMemory
 from aserve.kernels.reference import ReferenceOps
 from aserve.kernels.reference_int8 import RUN, int8_linear, quantize
@@ -61,6 +62,17 @@ def test_it_is_its_twin_to_the_bit(variant_library: Library, dtype, shape, group
             out_TO = layer(x_TI[:num_rows])
             assert out_TO.dtype == dtype
             assert torch.equal(out_TO, expected_TO[:num_rows]), (bias is not None, num_rows)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_gates_have_the_bits_of_the_operation_behind_the_product(variant_library: Library, dtype, group):
+    weight_OI, bias_O, x_TI = tensors((640, 200), dtype)
+    layer = layer_of(variant_library, weight_OI, bias_O, group)
+    gated = layer.silu_and_mul()
+    assert gated is not None
+    for num_rows in (1, 7, MAX_ROWS):
+        x = x_TI[:num_rows]
+        assert torch.equal(gated(x), NativeOps(variant_library).silu_and_mul(layer(x)))
 
 
 @pytest.mark.parametrize("group", GROUPS)

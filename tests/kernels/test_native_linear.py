@@ -79,6 +79,28 @@ def test_a_row_has_the_same_bits_among_any_others_on_any_threads(variant_library
             assert torch.equal(layer(x_TI[rows][:num_rows]), together_TO[rows][:num_rows]), (num_threads, num_rows)
 
 
+@pytest.mark.parametrize("shape", [(128, 129), (640, 96), (896, 300)], ids=str)
+def test_gates_have_the_bits_of_the_operation_behind_the_product(variant_library: Library, dtype, shape):
+    """Catches a gate of another panel, a bias of the wrong half, and sums that are gated before they are rounded."""
+    weight_OI, bias_O, x_TI = tensors(shape, dtype)
+    ops = NativeOps(variant_library)
+    for bias, num_threads in ((None, 1), (bias_O, 1), (bias_O, 2), (bias_O, 3)):
+        torch.set_num_threads(num_threads)
+        layer = NativeLinear(variant_library, WeightMemory(), weight_OI, bias)
+        gated = layer.silu_and_mul()
+        assert gated is not None
+        for num_rows in (0, 1, 5, 6, 16, 97, MAX_ROWS):
+            x = x_TI[:num_rows]
+            assert torch.equal(gated(x), ops.silu_and_mul(layer(x))), (bias is not None, num_threads, num_rows)
+
+
+def test_gates_that_share_a_panel_with_what_they_gate_are_left_to_the_operation(variant_library: Library):
+    panel = native_linear._panel_outputs(variant_library)
+    for num_outputs, can in ((2 * panel, True), (2 * panel + 2, False), (panel, False), (3 * panel, False)):
+        layer = NativeLinear(variant_library, WeightMemory(), torch.ones(num_outputs, 8))
+        assert (layer.silu_and_mul() is not None) == can
+
+
 def test_what_is_not_finite_stays_in_its_row(variant_library: Library, dtype):
     """Rows that share a register; weights of 0 that fill a panel or a pair up, times infinity."""
     weight_OI, _, x_TI = tensors((70, 131), dtype, 9)

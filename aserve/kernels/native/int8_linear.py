@@ -5,13 +5,15 @@ come, each by itself, so that a row has the same bits whatever else is in the st
 """
 
 import ctypes
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from aserve.kernels.native.library import Library
-from aserve.kernels.native.native_linear import Layer, rows_and_room
+from aserve.kernels.native.native_linear import Layer, gated_layer, rows_and_room
 from aserve.kernels.native.weight_memory import WeightMemory
 
 INT8_DTYPES: Final = {torch.float32: "f32", torch.bfloat16: "bf16"}
@@ -38,7 +40,7 @@ class Int8Linear:
     group: inputs that share a scale, 32 or 128; 0 for all of an output's.
     """
 
-    __slots__ = ("_address", "_bias_O", "_dtype", "_layer", "_packed", "_product", "_row_bytes", "_scratch")
+    __slots__ = ("_address", "_bias_O", "_dtype", "_layer", "_library", "_packed", "_product", "_row_bytes", "_scratch")
 
     def __init__(
         self,
@@ -51,7 +53,7 @@ class Int8Linear:
     ) -> None:
         name, self._dtype = INT8_DTYPES[weight_OI.dtype], weight_OI.dtype
         weight_OI = weight_OI.contiguous()
-        self._scratch = scratch
+        self._library, self._scratch = library, scratch
         self._bias_O = None if bias_O is None else bias_O.contiguous()
         bias = None if self._bias_O is None else self._bias_O.data_ptr()
         num_outputs, num_inputs = weight_OI.shape
@@ -72,7 +74,15 @@ class Int8Linear:
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         """[T, I] to [T, O]."""
-        x_TI, out_TO = rows_and_room(x_TI, self._layer, self._dtype)
+        return self._multiply(self._layer, self._address, x_TI)
+
+    def silu_and_mul(self) -> Callable[[Tensor], Tensor] | None:
+        """As of `NativeLinear`."""
+        gated = gated_layer(self._library, self._layer)
+        return None if gated is None else partial(self._multiply, gated, ctypes.addressof(gated))
+
+    def _multiply(self, layer: Layer, address: int, x_TI: Tensor) -> Tensor:
+        x_TI, out_TO = rows_and_room(x_TI, layer, self._dtype)
         scratch = self._scratch.address(len(x_TI) * self._row_bytes)
-        self._product(self._address, x_TI.data_ptr(), x_TI.stride(0), out_TO.data_ptr(), len(x_TI), scratch)
+        self._product(address, x_TI.data_ptr(), x_TI.stride(0), out_TO.data_ptr(), len(x_TI), scratch)
         return out_TO

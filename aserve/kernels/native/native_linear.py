@@ -5,7 +5,8 @@ BLIS (Van Zee and van de Geijn, 2015).
 """
 
 import ctypes
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Final
 
 import torch
@@ -24,7 +25,7 @@ class Layer(ctypes.Structure):
 
     _fields_ = (
         *((name, _POINTER) for name in ("weights", "bias")),
-        *((n, _INT) for n in ("inputs", "outputs", "group")),
+        *((n, _INT) for n in ("inputs", "outputs", "group", "gated")),
     )
 
 
@@ -39,11 +40,12 @@ def can_be_native(dtype: torch.dtype) -> bool:
 class NativeLinear:
     """x W^T + b. Keeps the weight packed and not as it came; `embed` gives rows of it back."""
 
-    __slots__ = ("_address", "_bias_O", "_dtype", "_layer", "_packed", "_product", "_unpack_rows")
+    __slots__ = ("_address", "_bias_O", "_dtype", "_layer", "_library", "_packed", "_product", "_unpack_rows")
 
     def __init__(self, library: Library, memory: WeightMemory, weight_OI: Tensor, bias_O: Tensor | None = None) -> None:
         name = _NAMES[weight_OI.dtype]
         (num_outputs, num_inputs), self._dtype = weight_OI.shape, weight_OI.dtype
+        self._library = library
         self._packed = _pack(library, memory, weight_OI.contiguous())
         self._bias_O = None if bias_O is None else bias_O.contiguous()
         bias = None if self._bias_O is None else self._bias_O.data_ptr()
@@ -54,9 +56,20 @@ class NativeLinear:
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         """[T, I] to [T, O]."""
-        x_TI, out_TO = rows_and_room(x_TI, self._layer, self._dtype)
-        self._product(self._address, x_TI.data_ptr(), x_TI.stride(0), out_TO.data_ptr(), len(x_TI))
+        return self._multiply(self._layer, self._address, x_TI)
+
+    def _multiply(self, layer: Layer, address: int, x_TI: Tensor) -> Tensor:
+        x_TI, out_TO = rows_and_room(x_TI, layer, self._dtype)
+        self._product(address, x_TI.data_ptr(), x_TI.stride(0), out_TO.data_ptr(), len(x_TI))
         return out_TO
+
+    def silu_and_mul(self) -> Callable[[Tensor], Tensor] | None:
+        """What gives silu(a) * b, [T, O / 2], of [T, I], a and b being halves of the outputs, which it writes nowhere.
+
+        None where the halves are not whole panels. It has the same bits as our own operation of that name behind this.
+        """
+        gated = gated_layer(self._library, self._layer)
+        return None if gated is None else partial(self._multiply, gated, ctypes.addressof(gated))
 
     def embed(self, ids_T: Tensor) -> Tensor:
         """Rows of W, [T, I], by their int64 numbers. One that is out of bounds gives a row that is not a number."""
@@ -72,7 +85,14 @@ def rows_and_room(x_TI: Tensor, layer: Layer, dtype: torch.dtype) -> tuple[Tenso
     num_rows, num_inputs = x_TI.shape
     assert num_inputs == layer.inputs
     assert x_TI.dtype == dtype
-    return x_TI if x_TI.stride(1) == 1 else x_TI.contiguous(), x_TI.new_empty(num_rows, layer.outputs)
+    num_outputs = layer.outputs // 2 if layer.gated else layer.outputs
+    return x_TI if x_TI.stride(1) == 1 else x_TI.contiguous(), x_TI.new_empty(num_rows, num_outputs)
+
+
+def gated_layer(library: Library, layer: Layer) -> Layer | None:
+    """The same weights, of whose outputs the first half are gates of the second; None where no panel ends between."""
+    num_panels, rest = divmod(layer.outputs, 2 * _panel_outputs(library))
+    return None if rest else Layer(layer.weights, layer.bias, layer.inputs, layer.outputs, layer.group, num_panels)
 
 
 def with_dots(kernel: str, name: str) -> str:

@@ -93,9 +93,7 @@ struct Int8 {
 // ---- quantizing
 
 // Numbers from -127 to 127 times the scale. factor: about 1 / scale.
-struct Grid {
-    float scale, factor;
-};
+struct Grid { float scale, factor; };
 
 // The grid for n numbers. What is not a number makes the scale none: as bits it is larger than any.
 template <typename T>

@@ -27,14 +27,10 @@ constexpr int64_t CHUNK = 1024;   // outputs of a chunk
 constexpr int64_t PARALLEL = 1 << 16;  // products that are worth a second thread
 
 // Tokens of an adapter that are computed at once. first: its place among the tokens.
-struct Tile {
-    int64_t adapter, first, count;
-};
+struct Tile { int64_t adapter, first, count; };
 
 // Outputs of a part that one thread computes at a time.
-struct Chunk {
-    int64_t part, begin, count;
-};
+struct Chunk { int64_t part, begin, count; };
 
 std::vector<Tile> tiles_of(const Lora* lora) {
     std::vector<Tile> tiles;

@@ -148,12 +148,8 @@ void unpack_rows(const Layer* layer, const int64_t* ids, T* out, int64_t count) 
 }  // namespace
 
 #define KERNELS(T, Steps, name)                                                                                       \
-    void pack_##name(const T* weight, uint32_t* packed, int64_t outputs, int64_t inputs) {                            \
-        pack(weight, packed, outputs, inputs);                                                                        \
-    }                                                                                                                 \
-    void unpack_rows_##name(const Layer* layer, const int64_t* ids, T* out, int64_t count) {                          \
-        unpack_rows(layer, ids, out, count);                                                                          \
-    }                                                                                                                 \
+    void pack_##name(const T* from, uint32_t* to, int64_t outputs, int64_t inputs) { pack(from, to, outputs, inputs); }\
+    void unpack_rows_##name(const Layer* of, const int64_t* ids, T* out, int64_t n) { unpack_rows(of, ids, out, n); } \
     void product_##name(const Layer* layer, const T* x, int64_t x_stride, T* out, int64_t rows) {                     \
         product<Steps>(layer, x, x_stride, out, rows);                                                                \
     }

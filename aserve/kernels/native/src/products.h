@@ -15,6 +15,7 @@ struct Layer {
     const void* bias;         // or null
     int64_t inputs, outputs;
     int64_t group;  // of int8: inputs that share a scale, or 0 for all
+    int64_t gated;  // panels of gates, behind which lie as many of what is gated: out is silu(gate) times that. Or 0
 };
 
 // The sums of a tile, ROWS x VECTORS of them, stay in registers.
@@ -81,22 +82,41 @@ void store_totals(const Layer* layer, const float* totals, T* out, int64_t rows,
         });
 }
 
-// A block of rows, from row_begin on, by the panels from `first` up to `end`. next: the weights that this thread takes
-// then.
+// In T, as an output would be.
+template <typename T>
+vf rounded(const float* total, const T* bias) {
+    T numbers[LANES];
+    store(numbers, bias ? load(total) + load(bias) : load(total));
+    return load(numbers);
+}
+
+template <typename T>
+void store_gated(const Layer* layer, const float* gate, const float* up, T* out, int64_t rows, int64_t panel) {
+    const int64_t width = layer->gated * PANEL;
+    const T* bias = (const T*)layer->bias;
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < PANEL; i += LANES, gate += LANES, up += LANES) {
+            const int64_t o = panel * PANEL + i;
+            const vf kept = silu(rounded(gate, bias ? bias + o : bias));
+            store(out + r * width + o, kept * rounded(up, bias ? bias + width + o : bias));
+        }
+}
+
+// A block of rows, from row_begin on, by the panels from `first` up to `end`, of a gated layer's gates, each with what it
+// gates. next: the weights that this thread takes then.
 template <typename Steps, typename T>
 void multiply(
     const Layer* layer, const typename Steps::Rows& x, T* out, int64_t row_begin, int64_t rows, int64_t first,
     int64_t end, const uint32_t* next) {
     typedef typename Steps::X X;
-    static constexpr void (*add[])(
-        const uint32_t*, const X*, typename Steps::Scales, int64_t, float*, const char*, int64_t) = {
-        nullptr,           add_run<Steps, 1>, add_run<Steps, 2>, add_run<Steps, 3>,
-        add_run<Steps, 4>, add_run<Steps, 5>, add_run<Steps, 6>};
+    static constexpr decltype(&add_run<Steps, 1>) add[] = {
+        nullptr, add_run<Steps, 1>, add_run<Steps, 2>, add_run<Steps, 3>, add_run<Steps, 4>, add_run<Steps, 5>, add_run<Steps, 6>};
     alignas(64) X spreaded[ROW_BLOCK * Steps::X_PER_RUN];
     alignas(64) float totals[GROUP][ROW_BLOCK * PANEL];
     const int64_t words = panel_words<Steps>(layer->inputs), tiles = ceil_div(rows, ROWS);
-    const int64_t all_lines = ceil_div(CHUNK_LINES, tiles);
-    for (int64_t p = 0; p < end - first; p++) memset(totals[p], 0, rows * PANEL * sizeof(float));
+    const int64_t all_lines = ceil_div(CHUNK_LINES, tiles), each = layer->gated ? 2 : 1, panels = (end - first) * each;
+    const auto place = [&](int64_t p) { return (p / each + p % each * layer->gated) * words; };
+    for (int64_t p = 0; p < panels; p++) memset(totals[p], 0, rows * PANEL * sizeof(float));
     const uint32_t* weights = layer->weights + first * words;
     for (int64_t begin = 0; begin < layer->inputs; begin += Steps::RUN, weights += run_words<Steps>(Steps::RUN)) {
         const int64_t n = at_most(Steps::RUN, layer->inputs - begin);
@@ -104,20 +124,22 @@ void multiply(
         const uint32_t* after = begin + Steps::RUN < layer->inputs ? weights + run_words<Steps>(Steps::RUN) : next;
         for (int64_t r = 0; r < rows; r++)
             Steps::spread(x, row_begin + r, begin, n, spreaded + r * Steps::X_PER_RUN);
-        for (int64_t p = 0; p < end - first; p++) {
-            const char* ahead = (const char*)(p + 1 < end - first ? weights + (p + 1) * words : after);
+        for (int64_t p = 0; p < panels; p++) {
+            const char* ahead = (const char*)(p + 1 < panels ? weights + place(p + 1) : after);
             for (int64_t t = 0; t < tiles; t++) {
                 const int64_t row = part(rows, tiles, t), count = part(rows, tiles, t + 1) - row;
                 const int64_t lines = t * tile_lines < steps * PANEL * 4 / LINE ? all_lines : 0;
                 add[count](
-                    weights + p * words, spreaded + row * Steps::X_PER_RUN,
+                    weights + place(p), spreaded + row * Steps::X_PER_RUN,
                     Steps::scales(x, row_begin + row, begin / Steps::RUN), steps, totals[p] + row * PANEL,
                     ahead + t * tile_lines * LINE, lines);
             }
         }
     }
-    for (int64_t p = 0; p < end - first; p++)
-        store_totals(layer, totals[p], out + row_begin * layer->outputs, rows, first + p);
+    out += row_begin * (layer->outputs / each);
+    for (int64_t p = 0; p < panels; p += each)
+        each == 2 ? store_gated(layer, totals[p], totals[p + 1], out, rows, first + p / 2)
+                  : store_totals(layer, totals[p], out, rows, first + p);
 }
 
 // A thread's share of blocks of rows times groups of panels, each of which is for the thread that is free first. The last
@@ -125,12 +147,13 @@ void multiply(
 // those that it has next if all are equally fast. taken: how many tasks are, by all threads.
 template <typename Steps, typename T>
 void work(const Layer* layer, const typename Steps::Rows& x, T* out, int64_t rows, int64_t* taken) {
-    const int64_t panels = ceil_div(layer->outputs, PANEL), words = panel_words<Steps>(layer->inputs);
+    const int64_t panels = layer->gated ? layer->gated : ceil_div(layer->outputs, PANEL);
+    const int64_t words = panel_words<Steps>(layer->inputs), many = layer->gated ? GROUP / 2 : GROUP;
     if (rows == 0) return;
-    const int64_t blocks = ceil_div(rows, ROW_BLOCK), threads = omp_get_num_threads(), last = GROUP * (threads - 1) / blocks;
-    const int64_t wholes = rows < MANY_ROWS || panels < last ? 0 : (panels - last) / GROUP;
-    const int64_t tasks = (panels - wholes * (GROUP - 1)) * blocks;
-    const auto first = [&](int64_t group) { return group + at_most(group, wholes) * (GROUP - 1); };
+    const int64_t blocks = ceil_div(rows, ROW_BLOCK), threads = omp_get_num_threads(), last = many * (threads - 1) / blocks;
+    const int64_t wholes = rows < MANY_ROWS || panels < last ? 0 : (panels - last) / many;
+    const int64_t tasks = (panels - wholes * (many - 1)) * blocks;
+    const auto first = [&](int64_t group) { return group + at_most(group, wholes) * (many - 1); };
     for (int64_t task; (task = __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED)) < tasks;) {
         const int64_t group = task / blocks, next = at_most(task + threads, tasks - 1) / blocks;
         const int64_t begin = part(rows, blocks, task % blocks), end = part(rows, blocks, task % blocks + 1);

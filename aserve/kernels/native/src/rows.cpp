@@ -3,6 +3,19 @@
 
 using namespace aserve;
 
+// Layouts of a step's heads; strides count numbers.
+struct Heads {
+    int64_t tokens, num_heads, num_kv_heads, head_dim;
+    int64_t q_stride, k_stride, v_stride;       // from a token to the next
+    int64_t k_slot_stride, v_slot_stride;       // from a slot of the cache to the next
+    float eps;
+};
+
+// Blocks that are copied, each plane of a cache by itself; strides count bytes, as does what a block has of a plane.
+struct Moves {
+    int64_t num_blocks, num_planes, bytes, from_plane, from_block, to_plane, to_block;
+};
+
 namespace {
 
 template <typename T>
@@ -37,8 +50,6 @@ void norm_rows(
     }
 }
 
-inline vf silu(vf x) { return x / (1.0f + aserve::exp(-x)); }
-
 inline vf gelu(vf x) {
     vf inner = (x + 0.044715f * x * x * x) * 0.7978845608f;  // sqrt(2 / pi)
     return 0.5f * x * (1.0f + aserve::tanh(inner));
@@ -71,18 +82,6 @@ void turn(const T* x, T* out, const float* cos_sin, int64_t half) {
     });
 }
 
-}  // namespace
-
-// Layouts of a step's heads; strides count numbers.
-struct Heads {
-    int64_t tokens, num_heads, num_kv_heads, head_dim;
-    int64_t q_stride, k_stride, v_stride;       // from a token to the next
-    int64_t k_slot_stride, v_slot_stride;       // from a slot of the cache to the next
-    float eps;
-};
-
-namespace {
-
 template <typename T>
 void rope_and_write(
     const Heads* heads, const T* q, const T* k, const T* v, const T* q_norm, const T* k_norm, const float* cos_sin,
@@ -105,23 +104,14 @@ void rope_and_write(
 
 }  // namespace
 
-// Blocks that are copied, each plane of a cache by itself; strides count bytes, as does what a block has of a plane.
-struct Moves {
-    int64_t num_blocks, num_planes, bytes, from_plane, from_block, to_plane, to_block;
-};
-
 #define KERNELS(T, name)                                                                                              \
     void rms_norm_##name(                                                                                             \
         const T* x, int64_t x_stride, const T* residual, const T* weight, T* out, T* total, int64_t rows,             \
         int64_t width, float eps) {                                                                                   \
         norm_rows(x, x_stride, residual, weight, out, total, rows, width, eps);                                       \
     }                                                                                                                 \
-    void silu_and_mul_##name(const T* gate_up, T* out, int64_t rows, int64_t width) {                                 \
-        gated_rows<silu>(gate_up, out, rows, width);                                                                  \
-    }                                                                                                                 \
-    void gelu_and_mul_##name(const T* gate_up, T* out, int64_t rows, int64_t width) {                                 \
-        gated_rows<gelu>(gate_up, out, rows, width);                                                                  \
-    }                                                                                                                 \
+    void silu_and_mul_##name(const T* x, T* out, int64_t rows, int64_t width) { gated_rows<silu>(x, out, rows, width); }\
+    void gelu_and_mul_##name(const T* x, T* out, int64_t rows, int64_t width) { gated_rows<gelu>(x, out, rows, width); }\
     void rope_and_write_kv_##name(                                                                                    \
         const Heads* heads, const T* q, const T* k, const T* v, const T* q_norm, const T* k_norm,                     \
         const float* cos_sin, const int64_t* positions, T* k_cache, T* v_cache, const int64_t* slots, T* out) {       \

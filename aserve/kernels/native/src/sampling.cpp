@@ -158,14 +158,12 @@ int64_t draw(const Weights& kept, float floor, uint32_t word) {
     for (int64_t begin = 0; begin < kept.vocab; begin += tile) {
         const int64_t end = at_most(begin + tile, kept.vocab);
         const uint64_t inside = mass_of(kept, floor, begin, end);
-        if ((double)(cumulative + inside) <= target) {
-            cumulative += inside;
-            continue;
-        }
-        for (int64_t i = begin; i < end; i++) {
-            cumulative += kept.weights[i] >= floor ? mass(kept.weights[i]) : 0;
-            if ((double)cumulative > target) return i;
-        }
+        if ((double)(cumulative + inside) <= target) cumulative += inside;
+        else
+            for (int64_t i = begin; i < end; i++) {
+                cumulative += kept.weights[i] >= floor ? mass(kept.weights[i]) : 0;
+                if ((double)cumulative > target) return i;
+            }
     }
     return NO_TOKEN;
 }
@@ -286,12 +284,10 @@ void top(const float* logits, int64_t vocab, int64_t num_top, int64_t* ids, floa
     int64_t i = 0;
     for (; i < num_top; i++) put(i);
     while (i < vocab) {
-        if (i + LANES <= vocab && !any(load(logits + i) > values[num_top - 1])) {
-            i += LANES;
-            continue;
-        }
-        for (int64_t end = at_most(i + LANES, vocab); i < end; i++)
-            if (logits[i] > values[num_top - 1]) put(i);
+        if (i + LANES <= vocab && !any(load(logits + i) > values[num_top - 1])) i += LANES;
+        else
+            for (int64_t end = at_most(i + LANES, vocab); i < end; i++)
+                if (logits[i] > values[num_top - 1]) put(i);
     }
 }
 

@@ -162,6 +162,8 @@ inline vf tanh(vf x) {
     return select(x < 0, -size, size);
 }
 
+inline vf silu(vf x) { return x / (1.0f + exp(-x)); }
+
 // What is worth a second thread: bytes or so that one thread works on in some microseconds.
 constexpr int64_t GRAIN = 16384;
 
