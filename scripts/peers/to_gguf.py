@@ -1,6 +1,6 @@
 """A checkpoint of make_models.py as GGUF, by the converter in llama.cpp's own source tree.
 
-    python scripts/peers/to_gguf.py peers/llama MODEL OUT.gguf float32
+    python scripts/peers/to_gguf.py peers/llama MODEL OUT.gguf float32        or bfloat16, or int8, which is Q8_0
 
 The converter recognises a tokenizer by a hash of what it makes of one text, and has never seen ours; its splitting is
 Qwen2's, so that is what it is told. peers/llama: what install_llama.sh made, with the sources in `src`.
@@ -17,7 +17,11 @@ import gguf  # type: ignore[import-not-found]  # noqa: E402  found where the lin
 import torch  # noqa: E402
 from conversion import ModelBase, ModelType, get_model_architecture, get_model_class  # type: ignore[import-not-found]  # noqa: E402
 
-FILE_TYPES = {"float32": gguf.LlamaFileType.ALL_F32, "bfloat16": gguf.LlamaFileType.MOSTLY_BF16}
+FILE_TYPES = {
+    "float32": gguf.LlamaFileType.ALL_F32,
+    "bfloat16": gguf.LlamaFileType.MOSTLY_BF16,
+    "int8": gguf.LlamaFileType.MOSTLY_Q8_0,
+}
 
 
 def main() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import compare
 import pytest
-from peers.table import Peer
+from bench_startup import DEMO
+from peers.table import Peer, Setting, aserve_command, gguf, gguf_type, llama_command
 
 pytestmark = pytest.mark.slow
 
@@ -95,10 +96,29 @@ def test_adapters_share_the_requests_of_those_that_can(capsys, monkeypatch):
     assert (found["peer"], found["part"], found["requests"], found["output_tokens"]) == ("aserve", "adapters", 6, 24)
 
 
+def test_int8_is_asked_of_those_that_have_it(capsys, monkeypatch):
+    peers = [small_peer("aserve", 0.001, has_int8=True), small_peer("slow", 0.001), MISSING]
+    code, lines, rest, turns = run(peers, capsys, monkeypatch, "--int8", "--parts", "batch", "--rounds", "1")
+    assert (code, turns) == (0, ["round 1/1: aserve"])
+    assert [(line["peer"], line["dtype"]) for line in lines if line["bench"] == "compare"] == [("aserve", "int8")]
+    assert ["missing:", "missing"] not in rest
+
+
 def test_a_server_that_refuses_requests_has_failed(capsys, monkeypatch):
     code, _, rest, _ = run([small_peer("aserve", 0)], capsys, monkeypatch, "--parts", "closed", "--output-len", "13")
     assert code == 1
     assert any(row[:2] == ["failed:", "aserve:"] and "unlucky" in row for row in rest)
+
+
+def test_int8_is_a_flag_of_aserve_and_a_file_of_llama(tmp_path):
+    plain = Setting(DEMO, "float32", tmp_path)
+    int8 = replace(plain, int8=True)
+    words = aserve_command(int8, 1)
+    assert words[words.index("--quantization") + 1] == "int8"
+    assert "--quantization" not in aserve_command(plain, 1)
+    assert (gguf_type(plain), gguf_type(int8)) == ("float32", "int8")
+    assert str(gguf(int8)) in llama_command(replace(int8, llama_server=DEMO), 1)
+    assert gguf(int8) != gguf(plain)
 
 
 def test_a_trace_and_its_part_go_together(capsys):
