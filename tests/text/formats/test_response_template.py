@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from aserve.text.formats.choice import choose_calls, choose_thoughts
 from aserve.text.formats.families import CALLS, THOUGHTS
 from aserve.text.formats.named import calls_named, own_formats, thoughts_named
+from aserve.text.formats.parts import Literal
 from aserve.text.formats.syntax import AnswerFormat
 from tests.text.formats.reading import events_of, joined, parsed
 
@@ -172,3 +173,13 @@ def test_white_space_behind_a_name_is_read_where_the_pattern_has_it(blank, is_ca
     assert parsed(format, "<call>to=f<json>{}</call>") == ("", "", [("f", "{}", None)])
     text = "<call>to=f <json>{}</call>"
     assert parsed(format, text) == (("", "", [("f", "{}", None)]) if is_call else ("", text, []))
+
+
+@pytest.mark.parametrize("space", ["", " ", "\n"])
+def test_a_space_that_may_be_there_is_white_space(space):
+    """Catches a literal that is empty once it is stripped, and what it would let follow."""
+    own = own_formats(template({**NAMED, "open_pattern": r"<call>(?: )?to=(?P<name>[\w.-]+)(?: )?<json>"}))
+    assert own.problems == ()
+    assert parsed(format_of(own), f"<call>{space}to=f<json>{{}}</call>") == ("", "", [("f", "{}", None)])
+    [way] = calls_named(own.calls)
+    assert not any(isinstance(part, Literal) and not part.text for part in way.call)
