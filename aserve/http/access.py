@@ -95,7 +95,7 @@ class AccessLog:
         async def watch(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                record.first_byte_s = record.age_s()
+                record.first_byte_s = round(record.age_s(), 6)
             elif not message.get("more_body", False):
                 record.is_whole = True
             await send(message)
@@ -111,7 +111,7 @@ class AccessLog:
             aside(_log, "writing the access line", scope.get(SCOPE_KEY), self._write, scope, record)
 
     def _write(self, scope: Scope, record: Record) -> None:
-        total_s = record.age_s()
+        total_s = round(record.age_s(), 6)
         path = record.path = self._known_path(scope)
         status = record.status or (CLIENT_LEFT if record.error is None else 500)
         if path in self._quiet_paths and status in (200, 304, 503):
@@ -146,25 +146,26 @@ class AccessLog:
 
 
 def log_access(level: int, **fields: Any) -> None:
-    """Write a line of what is known; a formatter finds the same in the record's `fields`."""
+    """Write a line of what is known, which is what is not None; a formatter finds the same in the record's `fields`."""
     if not _lines.isEnabledFor(level):
         return
-    known = {
-        name: round(value, 6) if isinstance(value, float) else value
-        for name, value in fields.items()
-        if value is not None
-    }
+    known = {name: value for name, value in fields.items() if value is not None}
     nowhere = "", 0  # to look for the caller takes as long as all else
-    _lines.handle(_lines.makeRecord(_lines.name, level, *nowhere, "%s", (_Line(known),), None, extra={"fields": known}))
+    record = logging.getLogRecordFactory()(_lines.name, level, *nowhere, _Line(known), (), None)
+    record.fields = known
+    _lines.handle(record)
 
 
 class _Line:
     """`POST /v1/completions 200 first_byte_s=0.021 total_s=0.214 prompt_tokens=5 generated_tokens=17 request_id=...`"""
 
+    __slots__ = ("_fields",)
+
+    BEGIN: Final = "method", "path", "status"
+
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self._fields = fields
 
     def __str__(self) -> str:
-        named = dict(self._fields)
-        begins = [str(named.pop(name, UNKNOWN)) for name in ("method", "path", "status")]
-        return " ".join([*begins, *(f"{name}={value}" for name, value in named.items())])
+        begins = [str(self._fields.get(name, UNKNOWN)) for name in self.BEGIN]
+        return " ".join([*begins, *[f"{name}={value}" for name, value in self._fields.items() if name not in self.BEGIN]])

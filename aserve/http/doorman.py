@@ -130,10 +130,10 @@ class Doorman:
         limits = limit_headers(tenants.allowances(tenant))
         headers = [
             *plain.headers,
-            *((name.encode(), value.encode()) for name, value in limits.items()),
-            *((name, request_id.encode()) for name in id_headers(dialect)),
+            *[(name.encode(), value.encode()) for name, value in limits.items()],
+            *[(name, request_id.encode()) for name in id_headers(dialect)],
         ]
-        _log_line(scope, tenant, plain.status, request_id, time.perf_counter() - start_s, error.code)
+        _log_line(scope, tenant, plain.status, request_id, round(time.perf_counter() - start_s, 6), error.code)
         return Refusal(plain.status, headers, plain.body)
 
     def left(self, scope: Scope, objection: Objection) -> None:

@@ -1,6 +1,6 @@
 """Doors: where requests are refused before they are parsed, in front of each connection's HTTP/1.1 protocol.
 
-    inbox -> takes(): it may be refused --- 24 ms, with others --> answer() -> bytes  refused; the connection goes on,
+    inbox -> takes(): it may be refused --- 32 ms, with others --> answer() -> bytes  refused; the connection goes on,
                |                                                                      and is read from in the lobby
                '-- no: the protocol's at once                               -> b""    not whole: hold it
                                                                             -> None   let it in
@@ -35,7 +35,7 @@ PLACE: Final = "refusing"
 """Where a fault was, in the log."""
 READ_S: Final = 0.008
 """Between two times that the lobby is read from: so long waits whoever is to be let in, a probe of health, say."""
-LOOK_EVERY: Final = 3
+LOOK_EVERY: Final = 4
 """How many times it is read from until they who may be refused are looked at, all together."""
 BUSY_S: Final = 0.1
 """For how long after a refusal that is so."""

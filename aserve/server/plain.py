@@ -18,8 +18,8 @@ MAX_KNOWN_HEADS: Final = 256
 """Plain ones that name nobody: those who come again and again send the same, but for the length."""
 END_OF_HEAD: Final = b"\r\n\r\n"
 
-_lengths: dict[bytes, int] = {}
-"""Bytes of the body, by known heads. No head with a key is kept."""
+_known: dict[bytes, "PlainRequest"] = {}
+"""By their heads. No head with a key is kept."""
 
 _POST: Final = re.compile(
     rb"POST (/[!-~]*) HTTP/1\.1(?=\r\n)((?:\r\n[!#$%%&'*+.^_`|~0-9A-Za-z-]+:[\t -~]*){1,%d}+)\r\n\r\n" % MAX_HEADERS
@@ -42,7 +42,7 @@ _WHO: Final = frozenset({b"authorization", b"x-api-key", b"x-request-id"})
 class PlainRequest:
     """A POST that keeps the connection alive.
 
-    scope: as in ASGI, as far as what is asked, and who asks: of the headers those alone.
+    scope: as in ASGI, as far as what is asked, and who asks: of the headers those alone. Not to be written to.
     """
 
     scope: Scope
@@ -61,9 +61,7 @@ def plain_request(received: bytes | bytearray) -> PlainRequest | None:
     if end < 0:
         return None
     head = bytes(received[: end + len(END_OF_HEAD)])
-    if (length := _lengths.get(head)) is not None:
-        return _request(head, [], length)
-    return _parsed(head)
+    return _known.get(head) or _parsed(head)
 
 
 def _parsed(received: bytes) -> PlainRequest | None:
@@ -82,15 +80,11 @@ def _parsed(received: bytes) -> PlainRequest | None:
             once[name] = value
     if b"host" not in once or b"content-length" not in once:
         return None
-    length = int(once[b"content-length"])
-    if not who:
-        if len(_lengths) == MAX_KNOWN_HEADS:
-            _lengths.clear()
-        _lengths[received] = length
-    return _request(received, who, length)
-
-
-def _request(head: bytes, who: list[tuple[bytes, bytes]], length: int) -> PlainRequest:
-    path = head[len(b"POST ") : head.index(b" ", len(b"POST "))]
+    path = head[1]
     scope = {"type": "http", "method": "POST", "path": path.decode("ascii"), "raw_path": path, "headers": who}
-    return PlainRequest(scope, len(head), length)
+    request = PlainRequest(scope, len(received), int(once[b"content-length"]))
+    if not who:
+        if len(_known) == MAX_KNOWN_HEADS:
+            _known.clear()
+        _known[received] = request
+    return request
