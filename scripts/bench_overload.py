@@ -267,8 +267,8 @@ def main(words: Sequence[str] | None = None) -> int:
     for name, default in SIZES.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--overload", type=float, default=10.0, help="times the peak")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each loop")
+    parser.add_argument("--rounds", type=int, default=24)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each loop; the clock drifts in long ones")
     parser.add_argument("--warm-up-seconds", type=float, default=2.0)
     parser.add_argument("--shared", action="store_true", help="client and server share all cores")
     parser.add_argument("--min-goodput", type=float, default=0.95, help="against the peak")

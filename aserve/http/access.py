@@ -167,5 +167,6 @@ class _Line:
         self._fields = fields
 
     def __str__(self) -> str:
-        begins = [str(self._fields.get(name, UNKNOWN)) for name in self.BEGIN]
-        return " ".join([*begins, *[f"{name}={value}" for name, value in self._fields.items() if name not in self.BEGIN]])
+        begin = [str(self._fields.get(name, UNKNOWN)) for name in self.BEGIN]
+        rest = [f"{name}={value}" for name, value in self._fields.items() if name not in self.BEGIN]
+        return " ".join([*begin, *rest])
