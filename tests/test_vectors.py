@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from aserve.core.errors import AserveError, QueueTimeoutError
+from aserve.core.errors import AserveError, OverloadedError, QueueTimeoutError
 from aserve.core.pooling import Pooling, TokenizedInput
 from aserve.vectors import Vectors
 from tests.engines import scripted_engine
@@ -44,3 +44,18 @@ async def test_an_input_without_a_vector_has_an_error_that_says_why():
             await aborted
         runner.let_land()
         assert engine.statistics().num_used_blocks == 0
+
+
+async def test_an_input_for_which_there_is_no_room_is_not_prepared(monkeypatch):
+    """Catches a full server that hashes what it will refuse."""
+    async with scripted_engine(pooling=EMBEDS) as engine:
+        prepared = []
+        monkeypatch.setattr(engine._preparer, "prepared", prepared.append)
+        monkeypatch.setattr(engine._ready().scheduler, "check_room", refuse)
+        with pytest.raises(OverloadedError, match="full"):
+            await engine.embed((1, 2))
+        assert prepared == []
+
+
+def refuse(*_terms: object) -> None:
+    raise OverloadedError("full", 1)

@@ -55,7 +55,7 @@ class RotaryAttention:
             q_THD, k_TKD = self._ops.rms_norm(q_THD, q_norm_D, eps), self._ops.rms_norm(k_TKD, k_norm_D, eps)
             q_THD = self._ops.rope_and_write_kv(q_THD, k_TKD, v_TKD, *cache)
         out_THD = self._ops.attend(q_THD, kv.k_BPKD, kv.v_BPKD, places, scale=self._scale, sliding_window=self._window)
-        return out_THD.flatten(1)
+        return out_THD.reshape(-1, out_THD.shape[1] * out_THD.shape[2])
 
 
 class QKV:
@@ -64,18 +64,18 @@ class QKV:
     def __init__(self, spec: ModelSpec, weights: Weights, linear: LinearMethod, prefix: str) -> None:
         self._heads = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
         self._head_dim = spec.head_dim
-        self._sizes = [heads * spec.head_dim for heads in self._heads]
-        names = (f"{prefix}.{name}_proj" for name in "qkv")
-        outputs = dict(zip(names, self._sizes, strict=True))
+        outputs = {
+            f"{prefix}.{name}_proj": heads * spec.head_dim for name, heads in zip("qkv", self._heads, strict=True)
+        }
         self._projection = Projection(
             linear, weights, LinearShape(outputs, spec.hidden_size, spec.qkv_bias, Split.OUTPUTS)
         )
 
     def __call__(self, x_TE: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor, Tensor]:
         """q [T, H, D], k and v [T, K, D]: views of one tensor."""
-        parts = self._projection(x_TE, batch).split_with_sizes(self._sizes, dim=-1)
-        q, k, v = (part.view(-1, heads, self._head_dim) for part, heads in zip(parts, self._heads, strict=True))
-        return q, k, v
+        heads_TND = self._projection(x_TE, batch).view(-1, sum(self._heads), self._head_dim)
+        q_THD, k_TKD, v_TKD = heads_TND.split_with_sizes(self._heads, 1)
+        return q_THD, k_TKD, v_TKD
 
 
 def output_projection(spec: ModelSpec, weights: Weights, linear: LinearMethod, prefix: str) -> Projection:

@@ -38,6 +38,7 @@ from aserve.runner.kv_store import KVStore, Pages
 from aserve.runner.masks import MaskMaker
 from aserve.runner.pooling import PooledStep, Pools
 from aserve.runner.readback import Readback
+from aserve.runner.repeats import repeats
 from aserve.runner.rows import RowTable
 from aserve.runner.steady import SteadyBuilder
 from aserve.runner.step import EagerStep, Step
@@ -130,7 +131,7 @@ class ModelRunner:
         controls = ControlTable(max_num_seqs, model.spec.vocab_size, torch_device, self._device)
         self._slots = slots = None if lora is None else AdapterSlots(lora, rows, self._device)
         builder = BatchBuilder(rows, controls, self._device, self._block_size, kv.num_groups, slots)
-        own = EagerStep(model, ops, kv.layers, rows, shard.group)
+        own = EagerStep(model, ops, kv.layers, rows, shard.group, repeats(model, ops, kv.layers, shard))
         is_follower = shard.group is not None and shard.rank > 0
         step: Step = own if shard.group is None or not is_follower else FollowingStep(own, shard.group)
         graphs = None

@@ -10,6 +10,7 @@ from aserve.kernels.ops import KVLayer, Ops, Scores
 from aserve.models.interface import CausalLM, ForwardBatch
 from aserve.models.sharding import Group
 from aserve.runner.batch import StepBatch
+from aserve.runner.repeats import Repeats
 from aserve.runner.rows import RowTable
 from aserve.runner.sampler import Sampled, sample_next
 from aserve.runner.scoring import score_prompt
@@ -57,7 +58,8 @@ class Step(Protocol):
 class EagerStep:
     """A `Step`, kernel by kernel.
 
-    group: whose other ranks learn what is sampled, where there are any.
+    group: whose other ranks learn what is sampled, where there are any. repeats: how decoding steps are computed where
+    that can be without the Python between kernels.
     """
 
     model: CausalLM
@@ -65,6 +67,7 @@ class EagerStep:
     kv: Sequence[KVLayer]
     rows: RowTable
     group: Group | None = None
+    repeats: Repeats | None = None
 
     def execute(self, batch: StepBatch) -> StepOutput:
         """The forward pass, and what is sampled and scored after it."""
@@ -80,7 +83,8 @@ class EagerStep:
     def forward(self, batch: StepBatch, wanted_N: Tensor | None = None) -> Tensor:
         """Hidden states, [T, E]. Writes the KV cache."""
         seen = ForwardBatch(batch.positions_T, batch.attention, batch.lora, wanted_N)
-        return self.model.forward(batch.token_ids_T, self.kv, seen)
+        hidden_TE = None if self.repeats is None else self.repeats.forward(batch.token_ids_T, seen)
+        return self.model.forward(batch.token_ids_T, self.kv, seen) if hidden_TE is None else hidden_TE
 
     def sample(self, hidden_TE: Tensor, batch: StepBatch) -> Sampled:
         """As `sample_next`."""

@@ -139,8 +139,8 @@ def test_layers_of_a_step_are_dealt_out_once(monkeypatch):
     ops = native_ops()
     case = build(torch.float32, "no groups")
     dealt: list[Tensor] = []
-    deal = ops._attention._deal
-    monkeypatch.setattr(ops._attention, "_deal", lambda batch, *rest: dealt.append(batch) or deal(batch, *rest))
+    deal = ops.attention._deal
+    monkeypatch.setattr(ops.attention, "_deal", lambda batch, *rest: dealt.append(batch) or deal(batch, *rest))
     for _ in range(3):
         case.attend(ops)
     assert dealt == [case.batch]

@@ -138,6 +138,8 @@ async def test_a_servers_sender_asks_as_it_wants_to_be_asked_and_reads_what_it_s
     assert isinstance(sender, HttpSender)
     head, _, body = sender.prepare([1, 2], 5).partition(b"\r\n\r\n")
     assert head.startswith(b"POST /v1/completions ")
+    assert b"Connection: close" in head
+    assert b"Connection: close" not in Target(target.url, target.prompts).sender().prepare([1], 5)
     assert body == target.body([1, 2], 5)
     answer = b'{"choices": [{"text": "a", "finish_reason": "stop"}], "usage": {"completion_tokens": 4}}'
     sample = sender.read(Answer(1.0, 200, [(2.0, answer)]), due_s=0.5)

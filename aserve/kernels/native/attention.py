@@ -5,6 +5,7 @@ The kernel and its order of sums: src/attention.cpp.
 
 import ctypes
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,6 +21,9 @@ _MAX_LAYER_KINDS: Final = 16
 """Layer groups times windows, so many of which are remembered for the layers of a step."""
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _NAMES: Final = {torch.float32: "f32", torch.bfloat16: "bf16"}
+
+Layout = tuple[int | None, int, Sequence[int], Sequence[int]]
+"""Of a layer: its window, its heads, and shape and strides of its cache."""
 
 
 class _Attention(ctypes.Structure):
@@ -43,14 +47,14 @@ class _Item(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
-    """What the layers of a step read that have one window, and who of the threads reads what.
+class Plan:
+    """What the layers of a step read that have one layout, and who of the threads reads what.
 
     batch: what `attention` points into; kept, so that it stays where it is.
     """
 
     batch: AttentionBatch
-    layout: tuple[Any, ...]
+    layout: Layout
     attention: _Attention
     items: Any
     partials: Tensor
@@ -65,7 +69,7 @@ class NativeAttention:
         self._kernels = {
             dtype: library.function(with_dots("attend", name), arguments) for dtype, name in _NAMES.items()
         }
-        self._planned: deque[_Plan] = deque(maxlen=_MAX_LAYER_KINDS)
+        self._planned: deque[Plan] = deque(maxlen=_MAX_LAYER_KINDS)
 
     def takes(self, q_THD: Tensor, k_cache_BPKD: Tensor, v_cache_BPKD: Tensor) -> bool:
         """Whether the kernel has this type, head size and layout."""
@@ -88,7 +92,7 @@ class NativeAttention:
         soft_cap: float | None,
     ) -> Tensor:
         """[T, H, D]. A token's heads lie one behind the other."""
-        plan = self._plan(batch, q_THD.shape[1], k_cache_BPKD, sliding_window)
+        plan = self.plan(batch, (sliding_window, q_THD.shape[1], k_cache_BPKD.shape, k_cache_BPKD.stride()))
         out_THD = torch.empty_like(q_THD)
         self._kernels[q_THD.dtype](
             plan.attention,
@@ -104,26 +108,22 @@ class NativeAttention:
         )
         return out_THD
 
-    def _plan(self, batch: AttentionBatch, num_heads: int, cache_BPKD: Tensor, sliding_window: int | None) -> _Plan:
-        """As the layers of this step before, if one had the same batch, window and layout."""
-        layout = (sliding_window, num_heads, cache_BPKD.shape, cache_BPKD.stride())
+    def plan(self, batch: AttentionBatch, layout: Layout) -> Plan:
+        """As for the layers of this step before, if one had the same batch and layout."""
         for plan in self._planned:
             if plan.batch is batch and plan.layout == layout:
                 return plan
-        plan = self._deal(batch, layout, num_heads, cache_BPKD, sliding_window)
+        plan = self._deal(batch, layout)
         self._planned.append(plan)
         return plan
 
-    def _deal(
-        self,
-        batch: AttentionBatch,
-        layout: tuple[Any, ...],
-        num_heads: int,
-        cache_BPKD: Tensor,
-        sliding_window: int | None,
-    ) -> _Plan:
+    def planned(self, attention: object) -> Plan | None:
+        """The plan that a kernel was called with, if it is one of the latest."""
+        return next((plan for plan in self._planned if plan.attention is attention), None)
+
+    def _deal(self, batch: AttentionBatch, layout: Layout) -> Plan:
         """The work of a step, by threads."""
-        _, block_size, num_kv_heads, head_dim = cache_BPKD.shape
+        sliding_window, num_heads, (_, block_size, num_kv_heads, head_dim), strides = layout
         attention = _Attention(
             batch.block_table_SM.data_ptr(),
             batch.seq_lens_S.data_ptr(),
@@ -134,7 +134,7 @@ class NativeAttention:
             num_kv_heads,
             head_dim,
             block_size,
-            *cache_BPKD.stride()[:3],
+            *strides[:3],
             sliding_window or 0,
         )
         num_threads = torch.get_num_threads()
@@ -143,4 +143,4 @@ class NativeAttention:
         self._plan_attention(attention, items, num_threads)
         partial_stride = -(-head_dim // 32) * 32 + 16
         partials = torch.empty(attention.num_partial_rows, partial_stride)
-        return _Plan(batch, layout, attention, items, partials)
+        return Plan(batch, layout, attention, items, partials)

@@ -22,16 +22,19 @@ _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 
 
 class RowScratch:
-    """Room for a step's rows as int8, which all layers of a model share. It grows to the largest step."""
+    """Room for a step's rows as int8, which all layers of a model share. It grows to the largest step.
+
+    What it had before stays where it is: a tape may point there.
+    """
 
     def __init__(self) -> None:
-        self._room = torch.empty(0, dtype=torch.uint8)
+        self._rooms = [torch.empty(0, dtype=torch.uint8)]
 
     def address(self, num_bytes: int) -> int:
         """Of so many bytes, which hold nothing."""
-        if len(self._room) < num_bytes:
-            self._room = torch.empty(num_bytes, dtype=torch.uint8)
-        return self._room.data_ptr()
+        if len(self._rooms[-1]) < num_bytes:
+            self._rooms.append(torch.empty(max(num_bytes, 2 * len(self._rooms[-1])), dtype=torch.uint8))
+        return self._rooms[-1].data_ptr()
 
 
 class Int8Linear:

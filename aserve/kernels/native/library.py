@@ -15,9 +15,11 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,12 +57,34 @@ class Library:
     def __init__(self, path: Path, variant: str) -> None:
         self.variant = variant
         self._dll = ctypes.CDLL(str(path))
+        self._functions: dict[str, Any] = {}
+        self._observing = threading.Lock()
 
     def function(self, name: str, argument_types: Sequence[Any]) -> Any:
         """A kernel by its name in C, which takes such arguments and returns nothing."""
-        function = getattr(self._dll, name)
+        function = self._functions[name] = getattr(self._dll, name)
         function.argtypes, function.restype = list(argument_types), None
         return function
+
+    @contextmanager
+    def observed(self) -> Iterator[list[tuple[str, Any, Sequence[Any]]]]:
+        """Note what this thread calls, in order: the kernel's name, itself and its arguments. One thread at a time."""
+        seen: list[tuple[str, Any, Sequence[Any]]] = []
+        thread = threading.get_ident()
+
+        def note(name: str, result: None, function: Any, arguments: tuple[Any, ...]) -> None:
+            if threading.get_ident() == thread:
+                seen.append((name, function, arguments))
+
+        with self._observing:
+            functions = dict(self._functions)
+            for name, function in functions.items():
+                function.errcheck = partial(note, name)  # what ctypes calls after a function
+            try:
+                yield seen
+            finally:
+                for function in functions.values():
+                    del function.errcheck
 
 
 @cache

@@ -60,7 +60,7 @@ class NativeLinear:
 
     def _multiply(self, layer: Layer, address: int, x_TI: Tensor) -> Tensor:
         x_TI, out_TO = rows_and_room(x_TI, layer, self._dtype)
-        self._product(address, x_TI.data_ptr(), x_TI.stride(0), out_TO.data_ptr(), len(x_TI))
+        self._product(address, x_TI.data_ptr(), x_TI.stride(0), out_TO.data_ptr(), out_TO.shape[0])
         return out_TO
 
     def silu_and_mul(self) -> Callable[[Tensor], Tensor] | None:

@@ -94,13 +94,16 @@ class NativeOps(CpuOps):
             dtype: {name: library.function(f"{name}_{suffix}", types) for name, types in _ARGUMENTS.items()}
             for dtype, suffix in _NAMES.items()
         }
-        self._attention = NativeAttention(library)
+        self.attention = NativeAttention(library)
         self._lora = NativeLora(library)
         self._score = library.function("score_f32", [_POINTER, _INT, _INT, _POINTER, _INT, *[_POINTER] * 5])
         self._mask = library.function("mask_f32", [_POINTER, _INT, _INT, _POINTER, _POINTER, _INT, _INT])
         self._control = library.function("control_f32", [ctypes.POINTER(_Controls), _POINTER])
         self._move = library.function("move_blocks", [ctypes.POINTER(_Moves), *[_POINTER] * 4])
         self._scratch = torch.empty(0)
+        self._layout: tuple[Any, ...] | None = None
+        """Of the heads that were written last: those of a step's layers are alike, and `_heads` says the same."""
+        self._heads = _Heads()
 
     def rms_norm(self, x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
         """A row at a time; heads of a token are rows."""
@@ -110,7 +113,7 @@ class NativeOps(CpuOps):
         width = x_TE.shape[-1]
         if x_TE.dim() != 2 or x_TE.stride(1) != 1:
             x_TE = x_TE.contiguous()
-        out_TE = x_TE.new_empty(x_TE.shape)
+        out_TE = torch.empty_like(x_TE)
         rows, stride = out_TE.numel() // width, x_TE.stride(0) if x_TE.dim() == 2 else width
         x, weight, out = x_TE.data_ptr(), weight_E.data_ptr(), out_TE.data_ptr()
         kernels["rms_norm"](x, stride, None, weight, out, None, rows, width, eps)
@@ -198,10 +201,12 @@ class NativeOps(CpuOps):
     ) -> Tensor:
         """Where the cache lies, decodes and prompts alike."""
         caches = (k_cache_BPKD, v_cache_BPKD)
-        if not self._attention.takes(q_THD, *caches):
+        if not self.attention.takes(q_THD, *caches):
             options = {"scale": scale, "sliding_window": sliding_window, "soft_cap": soft_cap}
             return super().attend(q_THD, *caches, batch, **options)
-        return self._attention.attend(_heads_together(q_THD), *caches, batch, scale, sliding_window, soft_cap)
+        if not _are_together(q_THD):
+            q_THD = q_THD.contiguous()
+        return self.attention.attend(q_THD, *caches, batch, scale, sliding_window, soft_cap)
 
     def _write(
         self,
@@ -217,24 +222,21 @@ class NativeOps(CpuOps):
         v_cache_BPKD: Tensor,
         slots_T: Tensor,
     ) -> Tensor:
-        q_THD, k_TKD, v_TKD = _heads_together(q_THD), _heads_together(k_TKD), _heads_together(v_TKD)
-        (num_tokens, num_heads, head_dim), num_kv_heads = q_THD.shape, k_TKD.shape[1]
-        assert head_dim <= _MAX_HEAD_DIM
-        out_THD = q_THD.new_empty(q_THD.shape)
-        heads = _Heads(
-            num_tokens,
-            num_heads,
-            num_kv_heads,
-            head_dim,
-            q_THD.stride(0),
-            k_TKD.stride(0),
-            v_TKD.stride(0),
-            k_cache_BPKD.stride(1),
-            v_cache_BPKD.stride(1),
-            eps,
-        )
+        num_tokens, num_heads, head_dim = q_THD.shape
+        slot_strides = k_cache_BPKD.stride(1), v_cache_BPKD.stride(1)
+        layout = q_THD.shape, k_TKD.shape, q_THD.stride(), k_TKD.stride(), v_TKD.stride(), slot_strides, eps
+        if layout != self._layout:
+            if not all(map(_are_together, (q_THD, k_TKD, v_TKD))):
+                together = (x_THD.contiguous() for x_THD in (q_THD, k_TKD, v_TKD))
+                cache = (cos_sin_LD, positions_T, k_cache_BPKD, v_cache_BPKD, slots_T)
+                return self._write(*together, q_norm_D, k_norm_D, eps, *cache)
+            assert head_dim <= _MAX_HEAD_DIM
+            strides = q_THD.stride(0), k_TKD.stride(0), v_TKD.stride(0), *slot_strides
+            self._heads = _Heads(num_tokens, num_heads, k_TKD.shape[1], head_dim, *strides, eps)
+            self._layout = layout
+        out_THD = q_THD.new_empty(num_tokens, num_heads, head_dim)
         self._kernels[q_THD.dtype]["rope_and_write_kv"](
-            heads,
+            self._heads,
             q_THD.data_ptr(),
             k_TKD.data_ptr(),
             v_TKD.data_ptr(),
@@ -385,8 +387,7 @@ def _address(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()
 
 
-def _heads_together(x_THD: Tensor) -> Tensor:
-    """The same numbers, with a token's heads one behind the other."""
+def _are_together(x_THD: Tensor) -> bool:
+    """Whether a token's heads lie one behind the other."""
     _, num_heads, head_dim = x_THD.shape
-    together = x_THD.stride(2) == 1 and (num_heads == 1 or x_THD.stride(1) == head_dim)
-    return x_THD if together else x_THD.contiguous()
+    return x_THD.stride(2) == 1 and (num_heads == 1 or x_THD.stride(1) == head_dim)

@@ -1,0 +1,119 @@
+"""Tapes: a step's kernels, called again one after the other, without the Python that was between them.
+
+Where few rows are computed, half of a layer's time is not its kernels: tensors are made, cut, looked at and let go. All
+of that is the same at the next step of as many rows, if only the memory stays where it is. So a tape is what one step
+called, with the addresses that it called it with, and the memory that these are of:
+
+    record    work() ----> kernel(a, b), kernel(b, c), ...      a, b, c are kept
+    repeat                 kernel(a, b), kernel(b, c), ...      as often as wanted; the result lies in c again
+
+What differs from step to step is written to where the tape reads it, but for attention, whose work is dealt anew.
+The idea is that of CUDA's graphs, see runner/graphs.py; a CPU has nobody to hand them to.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from aserve.kernels.native.native_ops import NativeOps
+from aserve.kernels.ops import AttentionBatch
+
+Call = tuple[Callable[..., object], list[Any]]
+"""A kernel, and what it is called with."""
+
+_ATEN: Final = torch.ops.aten
+_MAKES_ROOM: Final = frozenset({_ATEN.empty.memory_format, _ATEN.empty_like.default, _ATEN.new_empty.default})
+_PLANS: Final = "plan_attention"
+_REPEATABLE: Final = (
+    *("product_", "unpack_rows_", "rms_norm_", "silu_and_mul_", "gelu_and_mul_", "rope_and_write_kv_"),
+    *("attend_", _PLANS),
+)
+"""How the names of kernels begin that do the same again with the same arguments."""
+
+
+class UnrepeatableError(Exception):
+    """Something else was done than kernels can do again; which."""
+
+
+class Tape:
+    """What `work` computed, to be computed again. Only for one thread, and for the number of threads of any step.
+
+    batch: what `work` gave to attention, of memory that belongs to whoever records. `result` is what it returned.
+    Raises `UnrepeatableError`, when all has been done.
+    """
+
+    def __init__(self, ops: NativeOps, batch: AttentionBatch, work: Callable[[], Tensor]) -> None:
+        with ops.library.observed() as seen, _Memory(seen) as memory:
+            self.result = work()
+        if memory.objection is not None:
+            raise UnrepeatableError(memory.objection)
+        self._attention = ops.attention
+        self._kept = memory.kept
+        self._calls: list[Call] = []
+        self._attends: dict[tuple[int, Any], list[list[Any]]] = {}
+        """Arguments that a step's plan of attention goes to, by the group of the layer and its layout."""
+        groups = batch.groups or (batch,)
+        for name, function, arguments in seen:
+            if not name.startswith(_REPEATABLE):
+                raise UnrepeatableError(name)
+            if name == _PLANS:
+                continue
+            self._calls.append((function, list(arguments)))
+            if name.startswith("attend_"):
+                if (plan := self._attention.planned(arguments[0])) is None:
+                    raise UnrepeatableError("layers of very many kinds")
+                place = next(place for place, group in enumerate(groups) if group is plan.batch)
+                self._attends.setdefault((place, plan.layout), []).append(self._calls[-1][1])
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the memory that it keeps."""
+        return sum(x.untyped_storage().nbytes() for x in self._kept)
+
+    def repeat(self, batch: AttentionBatch) -> Tensor:
+        """Compute it for another step's contexts: `result`, where it then lies. Slots are not read from the batch."""
+        groups = batch.groups or (batch,)
+        for (place, layout), calls in self._attends.items():
+            plan = self._attention.plan(groups[place], layout)
+            partials = plan.partials.data_ptr()
+            for arguments in calls:
+                arguments[0], arguments[1], arguments[7] = plan.attention, plan.items, partials
+        for function, arguments in self._calls:
+            function(*arguments)
+        return self.result
+
+
+class _Memory(TorchDispatchMode):
+    """Keeps what torch makes, and notes the first thing that it does besides making room and looking at it anew."""
+
+    def __init__(self, seen: list[tuple[str, Callable[..., object], Sequence[Any]]]) -> None:
+        super().__init__()
+        self._seen = seen
+        self.kept: list[Tensor] = []
+        self.objection: str | None = None
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func in _MAKES_ROOM:
+            self.kept.append(out)
+        elif func is _ATEN.embedding.default:
+            table, ids = args[:2]
+            self.kept.append(out)
+            self._seen.append(("unpack_rows_by_torch", partial(torch.index_select, table, 0, ids, out=out), ()))
+        elif not (func.is_view and _is_same_memory(args[0], out)):
+            self.objection = self.objection or str(func)
+        return out
+
+
+def _is_same_memory(x: Tensor, views: Tensor | Sequence[Tensor]) -> bool:
+    """What torch calls a view may be a copy."""
+    address = x.untyped_storage().data_ptr()
+    return all(
+        view.untyped_storage().data_ptr() == address for view in ([views] if isinstance(views, Tensor) else views)
+    )

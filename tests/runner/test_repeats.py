@@ -1,0 +1,240 @@
+"""Steps that are repeated by tapes: the same bits as the eager way, and nothing but kernels on a tape."""
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import aserve.runner.repeats as module
+from aserve.kernels.cpu import CpuOps
+from aserve.kernels.native.native_ops import NativeOps
+from aserve.kernels.native.tape import Tape, UnrepeatableError
+from aserve.kernels.ops import AttentionBatch, KVLayer
+from aserve.models.checkpoint import resolve_checkpoint
+from aserve.models.interface import CausalLM, ForwardBatch
+from aserve.models.loader import load_model
+from aserve.models.lora import LoraLayers
+from aserve.runner.repeats import MAX_ROWS, RECORD_AT, Repeats, repeats
+from tests.checkpoints import VOCAB_SIZE, checkpoints
+from tests.kernels.cases import native_ops
+from tests.models.paged import PagedSequences
+
+__all__ = ["checkpoints"]
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture
+def ops() -> NativeOps:
+    return native_ops()
+
+
+class Repeating:
+    """A `CausalLM` whose decoding steps are repeated where they can be. repeated: of each step, whether it was."""
+
+    def __init__(self, model: CausalLM, ops: NativeOps) -> None:
+        self.model, self.spec, self.ops = model, model.spec, ops
+        self.repeats: Repeats | None = None
+        self.repeated: list[bool] = []
+
+    def forward(self, token_ids_T: Tensor, kv: Sequence[KVLayer], batch: ForwardBatch) -> Tensor:
+        self.repeats = self.repeats or Repeats(self.model, self.ops, kv)
+        hidden_TE = self.repeats.forward(token_ids_T, batch)
+        self.repeated.append(hidden_TE is not None)
+        return self.model.forward(token_ids_T, kv, batch) if hidden_TE is None else hidden_TE.clone()
+
+    def logits(self, hidden_SE: Tensor) -> Tensor:
+        return self.model.logits(hidden_SE)
+
+
+def load(folder: Path, ops: NativeOps, **how: object) -> CausalLM:
+    return load_model(resolve_checkpoint(str(folder)), device="cpu", ops=ops, max_model_len=320, **how)
+
+
+def run(model: CausalLM, dtype: torch.dtype, counts: Sequence[int]) -> list[Tensor]:
+    """Hidden states of prompts of several lengths, and then of steps in which so many of the sequences decode."""
+    rng = torch.Generator().manual_seed(0)
+    sequences = PagedSequences(model, num_sequences=4, dtype=dtype)
+    prompts = [torch.randint(3, VOCAB_SIZE, (length,), generator=rng).tolist() for length in (40, 3, 90, 17)]
+    steps = [[piece] for piece in enumerate(prompts)]
+    for turn, count in enumerate(counts):
+        steps.append([((s + turn) % 4, [(7 * turn + s) % VOCAB_SIZE]) for s in range(count)])
+    return [hidden for step in steps for hidden in sequences.hidden(step).values()]
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize(
+    ("recipe", "how"),
+    [
+        ("llama_biases", {"dtype": "float32"}),
+        ("llama_biases", {"dtype": "bfloat16", "quantization": "int8"}),
+        ("qwen2", {"dtype": "bfloat16"}),
+        ("qwen3", {"dtype": "bfloat16"}),
+        ("mistral", {"dtype": "float32"}),
+    ],
+)
+def test_a_step_that_is_repeated_has_the_bits_of_one_that_is_not(checkpoints, ops, recipe, how, num_threads):
+    """Catches memory that is read from where it was at the recording, and contexts, windows and norms of then."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        model = load(checkpoints(recipe), ops, **how)
+        repeating = Repeating(model, ops)
+        counts = [1] * 6 + [3] * 5 + [1, 3, 1, 4, 4, 4, 4, 2] + [1, 3] * 20
+        dtype = getattr(torch, how["dtype"])
+        for one, other in zip(run(model, dtype, counts), run(repeating, dtype, counts), strict=True):
+            assert torch.equal(one, other)
+    finally:
+        torch.set_num_threads(before)
+    assert repeating.repeated == [False] * 4 + expected(counts)
+    assert repeating.repeated.count(True) > 40
+
+
+def expected(counts: Sequence[int]) -> list[bool]:
+    """Of each step, whether it is repeated, or recorded to be."""
+    known: set[int] = set()
+    found, last, times = [], 0, 0
+    for count in counts:
+        if count not in known:
+            times = times + 1 if count == last else 1
+            last = count
+            if times >= RECORD_AT:
+                known.add(count)
+        found.append(count in known)
+    return found
+
+
+def test_what_is_not_only_decoding_goes_the_eager_way(checkpoints, ops):
+    repeating = Repeating(load(checkpoints("qwen2"), ops), ops)
+    sequences = PagedSequences(repeating, num_sequences=2)
+    for _ in range(RECORD_AT + 1):
+        sequences.hidden([(0, [1]), (1, [2, 3])])
+    for _ in range(RECORD_AT + 1):
+        sequences.hidden([(0, [1])], wanted=[0])
+    assert not any(repeating.repeated)
+
+
+def test_rows_with_adapters_go_the_eager_way(checkpoints, ops):
+    lora = LoraLayers(1, 4, ops, torch.float32, torch.device("cpu"))
+    repeating = Repeating(load(checkpoints("qwen2"), ops, lora=lora), ops)
+    sequences = PagedSequences(repeating, slots=[-1], num_slots=1)
+    for _ in range(RECORD_AT + 1):
+        sequences.hidden([(0, [1])])
+    assert not any(repeating.repeated)
+
+
+def test_tapes_have_so_much_memory_together_and_the_oldest_goes(checkpoints, ops, monkeypatch):
+    model = load(checkpoints("qwen2"), ops)
+    repeating = Repeating(model, ops)
+    sequences = PagedSequences(repeating, num_sequences=4)
+
+    def decode(count: int) -> list[int]:
+        for _ in range(RECORD_AT):
+            sequences.hidden([(s, [1]) for s in range(count)])
+        return list(repeating.repeats._recorded)
+
+    decode(1)
+    row = repeating.repeats._recorded[1].tape.num_bytes
+    monkeypatch.setattr(module, "MAX_BYTES", 3 * row)
+    assert decode(2) == [1, 2]
+    decode(1)
+    assert decode(3) == [3]
+    assert decode(4) == []
+    assert decode(1) == [1]
+    assert decode(2) == [1, 2]
+    assert repeating.repeats._max_rows == 3
+
+
+def test_a_step_of_very_many_rows_is_not_repeated(checkpoints, ops):
+    repeating = Repeating(load(checkpoints("qwen2"), ops), ops)
+    sequences = PagedSequences(repeating, num_sequences=MAX_ROWS + 1, max_len=8)
+    for count in (MAX_ROWS, MAX_ROWS + 1):
+        for _ in range(RECORD_AT):
+            sequences.hidden([(s, [1]) for s in range(count)])
+    assert repeating.repeated == [*[False] * (RECORD_AT - 1), True, *[False] * RECORD_AT]
+
+
+class Scaling:
+    """A model with an operation of torch between its kernels."""
+
+    def __init__(self, model: CausalLM) -> None:
+        self.model, self.spec = model, model.spec
+
+    def forward(self, token_ids_T: Tensor, kv: Sequence[KVLayer], batch: ForwardBatch) -> Tensor:
+        return 2 * self.model.forward(token_ids_T, kv, batch)
+
+
+def test_a_model_that_does_anything_else_is_never_repeated(checkpoints, ops):
+    """Catches a tape on which something is missing."""
+    scaling = Scaling(load(checkpoints("qwen2"), ops))
+    repeating = Repeating(scaling, ops)
+    for one, other in zip(*(run(model, torch.float32, [1] * 6) for model in (scaling, repeating)), strict=True):
+        assert torch.equal(one, other)
+    assert not any(repeating.repeated)
+    assert repeating.repeats._max_rows == 0
+
+
+def test_only_a_model_on_our_own_kernels_is_repeated(checkpoints, ops):
+    class Watched(NativeOps):
+        """Whose methods somebody wants to see called."""
+
+    model = load(checkpoints("qwen2"), ops)
+    assert isinstance(repeats(model, ops, []), Repeats)
+    assert repeats(model, CpuOps(), []) is None
+    assert repeats(model, Watched(ops.library), []) is None
+
+
+# ---- tapes
+
+
+NOTHING = torch.zeros(0)
+NOBODY = AttentionBatch(0, NOTHING, NOTHING, NOTHING, NOTHING, 0, 0)
+
+
+def norms(ops: NativeOps, x_TE: Tensor) -> Callable[[], Tensor]:
+    weight_E = torch.ones(8)
+    return lambda: ops.rms_norm(ops.rms_norm(x_TE, weight_E, 1e-6), weight_E, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "what"),
+    [
+        (lambda x: x + 1, "aten.add"),
+        (lambda x: x.expand(3, 8).clone(), "aten.clone"),
+        (lambda x: x.expand(3, 8).t().reshape(-1), "aten.reshape"),
+        (lambda x: x.mul_(2.0), "aten.mul_"),
+    ],
+)
+def test_what_no_kernel_does_is_told(ops, spoil, what):
+    work = norms(ops, torch.randn(1, 8))
+    with torch.inference_mode(), pytest.raises(UnrepeatableError, match=what):
+        Tape(ops, NOBODY, lambda: spoil(work()))
+
+
+def test_a_kernel_that_is_not_known_to_do_the_same_again_is_told(ops):
+    logits_SV, targets_S = torch.zeros(1, 8), torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(UnrepeatableError, match="score_f32"):
+        Tape(ops, NOBODY, lambda: ops.score(logits_SV, targets_S, 0).logprobs_S)
+
+
+def test_what_others_call_meanwhile_is_not_on_the_tape_and_nothing_is_noted_behind_it(ops):
+    x_TE, other_TE = torch.randn(1, 8), torch.randn(1, 8)
+    work = norms(ops, x_TE)
+
+    def beside() -> Tensor:
+        thread = threading.Thread(target=norms(ops, other_TE))
+        thread.start()
+        thread.join()
+        return work()
+
+    with ops.library.observed() as seen:
+        beside()
+    assert [name for name, _, _ in seen] == ["rms_norm_f32"] * 2
+    work()
+    assert len(seen) == 2
+    with pytest.raises(KeyError), ops.library.observed() as seen:
+        raise KeyError
+    work()
+    assert seen == []
