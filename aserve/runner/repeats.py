@@ -1,10 +1,10 @@
-"""Repeats: forward passes of decoding steps on a CPU by tapes, one for each number of rows that comes up often.
+"""Repeats: forward passes of decoding steps on a CPU by captured calls, of each number of rows that comes up often.
 
-    rows that decode --> Repeats: a tape of as many? -- yes: ids, positions, slots --> its memory; repeat
-                            '- no: the eager way, and the third time in a row it is recorded
+    rows that decode --> Repeats: calls for as many? -- yes: ids, positions, slots --> their memory; repeat them
+                            '- no: the eager way, and the third time in a row they are captured
 
-What a tape keeps is small beside the weights, but there may be many of them: together they have `MAX_BYTES`, and those
-that were not used for longest are let go. Same kernels, same arguments: same bits as the eager way.
+What they keep is small beside the weights, but there may be many: together they have `MAX_BYTES`, and those that were
+not used for longest are let go. Same kernels, same arguments: same bits as the eager way.
 """
 
 import logging
@@ -15,14 +15,14 @@ from typing import Final
 
 from torch import Tensor
 
+from aserve.kernels.native.captured_calls import CapturedCalls, UnrepeatableError
 from aserve.kernels.native.native_ops import NativeOps
-from aserve.kernels.native.tape import Tape, UnrepeatableError
 from aserve.kernels.ops import AttentionBatch, KVLayer, Ops
 from aserve.models.interface import CausalLM, ForwardBatch
 from aserve.models.sharding import ALONE, Shard
 
-RECORD_AT: Final = 3
-"""The so-manieth step in a row of as many rows is recorded, which takes about twice as long as another."""
+CAPTURE_AT: Final = 3
+"""The so-manieth step in a row of as many rows is captured."""
 MAX_BYTES: Final = 64 * 1024 * 1024
 MAX_ROWS: Final = 64
 """With more, what the Python between kernels takes does not count."""
@@ -31,10 +31,10 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Recorded:
-    """A tape, and what it reads that is a step's own. slots: for each group of layers."""
+class _Captured:
+    """Calls, and what they read that is a step's own. slots: for each group of layers."""
 
-    tape: Tape
+    calls: CapturedCalls
     token_ids_T: Tensor
     positions_T: Tensor
     slots: Sequence[Tensor]
@@ -45,7 +45,7 @@ class _Recorded:
         self.positions_T.copy_(batch.positions_T)
         for own_T, slots_T in zip(self.slots, _slots(batch.attention), strict=True):
             own_T.copy_(slots_T)
-        return self.tape.repeat(batch.attention)
+        return self.calls.repeat(batch.attention)
 
 
 class Repeats:
@@ -53,7 +53,7 @@ class Repeats:
 
     def __init__(self, model: CausalLM, ops: NativeOps, kv: Sequence[KVLayer]) -> None:
         self._model, self._ops, self._kv = model, ops, kv
-        self._recorded: OrderedDict[int, _Recorded] = OrderedDict()
+        self._captured: OrderedDict[int, _Captured] = OrderedDict()
         self._max_rows = MAX_ROWS
         self._num_rows, self._num_times = 0, 0
         """Of the latest step, and how many there were of as many in a row."""
@@ -65,29 +65,29 @@ class Repeats:
             return None
         if batch.lora is not None or batch.wanted_N is not None:
             return None
-        if (recorded := self._recorded.get(num_rows)) is not None:
-            self._recorded.move_to_end(num_rows)
-            return recorded.repeat(token_ids_T, batch)
+        if (captured := self._captured.get(num_rows)) is not None:
+            self._captured.move_to_end(num_rows)
+            return captured.repeat(token_ids_T, batch)
         self._num_times = self._num_times + 1 if num_rows == self._num_rows else 1
         self._num_rows = num_rows
-        return self._record(token_ids_T, batch) if self._num_times >= RECORD_AT else None
+        return self._capture(token_ids_T, batch) if self._num_times >= CAPTURE_AT else None
 
-    def _record(self, token_ids_T: Tensor, batch: ForwardBatch) -> Tensor | None:
+    def _capture(self, token_ids_T: Tensor, batch: ForwardBatch) -> Tensor | None:
         """Compute the step, and keep how."""
         own = replace(batch, positions_T=batch.positions_T.clone(), attention=_own(batch.attention))
         ids_T = token_ids_T.clone()
         try:
-            tape = Tape(self._ops, own.attention, lambda: self._model.forward(ids_T, self._kv, own))
+            calls = CapturedCalls(self._ops, own.attention, lambda: self._model.forward(ids_T, self._kv, own))
         except UnrepeatableError as error:
             self._max_rows = 0
             _log.debug("steps are not repeated: %s", error)
             return None
-        self._recorded[len(ids_T)] = _Recorded(tape, ids_T, own.positions_T, tuple(_slots(own.attention)))
-        if tape.num_bytes > MAX_BYTES:
+        self._captured[len(ids_T)] = _Captured(calls, ids_T, own.positions_T, tuple(_slots(own.attention)))
+        if calls.num_bytes > MAX_BYTES:
             self._max_rows = len(ids_T) - 1
-        while sum(recorded.tape.num_bytes for recorded in self._recorded.values()) > MAX_BYTES:
-            self._recorded.popitem(last=False)
-        return tape.result
+        while sum(captured.calls.num_bytes for captured in self._captured.values()) > MAX_BYTES:
+            self._captured.popitem(last=False)
+        return calls.result
 
 
 def repeats(model: CausalLM, ops: Ops, kv: Sequence[KVLayer], shard: Shard = ALONE) -> Repeats | None:

@@ -1,5 +1,7 @@
-"""Steps that are repeated by tapes: the same bits as the eager way, and nothing but kernels on a tape."""
+"""Steps that are repeated: the same bits as the eager way, and nothing is captured but kernels."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,14 +12,14 @@ from torch import Tensor
 
 import aserve.runner.repeats as module
 from aserve.kernels.cpu import CpuOps
+from aserve.kernels.native.captured_calls import CapturedCalls, UnrepeatableError
 from aserve.kernels.native.native_ops import NativeOps
-from aserve.kernels.native.tape import Tape, UnrepeatableError
 from aserve.kernels.ops import AttentionBatch, KVLayer
 from aserve.models.checkpoint import resolve_checkpoint
 from aserve.models.interface import CausalLM, ForwardBatch
 from aserve.models.loader import load_model
 from aserve.models.lora import LoraLayers
-from aserve.runner.repeats import MAX_ROWS, RECORD_AT, Repeats, repeats
+from aserve.runner.repeats import CAPTURE_AT, MAX_ROWS, Repeats, repeats
 from tests.checkpoints import VOCAB_SIZE, checkpoints
 from tests.kernels.cases import native_ops
 from tests.models.paged import PagedSequences
@@ -76,7 +78,7 @@ def run(model: CausalLM, dtype: torch.dtype, counts: Sequence[int]) -> list[Tens
     ],
 )
 def test_a_step_that_is_repeated_has_the_bits_of_one_that_is_not(checkpoints, ops, recipe, how, num_threads):
-    """Catches memory that is read from where it was at the recording, and contexts, windows and norms of then."""
+    """Catches memory that is read from where it was when it was captured, and contexts, windows and norms of then."""
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
@@ -93,14 +95,14 @@ def test_a_step_that_is_repeated_has_the_bits_of_one_that_is_not(checkpoints, op
 
 
 def expected(counts: Sequence[int]) -> list[bool]:
-    """Of each step, whether it is repeated, or recorded to be."""
+    """Of each step, whether it is repeated, or captured to be."""
     known: set[int] = set()
     found, last, times = [], 0, 0
     for count in counts:
         if count not in known:
             times = times + 1 if count == last else 1
             last = count
-            if times >= RECORD_AT:
+            if times >= CAPTURE_AT:
                 known.add(count)
         found.append(count in known)
     return found
@@ -109,9 +111,9 @@ def expected(counts: Sequence[int]) -> list[bool]:
 def test_what_is_not_only_decoding_goes_the_eager_way(checkpoints, ops):
     repeating = Repeating(load(checkpoints("qwen2"), ops), ops)
     sequences = PagedSequences(repeating, num_sequences=2)
-    for _ in range(RECORD_AT + 1):
+    for _ in range(CAPTURE_AT + 1):
         sequences.hidden([(0, [1]), (1, [2, 3])])
-    for _ in range(RECORD_AT + 1):
+    for _ in range(CAPTURE_AT + 1):
         sequences.hidden([(0, [1])], wanted=[0])
     assert not any(repeating.repeated)
 
@@ -120,23 +122,23 @@ def test_rows_with_adapters_go_the_eager_way(checkpoints, ops):
     lora = LoraLayers(1, 4, ops, torch.float32, torch.device("cpu"))
     repeating = Repeating(load(checkpoints("qwen2"), ops, lora=lora), ops)
     sequences = PagedSequences(repeating, slots=[-1], num_slots=1)
-    for _ in range(RECORD_AT + 1):
+    for _ in range(CAPTURE_AT + 1):
         sequences.hidden([(0, [1])])
     assert not any(repeating.repeated)
 
 
-def test_tapes_have_so_much_memory_together_and_the_oldest_goes(checkpoints, ops, monkeypatch):
+def test_captures_have_so_much_memory_together_and_the_oldest_goes(checkpoints, ops, monkeypatch):
     model = load(checkpoints("qwen2"), ops)
     repeating = Repeating(model, ops)
     sequences = PagedSequences(repeating, num_sequences=4)
 
     def decode(count: int) -> list[int]:
-        for _ in range(RECORD_AT):
+        for _ in range(CAPTURE_AT):
             sequences.hidden([(s, [1]) for s in range(count)])
-        return list(repeating.repeats._recorded)
+        return list(repeating.repeats._captured)
 
     decode(1)
-    row = repeating.repeats._recorded[1].tape.num_bytes
+    row = repeating.repeats._captured[1].calls.num_bytes
     monkeypatch.setattr(module, "MAX_BYTES", 3 * row)
     assert decode(2) == [1, 2]
     decode(1)
@@ -151,9 +153,9 @@ def test_a_step_of_very_many_rows_is_not_repeated(checkpoints, ops):
     repeating = Repeating(load(checkpoints("qwen2"), ops), ops)
     sequences = PagedSequences(repeating, num_sequences=MAX_ROWS + 1, max_len=8)
     for count in (MAX_ROWS, MAX_ROWS + 1):
-        for _ in range(RECORD_AT):
+        for _ in range(CAPTURE_AT):
             sequences.hidden([(s, [1]) for s in range(count)])
-    assert repeating.repeated == [*[False] * (RECORD_AT - 1), True, *[False] * RECORD_AT]
+    assert repeating.repeated == [*[False] * (CAPTURE_AT - 1), True, *[False] * CAPTURE_AT]
 
 
 class Scaling:
@@ -167,7 +169,7 @@ class Scaling:
 
 
 def test_a_model_that_does_anything_else_is_never_repeated(checkpoints, ops):
-    """Catches a tape on which something is missing."""
+    """Catches calls among which something is missing."""
     scaling = Scaling(load(checkpoints("qwen2"), ops))
     repeating = Repeating(scaling, ops)
     for one, other in zip(*(run(model, torch.float32, [1] * 6) for model in (scaling, repeating)), strict=True):
@@ -186,7 +188,7 @@ def test_only_a_model_on_our_own_kernels_is_repeated(checkpoints, ops):
     assert repeats(model, Watched(ops.library), []) is None
 
 
-# ---- tapes
+# ---- captured calls
 
 
 NOTHING = torch.zeros(0)
@@ -210,16 +212,16 @@ def norms(ops: NativeOps, x_TE: Tensor) -> Callable[[], Tensor]:
 def test_what_no_kernel_does_is_told(ops, spoil, what):
     work = norms(ops, torch.randn(1, 8))
     with torch.inference_mode(), pytest.raises(UnrepeatableError, match=what):
-        Tape(ops, NOBODY, lambda: spoil(work()))
+        CapturedCalls(ops, NOBODY, lambda: spoil(work()))
 
 
 def test_a_kernel_that_is_not_known_to_do_the_same_again_is_told(ops):
     logits_SV, targets_S = torch.zeros(1, 8), torch.zeros(1, dtype=torch.int64)
     with pytest.raises(UnrepeatableError, match="score_f32"):
-        Tape(ops, NOBODY, lambda: ops.score(logits_SV, targets_S, 0).logprobs_S)
+        CapturedCalls(ops, NOBODY, lambda: ops.score(logits_SV, targets_S, 0).logprobs_S)
 
 
-def test_what_others_call_meanwhile_is_not_on_the_tape_and_nothing_is_noted_behind_it(ops):
+def test_what_others_call_meanwhile_is_not_captured_and_nothing_is_noted_behind_it(ops):
     x_TE, other_TE = torch.randn(1, 8), torch.randn(1, 8)
     work = norms(ops, x_TE)
 
@@ -238,3 +240,21 @@ def test_what_others_call_meanwhile_is_not_on_the_tape_and_nothing_is_noted_behi
         raise KeyError
     work()
     assert seen == []
+
+
+def test_a_capture_imports_nothing():
+    """Catches a step of a second, in which torch imports its compiler."""
+    code = """
+import sys, torch
+from aserve.kernels.native.captured_calls import CapturedCalls
+from tests.kernels.cases import native_ops
+from tests.runner.test_repeats import NOBODY, norms
+ops = native_ops()
+work = norms(ops, torch.randn(1, 8))
+work()
+before = set(sys.modules)
+CapturedCalls(ops, NOBODY, work)
+print(sorted(set(sys.modules) - before))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"

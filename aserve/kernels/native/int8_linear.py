@@ -24,7 +24,7 @@ _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 class RowScratch:
     """Room for a step's rows as int8, which all layers of a model share. It grows to the largest step.
 
-    What it had before stays where it is: a tape may point there.
+    What it had before stays where it is: captured calls may point there.
     """
 
     def __init__(self) -> None:

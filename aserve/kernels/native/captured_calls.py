@@ -1,13 +1,13 @@
-"""Tapes: a step's kernels, called again one after the other, without the Python that was between them.
+"""Captured calls: a step's kernels, called again one after the other, without the Python that was between them.
 
 Where few rows are computed, half of a layer's time is not its kernels: tensors are made, cut, looked at and let go. All
-of that is the same at the next step of as many rows, if only the memory stays where it is. So a tape is what one step
-called, with the addresses that it called it with, and the memory that these are of:
+of that is the same at the next step of as many rows, if only the memory stays where it is. So what one step called is
+kept, with the addresses that it called it with, and the memory that these are of:
 
-    record    work() ----> kernel(a, b), kernel(b, c), ...      a, b, c are kept
+    capture   work() ----> kernel(a, b), kernel(b, c), ...      a, b, c are kept
     repeat                 kernel(a, b), kernel(b, c), ...      as often as wanted; the result lies in c again
 
-What differs from step to step is written to where the tape reads it, but for attention, whose work is dealt anew.
+What differs from step to step is written to where it was read, but for attention, whose work is dealt anew.
 The idea is that of CUDA's graphs, see runner/graphs.py; a CPU has nobody to hand them to.
 """
 
@@ -39,10 +39,10 @@ class UnrepeatableError(Exception):
     """Something else was done than kernels can do again; which."""
 
 
-class Tape:
+class CapturedCalls:
     """What `work` computed, to be computed again. Only for one thread, and for the number of threads of any step.
 
-    batch: what `work` gave to attention, of memory that belongs to whoever records. `result` is what it returned.
+    batch: what `work` gave to attention, of memory that belongs to whoever captures. `result` is what it returned.
     Raises `UnrepeatableError`, when all has been done.
     """
 
@@ -95,6 +95,11 @@ class _Memory(TorchDispatchMode):
         self._seen = seen
         self.kept: list[Tensor] = []
         self.objection: str | None = None
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether torch imports its compiler, which takes a second, to keep it from compiling what stands below."""
+        return False
 
     def __torch_dispatch__(
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
