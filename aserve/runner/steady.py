@@ -6,7 +6,10 @@ batch changes when every row gains a token; `BatchBuilder` is the slow twin, and
 
 from dataclasses import replace
 
+from torch import Tensor
+
 from aserve.core.plan import StepPlan
+from aserve.kernels.ops import AttentionBatch
 from aserve.runner.batch import BatchBuilder, Places, StepBatch
 from aserve.runner.rows import RowTable
 from aserve.runner.verification import MadeDrafts
@@ -46,27 +49,44 @@ class SteadyBuilder:
             return None
         if any(piece.token_ids or piece.target_ids or not piece.num_samples for piece in plan.slices):
             return None
-        if any(piece.new_blocks for piece in plan.slices):
-            self._builder.apply_changes(plan)
         rows_S, positions_T = last.sampled_rows_N, last.positions_T + 1
-        block_size, max_spans = self._builder.block_size, self._builder.max_spans
-        spans_S = positions_T.div(block_size, rounding_mode="floor")
-        places = Places(
-            rows_S=rows_S,
-            seq_lens_S=last.attention.seq_lens_S + 1,
-            query_starts_S1=last.attention.query_starts_S1,
-            spans_T=spans_S.add(rows_S, alpha=max_spans),
-            block_offsets_T=positions_T.sub(spans_S, alpha=block_size),
-        )
         return replace(
             last,
             token_ids_T=self._rows.last_token_R.index_select(0, rows_S),
             positions_T=positions_T,
-            attention=self._builder.attention(
-                places, num_decodes=len(plan.slices), max_query_len=1, max_seq_len=last.attention.max_seq_len + 1
-            ),
+            attention=self._attention(plan, last.attention, rows_S, positions_T),
             sampling=replace(last.sampling, positions_S=last.sampling.positions_S + 1),
         )
+
+    def _attention(self, plan: StepPlan, last: AttentionBatch, rows_S: Tensor, positions_T: Tensor) -> AttentionBatch:
+        """Where the tokens of a plan sit, which come behind those of the last batch."""
+        block_size, max_spans = self._builder.block_size, self._builder.max_spans
+        has_new_blocks = any(piece.new_blocks for piece in plan.slices)
+        if not has_new_blocks and all(piece.start % block_size for piece in plan.slices):
+            return _in_same_blocks(last)
+        if has_new_blocks:
+            self._builder.apply_changes(plan)
+        spans_S = positions_T.div(block_size, rounding_mode="floor")
+        places = Places(
+            rows_S=rows_S,
+            seq_lens_S=last.seq_lens_S + 1,
+            query_starts_S1=last.query_starts_S1,
+            spans_T=spans_S.add(rows_S, alpha=max_spans),
+            block_offsets_T=positions_T.sub(spans_S, alpha=block_size),
+        )
+        shape = {"num_decodes": len(plan.slices), "max_query_len": 1, "max_seq_len": last.max_seq_len + 1}
+        return self._builder.attention(places, **shape)
+
+
+def _in_same_blocks(last: AttentionBatch) -> AttentionBatch:
+    """A slot further: none of its tokens was the last of a block."""
+    return replace(
+        last,
+        slots_T=last.slots_T + 1,
+        seq_lens_S=last.seq_lens_S + 1,
+        max_seq_len=last.max_seq_len + 1,
+        groups=tuple(map(_in_same_blocks, last.groups)),
+    )
 
 
 def _is_steady(plan: StepPlan, batch: StepBatch) -> bool:
