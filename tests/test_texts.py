@@ -67,6 +67,14 @@ def texts_of(backend, workers, max_model_len=64):
     return Texts(tokenizer, ChatTemplate({"default": "{{ messages[0].content }}"}, {}), info, workers), tokenizer
 
 
+async def test_a_text_is_too_long_by_its_length_as_json(workers):
+    texts, _ = texts_of(modern_backend(), workers)
+    texts.check_json(b'"a word"', must_fit=True)
+    with pytest.raises(ContextLengthError, match=r"has over \d+ characters, and no more than \d+ can fit") as caught:
+        texts.check_json(SPACES.encode(), must_fit=True)
+    assert caught.value.param == "prompt"
+
+
 async def test_a_text_that_is_too_long_by_its_characters_is_not_tokenized(workers):
     texts, tokenizer = texts_of(modern_backend(), workers)
     with pytest.raises(ContextLengthError, match=r"has 10500001 characters, and no more than \d+ can fit"):

@@ -93,7 +93,8 @@ def test_an_object_is_an_object(compiler: Compiler) -> None:
 
 def test_tags_follow_their_trigger_and_text_is_free(compiler: Compiler) -> None:
     tag = {"begin": "<f=x>", "schema": {"type": "integer", "minimum": 1, "maximum": 2}, "end": "</f>"}
-    compiled = compiler.compiled(StructuredOutputs(structural_tag={"structures": [tag], "triggers": ["<f"]}))
+    given = {"type": "structural_tag", "structures": [tag], "triggers": ["<f"]}
+    compiled = compiler.compiled(StructuredOutputs(structural_tag=given))
     assert {EOS, ord("a"), ord("<")} <= allowed(compiled, b"any text ")
     assert allowed(compiled, b"text <f") == {ord("=")}
     assert allowed(compiled, b"text <f=x>") == {ord("1"), ord("2")}

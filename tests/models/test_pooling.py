@@ -8,7 +8,7 @@ import pytest
 
 from aserve.core.errors import CheckpointError, ConfigError
 from aserve.models.checkpoint import Checkpoint
-from aserve.models.pooling import PoolingPlan, base_family, read_pooling
+from aserve.models.pooling import MAX_LABELS, PoolingPlan, base_family, read_pooling
 
 ONE_LABEL = {"model_type": "bert", "id2label": {"0": "x"}}
 REGRESSION = {"problem_type": "regression", "num_labels": 1}
@@ -33,6 +33,12 @@ def plan_of(folder: Path, architecture: str, runner: str = "auto", convert: str 
     plan = read_pooling(checkpoint(folder, architecture, **config), runner, convert)
     assert plan is not None
     return plan
+
+
+def test_there_may_be_as_many_labels_as_that(tmp_path: Path):
+    assert plan_of(tmp_path, "LlamaForSequenceClassification", num_labels=MAX_LABELS).pooling.size == MAX_LABELS
+    with pytest.raises(CheckpointError, match=f"num_labels {MAX_LABELS + 1}; at most"):
+        plan_of(tmp_path, "LlamaForSequenceClassification", num_labels=MAX_LABELS + 1)
 
 
 def test_who_generates_generates(tmp_path: Path):

@@ -38,6 +38,21 @@ class Wrong(FakeKV):
         return msgspec.structs.replace(result, token_ids=tuple(token_ids))
 
 
+class Failing(FakeKV):
+    """Finds no finite logits for the first who samples in one step."""
+
+    def __init__(self, step_id: int) -> None:
+        super().__init__(8, VOCABULARY, seeded=True)
+        self._step_id = step_id
+
+    def run(self, plan: StepPlan) -> StepResult:
+        result = super().run(plan)
+        if plan.step_id != self._step_id:
+            return result
+        seq_id = next(piece.seq_id for piece in plan.slices if piece.num_samples)
+        return msgspec.structs.replace(result, failed=(seq_id,))
+
+
 @pytest.mark.parametrize("num_blocks", [64, 12])
 def test_the_same_plans_bring_the_same_tokens(tmp_path: Path, num_blocks: int):
     recording = record(tmp_path / "a.rec", num_blocks=num_blocks, max_model_len=64)
@@ -74,6 +89,13 @@ def test_a_planted_difference_is_found_where_it_is(tmp_path: Path, step_id: int,
     assert found.first.position == piece.start + piece.num_tokens
     assert found.num_equal == found.num_tokens - 1, "the fake's history is that of its blocks"
     assert f"step {step_id}, row {piece.row}, request {found.first.request_id}" in difference(found.first)
+
+
+def test_a_token_that_only_one_of_them_has_is_a_difference(tmp_path: Path):
+    found = replayed(record(tmp_path / "a.rec"), ScriptedRunner(model=Failing(3))).comparison
+    assert found.first is not None
+    assert (found.first.what, found.first.step_id) == ("failure", 3)
+    assert (found.first.recorded, found.first.found) == (False, True)
 
 
 def test_logprobs_are_compared_bit_by_bit(tmp_path: Path):

@@ -39,6 +39,11 @@ def test_loads_are_numbers_and_any_numbers_are_a_load(stats: dict[str, Any]):
     assert ReplicaLoad.from_stats(load.to_stats()) == load
 
 
+def test_what_a_load_does_not_tell_is_nothing():
+    assert set(ReplicaLoad.from_stats({}).to_stats().values()) == {0.0}
+    assert ReplicaLoad.from_stats({}).tokens_per_s is None
+
+
 def test_the_load_is_part_of_the_report():
     assert REPORT.load() == ReplicaLoad(waiting_tokens=7, tokens_per_s=3.5)
     assert REPORT.load().to_stats()["tokens_per_s"] == 3.5

@@ -161,6 +161,15 @@ async def test_the_head_deadline_starts_again_with_each_request():
         assert await client.rest() == b""
 
 
+async def test_an_idle_connection_that_is_gone_is_not_idle_any_more():
+    async with serving(Recorder(), keep_alive_s=0.02) as site:
+        client = await site.connect()
+        assert (await client.ask(request())).status == 200
+        assert await client.rest() == b""
+        await site.quiet()
+        assert (len(site.connections), site.connections.num_busy) == (0, 0)
+
+
 async def test_an_idle_connection_makes_room_for_a_new_one():
     async with serving(Recorder(), max_connections=2) as site:
         first, second = await site.connect(), await site.connect()
