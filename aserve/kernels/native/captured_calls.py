@@ -40,10 +40,10 @@ class UnrepeatableError(Exception):
 
 
 class CapturedCalls:
-    """What `work` computed, to be computed again. Only for one thread, and for the number of threads of any step.
+    """What `work` computed, to be computed again, by the thread that captured it.
 
-    batch: what `work` gave to attention, of memory that belongs to whoever captures. `result` is what it returned.
-    Raises `UnrepeatableError`, when all has been done.
+    batch: what `work` gives to attention. It has to stay where it is, as has all that was made before. `result` is what
+    `work` returned. Raises `UnrepeatableError` where something would be missing; `work` has run to its end then.
     """
 
     def __init__(self, ops: NativeOps, batch: AttentionBatch, work: Callable[[], Tensor]) -> None:
