@@ -233,13 +233,38 @@ def test_what_others_call_meanwhile_is_not_captured_and_nothing_is_noted_behind_
 
     with ops.library.observed() as seen:
         beside()
-    assert [name for name, _, _ in seen] == ["rms_norm_f32"] * 2
+    assert [kernel.name for kernel, _ in seen] == ["rms_norm_f32"] * 2
     work()
     assert len(seen) == 2
     with pytest.raises(KeyError), ops.library.observed() as seen:
         raise KeyError
     work()
     assert seen == []
+
+
+def test_others_compute_while_something_is_captured(ops):
+    """Catches what is changed of functions that another thread is in."""
+    x_TE, is_over = torch.randn(64, 512), threading.Event()
+    weight_E = torch.ones(512)
+    expected_TE = ops.rms_norm(x_TE, weight_E, 1e-6)
+    wrong: list[Tensor] = []
+
+    def compute() -> None:
+        while not is_over.is_set():
+            if not torch.equal(found_TE := ops.rms_norm(x_TE, weight_E, 1e-6), expected_TE):
+                wrong.append(found_TE)
+
+    others = [threading.Thread(target=compute) for _ in range(2)]
+    for thread in others:
+        thread.start()
+    for _ in range(2000):
+        with ops.library.observed() as seen:
+            ops.rms_norm(x_TE[:1], weight_E, 1e-6)
+        assert len(seen) == 1
+    is_over.set()
+    for thread in others:
+        thread.join()
+    assert not wrong
 
 
 def test_a_capture_imports_nothing():

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from aserve.kernels.native.library import Kernel
 from aserve.kernels.native.native_ops import NativeOps
 from aserve.kernels.ops import AttentionBatch
 
@@ -57,13 +58,13 @@ class CapturedCalls:
         self._attends: dict[tuple[int, Any], list[list[Any]]] = {}
         """Arguments that a step's plan of attention goes to, by the group of the layer and its layout."""
         groups = batch.groups or (batch,)
-        for name, function, arguments in seen:
-            if not name.startswith(_REPEATABLE):
-                raise UnrepeatableError(name)
-            if name == _PLANS:
+        for kernel, arguments in seen:
+            if not kernel.name.startswith(_REPEATABLE):
+                raise UnrepeatableError(kernel.name)
+            if kernel.name == _PLANS:
                 continue
-            self._calls.append((function, list(arguments)))
-            if name.startswith("attend_"):
+            self._calls.append((kernel.call, list(arguments)))
+            if kernel.name.startswith("attend_"):
                 if (plan := self._attention.planned(arguments[0])) is None:
                     raise UnrepeatableError("layers of very many kinds")
                 place = next(place for place, group in enumerate(groups) if group is plan.batch)
@@ -90,7 +91,7 @@ class CapturedCalls:
 class _Memory(TorchDispatchMode):
     """Keeps what torch makes, and notes the first thing that it does besides making room and looking at it anew."""
 
-    def __init__(self, seen: list[tuple[str, Callable[..., object], Sequence[Any]]]) -> None:
+    def __init__(self, seen: list[tuple[Kernel, tuple[Any, ...]]]) -> None:
         super().__init__()
         self._seen = seen
         self.kept: list[Tensor] = []
@@ -110,7 +111,7 @@ class _Memory(TorchDispatchMode):
         elif func is _ATEN.embedding.default:
             table, ids = args[:2]
             self.kept.append(out)
-            self._seen.append(("unpack_rows_by_torch", partial(torch.index_select, table, 0, ids, out=out), ()))
+            self._seen.append((Kernel("unpack_rows_of_torch", partial(torch.index_select, table, 0, ids, out=out)), ()))
         elif not (func.is_view and _is_same_memory(args[0], out)):
             self.objection = self.objection or str(func)
         return out

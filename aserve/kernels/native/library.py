@@ -16,10 +16,10 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,34 +57,43 @@ class Library:
     def __init__(self, path: Path, variant: str) -> None:
         self.variant = variant
         self._dll = ctypes.CDLL(str(path))
-        self._functions: dict[str, Any] = {}
-        self._observing = threading.Lock()
+        self._watch = _Watch()
 
-    def function(self, name: str, argument_types: Sequence[Any]) -> Any:
+    def function(self, name: str, argument_types: Sequence[Any]) -> "Kernel":
         """A kernel by its name in C, which takes such arguments and returns nothing."""
-        function = self._functions[name] = getattr(self._dll, name)
+        function = getattr(self._dll, name)
         function.argtypes, function.restype = list(argument_types), None
-        return function
+        return Kernel(name, function, self._watch)
 
     @contextmanager
-    def observed(self) -> Iterator[list[tuple[str, Any, Sequence[Any]]]]:
-        """Note what this thread calls, in order: the kernel's name, itself and its arguments. One thread at a time."""
-        seen: list[tuple[str, Any, Sequence[Any]]] = []
-        thread = threading.get_ident()
+    def observed(self) -> Iterator["list[tuple[Kernel, tuple[Any, ...]]]"]:
+        """What this thread calls meanwhile, in order: kernels, and their arguments."""
+        self._watch.seen = seen = []
+        try:
+            yield seen
+        finally:
+            self._watch.seen = None
 
-        def note(name: str, result: None, function: Any, arguments: tuple[Any, ...]) -> None:
-            if threading.get_ident() == thread:
-                seen.append((name, function, arguments))
 
-        with self._observing:
-            functions = dict(self._functions)
-            for name, function in functions.items():
-                function.errcheck = partial(note, name)  # what ctypes calls after a function
-            try:
-                yield seen
-            finally:
-                for function in functions.values():
-                    del function.errcheck
+class Kernel:
+    """A function in C, to be called. call: the same, unseen by `Library.observed`."""
+
+    __slots__ = ("_watch", "call", "name")
+
+    def __init__(self, name: str, call: Callable[..., object], watch: "_Watch | None" = None) -> None:
+        self.name, self.call, self._watch = name, call, watch or _Watch()
+
+    def __call__(self, *arguments: Any) -> None:
+        """Call it, without Python's lock."""
+        self.call(*arguments)
+        if (seen := self._watch.seen) is not None:
+            seen.append((self, arguments))
+
+
+class _Watch(threading.local):
+    """What a thread has called, while that is asked for."""
+
+    seen: list[tuple[Kernel, tuple[Any, ...]]] | None = None
 
 
 @cache
