@@ -99,6 +99,14 @@ async def test_a_long_input_that_may_be_cut_is_cut_and_not_refused(workers):
         await texts.encode_inputs([text], ["input"])
 
 
+async def test_inputs_get_special_tokens_unless_none_are_asked_for(workers):
+    backend = checkpoints.sentencepiece_backend()
+    texts, _ = texts_of(backend, workers)
+    [by_default] = await texts.encode_inputs(["the dog"], ["input"])
+    [without] = await texts.encode_inputs(["the dog"], ["input"], add_special_tokens=False)
+    assert list(by_default.token_ids) == [backend.token_to_id("<s>"), *without.token_ids]
+
+
 async def test_where_characters_tell_nothing_it_is_tokenized_in_pieces_and_not_to_the_end(workers):
     backend = modern_backend()
     backend.normalizer = normalizers.Strip()

@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from aserve.core.errors import CheckpointError
+from aserve.models.headers import read_header
 from aserve.models.layers import DenseMethod, LinearShape
 from aserve.models.weights import RandomWeights, SafetensorsWeights
 
@@ -105,6 +106,22 @@ def test_a_file_that_is_no_safetensors_is_refused(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match="not readable as safetensors"):
         reader(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"1234567", "it has 7 bytes"),
+        (b"\xff" * 100, f"its header claims {2**64 - 1} bytes; 92 are there or allowed"),
+        ((3).to_bytes(8, "little") + b"{}", "its header claims 3 bytes; 2 are there or allowed"),
+    ],
+    ids=["none", "huge", "one byte over"],
+)
+def test_a_header_that_is_not_there_is_not_read(tmp_path, content, why):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=why):
+        read_header(path)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

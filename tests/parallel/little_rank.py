@@ -5,6 +5,7 @@ Its arguments are how it behaves, the file descriptors of both pipes, and the pr
 
 import os
 import sys
+import time
 
 from aserve.runner.rank_messages import (
     AdapterRead,
@@ -31,6 +32,7 @@ def main() -> None:
         for payload in payloads:
             told = decode_told(payload)
             if isinstance(told, Close) and behaviour != "does not end":
+                time.sleep(0.3 if behaviour == "slow to end" else 0.0)
                 os._exit(0)
             if isinstance(told, Load):
                 refuses = behaviour in ("no adapters", "out of memory")

@@ -80,6 +80,14 @@ def test_an_adapter_that_one_cannot_read_is_the_requests_error() -> None:
         made.load(AdapterId(1), "where it is")
 
 
+def test_one_that_takes_its_time_to_end_is_not_killed() -> None:
+    """Catches a deadline that has passed before it is waited for."""
+    with ranks("slow to end", "slow to end") as made:
+        made.answers(Loaded)
+        processes = [each.process for each in made._processes]
+    assert [process.returncode for process in processes] == [0, 0]
+
+
 def test_one_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aserve.runner.ranks.CLOSE_S", 0.2)
     with ranks("does not end") as made:

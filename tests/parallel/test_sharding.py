@@ -11,11 +11,13 @@ from safetensors.torch import load_file, save_file
 from aserve.core.errors import ConfigError
 from aserve.kernels.dispatch import select_ops
 from aserve.models.checkpoint import resolve_checkpoint
+from aserve.models.layers import fill_share
 from aserve.models.loader import load_model
 from aserve.models.lora import LoraLayers
 from aserve.models.peft import inspect_adapter
 from aserve.models.sharding import Shard, Split, share_of
 from aserve.models.spec import ModelSpec, read_spec
+from aserve.models.weights import SafetensorsWeights
 from tests.adapters import write_adapter
 from tests.checkpoints import NATIVE_RECIPES, write_checkpoint
 from tests.models.paged import PagedSequences
@@ -65,6 +67,23 @@ def test_a_vocabulary_that_no_rank_number_divides(tmp_path: Path) -> None:
         together = shared(size, folder)
         assert together.shape[1] == 325
         torch.testing.assert_close(together, logits(folder), atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("num_tokens", [5, 8])
+def test_a_rank_behind_the_end_of_a_vocabulary_has_zeros_alone(tmp_path: Path, num_tokens: int) -> None:
+    """Catches a share that begins behind the end, and one whose first row is left out. Shares are of 2 tokens."""
+    table_VE = torch.arange(1.0, 1 + 3 * num_tokens).view(num_tokens, 3)
+    save_file({"table": table_VE}, tmp_path / "w.safetensors")
+    shares = []
+    for rank in range(4):
+        given = torch.float32, CPU, lambda *_: None, None, Shard(rank, 4)
+        with SafetensorsWeights([tmp_path / "w.safetensors"], *given) as weights:
+            out_VE = torch.full((2, 3), torch.nan)
+            fill_share(weights, out_VE, "table", Split.VOCABULARY)
+            shares.append(out_VE)
+    padded_VE = torch.zeros(8, 3)
+    padded_VE[:num_tokens] = table_VE
+    assert torch.equal(torch.cat(shares), padded_VE)
 
 
 def test_adapters_are_shared_as_their_layers_are(checkpoints: Callable[[str], Path], tmp_path: Path) -> None:

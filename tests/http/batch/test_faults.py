@@ -8,6 +8,7 @@ import pytest
 from aserve.core.errors import UnavailableError
 from aserve.http import create_app
 from aserve.http.batch.batches import ENDED
+from aserve.http.batch.lines import LineFields, LineRunner
 from tests.engines import scripted_engine
 from tests.http.batch.test_batches import jsonl, line, output, start, upload
 from tests.http.conftest import client_of
@@ -122,6 +123,21 @@ async def test_what_has_ended_cannot_be_cancelled_any_more(app, client, monkeypa
     batch = await run(client, app, line("a"))
     assert (batch["status"], batch["cancelling_at"]) == ("completed", None)
     assert not batches._cancelled
+
+
+async def test_a_line_that_no_engine_takes_is_still_to_do(app):
+    """Catches one that is tried again at once, and for ever."""
+    asked = []
+
+    async def answer(exchange):
+        asked.append(exchange)
+        if len(asked) < 3:
+            raise UnavailableError("the engine is closed")
+
+    runner = LineRunner(app.state.batches._engine, {"/v1/completions": answer})
+    with pytest.raises(UnavailableError):
+        await runner.run(LineFields(custom_id="a", method="POST", url="/v1/completions", body={}), "")
+    assert len(asked) == 1
 
 
 async def test_a_batch_that_the_engine_ends_goes_on_later(app, client, monkeypatch):
