@@ -1,6 +1,7 @@
 """The end of a whole server, at any moment: by SIGTERM nothing is lost, and after SIGKILL it starts again."""
 
 import json
+import os
 import random
 import signal
 import socket
@@ -15,8 +16,8 @@ from tests.e2e.server_process import ServerProcess, deltas, question, serving
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-NUM_KILLS = 20
-NUM_DRAINS = 10
+NUM_KILLS = int(os.environ.get("NUM_KILLS", "20"))
+NUM_DRAINS = int(os.environ.get("NUM_DRAINS", "10"))
 READY_S = 5.0
 
 
