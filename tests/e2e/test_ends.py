@@ -100,4 +100,4 @@ def test_killed_at_random_moments_it_is_soon_ready_again():
                 server.popen.kill()
             assert server.popen.wait(25) == -signal.SIGKILL
     print(f"{NUM_KILLS} kills: ready after {statistics.median(took_s):.2f} s, at most {max(took_s):.2f} s")
-    assert statistics.median(took_s) <= READY_S
+    assert max(took_s) <= READY_S
