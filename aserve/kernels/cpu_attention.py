@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aserve.kernels.ops import AttentionBatch
+from aserve.kernels.packed_linear import has_amx
 
 _QUERY_CHUNK = 128
 """Queries of a prefill that are attended together: the longer, the more keys are computed only to be masked."""
@@ -330,7 +331,13 @@ def _mask(keys_C: Tensor, queries_Q1: Tensor, sliding_window: int | None, dtype:
 def _attention(
     q_XQD: Tensor, k_XCD: Tensor, v_XCD: Tensor, mask: Tensor | None, scale: float, soft_cap: float | None
 ) -> Tensor:
-    """softmax(cap(q k^T * scale) + mask) v over any two leading dimensions X, in the type of the keys."""
+    """softmax(cap(q k^T * scale) + mask) v over any two leading dimensions X, in the type of the keys.
+
+    In float32 where bfloat16 would be multiplied by matrix units (AMX): for other queries torch adds up otherwise there.
+    """
+    if k_XCD.dtype == torch.bfloat16 and has_amx():
+        mask = None if mask is None else mask.float()
+        return _attention(q_XQD.float(), k_XCD.float(), v_XCD.float(), mask, scale, soft_cap).to(k_XCD.dtype)
     q_XQD = q_XQD.to(k_XCD.dtype)
     if soft_cap is None:
         return _fused_attention(q_XQD, k_XCD, v_XCD, mask, scale)

@@ -19,7 +19,7 @@ MAX_PLAIN_RUN = 384
 _MAX_RUN = 1024
 """Inputs that oneDNN adds up in one way, however many rows there are."""
 _TILE_ROWS = 16
-"""Rows of a tile of AMX, a matrix unit of Intel's (Xeon, from Sapphire Rapids on)."""
+"""Rows of a tile of Intel's matrix units (AMX). For more, oneDNN adds up bfloat16 otherwise, by rows and by threads."""
 
 
 def can_pack(weight_OI: Tensor) -> bool:
@@ -82,13 +82,13 @@ def packed_linear(x_TI: Tensor, packed_OI: Tensor, bias_O: Tensor | None) -> Ten
     A row has the same bits with any number of others.
     """
     num_rows, num_inputs = x_TI.shape
+    if x_TI.dtype == torch.bfloat16 and has_amx():
+        padded_TI = F.pad(x_TI, (0, 0, 0, -num_rows % _TILE_ROWS))
+        parts = [_product(part_TI, packed_OI, bias_O) for part_TI in padded_TI.split(_TILE_ROWS)]
+        return torch.cat(parts)[:num_rows]
     if num_rows == 1 and num_inputs > _MAX_RUN:
         # oneDNN adds up a single row's inputs in shorter runs.
         return _product(F.pad(x_TI, (0, 0, 0, 1)), packed_OI, bias_O)[:1]
-    if _TILE_ROWS < num_rows <= 2 * _TILE_ROWS and x_TI.dtype == torch.bfloat16 and has_amx():
-        # oneDNN takes 1.4 times as long for 17 to 32 rows, in two tiles, as for 33 to 48, in three.
-        x_TI = F.pad(x_TI, (0, 0, 0, 2 * _TILE_ROWS + 1 - num_rows))
-        return _product(x_TI, packed_OI, bias_O)[:num_rows]
     return _product(x_TI, packed_OI, bias_O)
 
 

@@ -23,7 +23,7 @@ from tests.kernels.cases import native_ops
 pytestmark = pytest.mark.torch
 
 MAX_ROWS = 513
-SHAPES = ((1, 1), (7, 3), (64, 128), (65, 129), (300, 96), (330, 1001))
+SHAPES = ((1, 1), (7, 3), (64, 128), (65, 129), (300, 96), (330, 1001), (600, 70))
 """Outputs and inputs: below, at and above a panel, a group of panels, a run and a pair."""
 ROUNDING = {torch.float32: (1e-5, 1e-5), torch.bfloat16: (2**-8, 1e-5)}
 """Relative and absolute: an output is rounded once, to its type."""
@@ -158,16 +158,11 @@ def test_layers_are_loaded_as_the_dense_are():
     torch.testing.assert_close(native(x_TI), dense(x_TI), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("amx", [True, False])
-def test_matrix_units_and_half_precision_stay_with_onednn(monkeypatch, amx):
-    """Where the processor has matrix units, oneDNN's product of bfloat16 beats that of vector units."""
-    monkeypatch.setattr(native_linear, "has_amx", lambda: amx)
-    assert can_be_native(torch.bfloat16) is not amx
+def test_half_precision_stays_with_torch():
     ops = native_ops()
     assert isinstance(ops, NativeOps)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        kind = NativeMethod if can_be_native(dtype) else PackingMethod
-        assert type(linear_method(ops, dtype)) is kind
+        assert type(linear_method(ops, dtype)) is (NativeMethod if can_be_native(dtype) else PackingMethod)
     assert not can_be_native(torch.float16)
 
 

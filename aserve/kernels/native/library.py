@@ -30,6 +30,10 @@ _TIMEOUT_S: Final = 300.0
 
 VARIANTS: Final[Mapping[str, Mapping[str, tuple[str, tuple[str, ...]]]]] = {
     "x86_64": {
+        "amx": (
+            "avx512f avx512bw avx512vl avx512dq avx512_vnni avx512_bf16 amx_tile amx_bf16",
+            ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
+        ),
         "avx512-bf16": (
             "avx512f avx512bw avx512vl avx512dq avx512_vnni avx512_bf16",
             ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),
@@ -41,9 +45,10 @@ VARIANTS: Final[Mapping[str, Mapping[str, tuple[str, tuple[str, ...]]]]] = {
     "aarch64": {"neon": ("asimd fphp", ("-march=armv8.2-a",))},
 }
 """Machine, then variant, the fastest first: what /proc/cpuinfo has to name, and the flags to compile with."""
-BYTE_VARIANTS: Final = frozenset({"avx512-bf16", "avx512-vnni"})
+BYTE_VARIANTS: Final = frozenset({"amx", "avx512-bf16", "avx512-vnni"})
 """Those that multiply four times as many bytes as floats in an instruction (VNNI)."""
 
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 _VECTOR_WIDTH: Final = "-mprefer-vector-width=512"
 
 
@@ -204,7 +209,7 @@ def _file_name(variant: str) -> str:
 
 def _variant_flags(variant: str) -> tuple[str, ...]:
     flags = next(variants[variant][1] for variants in VARIANTS.values() if variant in variants)
-    return (*flags, _VECTOR_WIDTH) if variant.startswith("avx512") else flags
+    return (*flags, _VECTOR_WIDTH) if variant.startswith(("amx", "avx512")) else flags
 
 
 def _sources(suffix: str) -> list[Path]:
@@ -218,7 +223,13 @@ def _processor_flags() -> frozenset[str]:
     except OSError:
         return frozenset()
     line = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    return frozenset(line.partition(":")[2].split())
+    flags = frozenset(line.partition(":")[2].split())
+    return flags if "amx_tile" not in flags or _may_use_tiles() else flags - {"amx_tile"}
+
+
+def _may_use_tiles() -> bool:
+    """Ask Linux for the matrix units of this process, which have registers of 8 KiB (`ARCH_REQ_XCOMP_PERM`)."""
+    return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
 
 
 def _openmp() -> Path:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from aserve.kernels.native.library import Library
 from aserve.kernels.native.weight_memory import WeightMemory
-from aserve.kernels.packed_linear import has_amx, is_intel
+from aserve.kernels.packed_linear import is_intel
 
 _NAMES: Final = {torch.float32: "f32", torch.bfloat16: "bf16"}
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
@@ -30,11 +30,8 @@ class Layer(ctypes.Structure):
 
 
 def can_be_native(dtype: torch.dtype) -> bool:
-    """Whether our product is the one to take: not for float16, nor for bfloat16 on a processor with matrix units.
-
-    Those units (Intel's AMX), which oneDNN's product uses, do many rows several times as fast as any vector unit.
-    """
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and not has_amx())
+    """Whether our product is the one to take: not for float16."""
+    return dtype in _NAMES
 
 
 class NativeLinear:
@@ -51,7 +48,7 @@ class NativeLinear:
         bias = None if self._bias_O is None else self._bias_O.data_ptr()
         self._layer = Layer(self._packed.data_ptr(), bias, num_inputs, num_outputs)
         self._address = ctypes.addressof(self._layer)
-        self._product = library.function(with_dots("product", name), [_POINTER, _POINTER, _INT, _POINTER, _INT])
+        self._product = library.function(_product_name(library, name), [_POINTER, _POINTER, _INT, _POINTER, _INT])
         self._unpack_rows = library.function(f"unpack_rows_{name}", [_POINTER, _POINTER, _POINTER, _INT])
 
     def __call__(self, x_TI: Tensor) -> Tensor:
@@ -98,6 +95,11 @@ def gated_layer(library: Library, layer: Layer) -> Layer | None:
 def with_dots(kernel: str, name: str) -> str:
     """The kernel of a type, by the processor's own product of bfloat16, but on Intel's: there to widen is faster."""
     return f"{kernel}_dots_bf16" if name == "bf16" and not is_intel() else f"{kernel}_{name}"
+
+
+def _product_name(library: Library, name: str) -> str:
+    """By matrix units where the processor has them (Intel's AMX)."""
+    return "product_dots_bf16" if name == "bf16" and library.variant == "amx" else with_dots("product", name)
 
 
 def _pack(library: Library, memory: WeightMemory, weight_OI: Tensor) -> Tensor:

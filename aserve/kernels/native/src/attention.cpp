@@ -87,8 +87,7 @@ __attribute__((noinline)) void fold(float* row, const float* tile, int64_t width
 }
 
 // One call: a layer's queries, cache and output.
-template <typename Numbers, typename T>
-struct Call {
+template <typename Numbers, typename T> struct Call {
     typedef typename Numbers::X X;
 
     const Attention& attention;
@@ -105,8 +104,7 @@ struct Call {
 
     void load_queries(const Rows& rows, X* queries) const {
         for (int64_t r = 0; r < rows.num; r++)
-            Numbers::spread(
-                q + rows.tokens[r] * q_stride + rows.heads[r] * attention.head_dim, attention.head_dim,
+            Numbers::spread(q + rows.tokens[r] * q_stride + rows.heads[r] * attention.head_dim, attention.head_dim,
                 queries + r * MAX_HEAD_DIM);
     }
 
@@ -116,8 +114,7 @@ struct Call {
     }
 
     // The partial results of some rows from one tile. Memory brings its values meanwhile, and the keys of the next.
-    void attend_tile(
-        const Rows& rows, const X* queries, int64_t tile, const Places& places, const Places& next,
+    void attend_tile(const Rows& rows, const X* queries, int64_t tile, const Places& places, const Places& next,
         float* partial) const {
         alignas(64) float scores[ROWS * TILE], packed[SUB * MAX_HEAD_DIM];
         const int64_t head_dim = attention.head_dim, stride = partial_stride(head_dim);
@@ -127,8 +124,7 @@ struct Call {
             const int64_t width = at_most(all.end - sub, SUB);
             places.fetch(v, head_dim, sub, sub + SUB);
             pack_keys<Numbers>(k, places, sub, width, head_dim, packed);
-            multiply<Numbers>(
-                rows.num, queries, MAX_HEAD_DIM, Lines<float>{packed, SUB}, scores + sub, TILE,
+            multiply<Numbers>(rows.num, queries, MAX_HEAD_DIM, Lines<float>{packed, SUB}, scores + sub, TILE,
                 ceil_div(head_dim, Numbers::IN_X), width, false);
         }
         for (int64_t r = 0; r < rows.num; r++) {
@@ -220,8 +216,7 @@ struct Call {
 };
 
 template <typename Numbers, typename T>
-void attend(
-    const Attention* attention, const Item* items, const T* q, int64_t q_stride, const T* k, const T* v, T* out,
+void attend(const Attention* attention, const Item* items, const T* q, int64_t q_stride, const T* k, const T* v, T* out,
     float* partials, float scale, float soft_cap) {
     const Call<Numbers, T> call{*attention, q, q_stride, k, v, out, partials, scale, soft_cap};
     int64_t taken = 0;
@@ -238,8 +233,7 @@ void attend(
 }
 
 // function(item) for some rows at once, and all tiles that they see. Long ones first: threads end together.
-template <typename Function>
-void each_item(const Attention& attention, Function function) {
+template <typename Function> void each_item(const Attention& attention, Function function) {
     const int64_t group = attention.num_heads / attention.num_kv_heads;
     for (int64_t seq = attention.num_seqs - 1; seq >= 0; seq--) {
         const int64_t num_queries = attention.query_starts[seq + 1] - attention.query_starts[seq];
@@ -286,9 +280,8 @@ void plan_attention(Attention* attention, Item* items, int64_t num_threads) {
 }
 
 #define KERNEL(T, Numbers, name)                                                                                      \
-    void attend_##name(                                                                                               \
-        const Attention* attention, const Item* items, const T* q, int64_t q_stride, const T* k, const T* v, T* out,  \
-        float* partials, float scale, float soft_cap) {                                                               \
+    void attend_##name(const Attention* attention, const Item* items, const T* q, int64_t q_stride, const T* k,       \
+        const T* v, T* out, float* partials, float scale, float soft_cap) {                                           \
         attend<Numbers>(attention, items, q, q_stride, k, v, out, partials, scale, soft_cap);                         \
     }
 

@@ -28,8 +28,7 @@ constexpr int64_t TILE = 256, SUB = 64, MAX_HEAD_DIM = 256;
 // ---- vectors
 
 // Lanes of a, then of b, by their numbers from 0 to 2 LANES - 1, where `from` says which; it is known when compiled.
-template <typename From>
-inline vf pick(vf a, vf b, From from) {
+template <typename From> inline vf pick(vf a, vf b, From from) {
     vf v;
 #ifdef __clang__
     for (int i = 0; i < LANES; i++) v[i] = from(i) < LANES ? a[from(i)] : b[from(i) - LANES];
@@ -42,8 +41,7 @@ inline vf pick(vf a, vf b, From from) {
 }
 
 // Exchanges rows and columns: blocks of one number, then of two, ...
-template <int BLOCK = 1>
-inline void transpose(vf* x) {
+template <int BLOCK = 1> inline void transpose(vf* x) {
     if constexpr (BLOCK < LANES) {
         UNROLL for (int i = 0; i < LANES; i++) {
             if (i & BLOCK) continue;
@@ -57,12 +55,10 @@ inline void transpose(vf* x) {
 
 // ---- words: 32 bits of a row, which are a float or two bfloat16
 
-template <typename T>
-constexpr int64_t IN_WORD = 4 / sizeof(T);
+template <typename T> constexpr int64_t IN_WORD = 4 / sizeof(T);
 
 // The words of n numbers; what is left is 0.
-template <typename T>
-inline vf load_words(const T* p, int64_t n) {
+template <typename T> inline vf load_words(const T* p, int64_t n) {
     vf v{};
     if (n == LANES * IN_WORD<T>) return memcpy(&v, p, sizeof v), v;
     memcpy(&v, p, n * sizeof *p);
@@ -70,11 +66,9 @@ inline vf load_words(const T* p, int64_t n) {
 }
 
 // function(index, numbers) for the first number of each word, then for the second.
-template <typename Function>
-inline void split(const float*, vf words, Function function) { function(0, words); }
+template <typename Function> inline void split(const float*, vf words, Function function) { function(0, words); }
 
-template <typename Function>
-inline void split(const bf16*, vf words, Function function) {
+template <typename Function> inline void split(const bf16*, vf words, Function function) {
     function(0, (vf)((vi)words << 16));
     function(1, (vf)((vi)words & (int32_t)0xffff0000));
 }
@@ -91,14 +85,12 @@ inline void join(const bf16*, const float* halves, float* to) {
 // ---- packing
 
 // Values where they lie, in the order of `pack_values`.
-template <typename T>
-struct Lying {
+template <typename T> struct Lying {
     const T* cache;
     const int64_t* offsets;
     static constexpr int VECTORS = IN_WORD<T>;
 
-    template <int N>
-    void columns(int64_t d, int64_t c, vf* x) const {
+    template <int N> void columns(int64_t d, int64_t c, vf* x) const {
         UNROLL for (int n = 0; n < N; n += VECTORS)
             split(cache, load_words(cache + offsets[d] + c + n * LANES, LANES * VECTORS), [&](int64_t half, vf numbers) {
                 x[n + half] = numbers;
@@ -133,15 +125,13 @@ struct Places {
         }
     }
 
-    template <typename T>
-    const T* row(const T* cache, int64_t position) const {
+    template <typename T> const T* row(const T* cache, int64_t position) const {
         alignas(64) static const T zeros[MAX_HEAD_DIM] = {};
         return offsets[position] < 0 ? zeros : cache + offsets[position];
     }
 
     // Has memory bring what is seen of positions [begin, end), while something else is computed.
-    template <typename T>
-    void fetch(const T* cache, int64_t head_dim, int64_t begin, int64_t end) const {
+    template <typename T> void fetch(const T* cache, int64_t head_dim, int64_t begin, int64_t end) const {
         for (int64_t i = begin < seen.begin ? seen.begin : begin; i < at_most(end, seen.end); i++) {
             const char* row = (const char*)(cache + offsets[i]);
             for (int64_t byte = 0; byte < head_dim * (int64_t)sizeof(T); byte += LINE) __builtin_prefetch(row + byte, 0, 2);
@@ -173,8 +163,7 @@ void pack_keys(const T* cache, const Places& places, int64_t begin, int64_t widt
 // Values of `count` positions, a lane for each number of a head, those of the first halves of words before the others:
 // packed[position][number].
 template <typename T>
-void pack_values(
-    const T* cache, const Places& places, int64_t begin, int64_t count, int64_t head_dim, int64_t stride,
+void pack_values(const T* cache, const Places& places, int64_t begin, int64_t count, int64_t head_dim, int64_t stride,
     float* packed) {
     for (int64_t p = 0; p < count; p++, packed += stride) {
         const T* row = places.row(cache, begin + p);

@@ -61,17 +61,15 @@ inline vu add_products(vu sum, vu weights, const uint32_t* x) {
 }
 #endif
 
-template <int64_t INPUTS>
-struct Int8 {
+template <int64_t INPUTS> struct Int8 : ByVectors {
     typedef QuantizedRows Rows;
     typedef uint32_t X;
     typedef vu Sum;
-    typedef const RunScale* Scales;
+    typedef const RunScale* Extra;
     static constexpr int64_t RUN = INPUTS, INPUTS_PER_STEP = 4, SCALE_WORDS = PANEL;
     static constexpr int64_t X_PER_STEP = X_WORDS, X_PER_RUN = RUN / INPUTS_PER_STEP * X_WORDS;
 
-    template <int COUNT>
-    static void step(vu (*sums)[VECTORS], const uint32_t* step_weights, const uint32_t* x) {
+    template <int COUNT> static void step(vu (*sums)[VECTORS], const uint32_t* step_weights, const uint32_t* x) {
         UNROLL for (int v = 0; v < VECTORS; v++) {
             const vu weights = load_as<vu>(step_weights + v * LANES);
             UNROLL for (int r = 0; r < COUNT; r++) sums[r][v] = add_products(sums[r][v], weights, x + r * X_PER_RUN);
@@ -83,9 +81,9 @@ struct Int8 {
         for (int64_t i = 0; i < n; i += INPUTS_PER_STEP, out += X_WORDS) spread_word(load_as<uint32_t>(from + i), out);
     }
 
-    static Scales scales(const Rows& x, int64_t row, int64_t run) { return x.scales + run * x.rows + row; }
-    static Sum start(Scales rows, int r) { return vu{} + (uint32_t)rows[r].start; }
-    static vf fold(vf total, Sum sum, Scales rows, int r, const uint32_t* scales) {
+    static Extra extra(const Rows& x, int64_t row, int64_t run) { return x.scales + run * x.rows + row; }
+    static Sum start(Extra rows, int r) { return vu{} + (uint32_t)rows[r].start; }
+    static vf fold(vf total, Sum sum, Extra rows, int r, const uint32_t* scales) {
         return total + __builtin_convertvector((vi)sum, vf) * (load_as<vf>(scales) * rows[r].scale);
     }
 };
@@ -96,8 +94,7 @@ struct Int8 {
 struct Grid { float scale, factor; };
 
 // The grid for n numbers. What is not a number makes the scale none: as bits it is larger than any.
-template <typename T>
-Grid grid_of(const T* x, int64_t n) {
+template <typename T> Grid grid_of(const T* x, int64_t n) {
     vi tops{};
     in_pieces(n, [&](int64_t i, int64_t count) {
         const vi bits = (vi)load_piece(x + i, count) & 0x7fffffff, larger = bits > tops;
@@ -136,8 +133,7 @@ inline int64_t group_of(const Layer* layer) { return layer->group ? layer->group
 
 inline int64_t row_stride(const Layer* layer) { return rounded_up(layer->inputs, LANES); }
 
-template <typename Steps, typename T>
-void pack(const Layer* layer, const T* weight, uint32_t* packed) {
+template <typename Steps, typename T> void pack(const Layer* layer, const T* weight, uint32_t* packed) {
     const int64_t inputs = layer->inputs, group = group_of(layer), panels = ceil_div(layer->outputs, PANEL);
     const int64_t all_words = panel_words<Steps>(inputs);
     if (layer->outputs % PANEL) memset(packed + (panels - 1) * all_words, 0, all_words * 4);
@@ -178,8 +174,7 @@ void product(const Layer* layer, const T* x, int64_t x_stride, T* out, int64_t r
 }
 
 // function(Steps{}) for the layer's groups.
-template <typename Function>
-void by_group(const Layer* layer, Function function) {
+template <typename Function> void by_group(const Layer* layer, Function function) {
     layer->group == 32 ? function(Int8<32>{}) : function(Int8<128>{});
 }
 

@@ -48,8 +48,7 @@ std::vector<Chunk> chunks_of(const Lora* lora) {
     return chunks;
 }
 
-template <typename T>
-void shrink(const Lora* lora, const T* a, const T* x, Tile tile, int64_t part) {
+template <typename T> void shrink(const Lora* lora, const T* a, const T* x, Tile tile, int64_t part) {
     const int64_t rank = lora->rank, width = lora->parts * rank;
     float* totals = lora->shrunk + tile.first * width + part * rank;
     alignas(64) float run[ROWS * RUN];
@@ -64,8 +63,7 @@ void shrink(const Lora* lora, const T* a, const T* x, Tile tile, int64_t part) {
 }
 
 // What is left of a chunk behind whole vectors is computed number by number.
-template <typename T>
-void expand(const Lora* lora, const T* b_all, T* out, Tile tile, Chunk chunk) {
+template <typename T> void expand(const Lora* lora, const T* b_all, T* out, Tile tile, Chunk chunk) {
     const int64_t width = lora->parts * lora->rank, depth = lora->ranks[tile.adapter];
     const int64_t whole = chunk.count / LANES * LANES;
     const T* b = b_all + tile.adapter * lora->b_stride + chunk.begin;
@@ -86,8 +84,7 @@ void expand(const Lora* lora, const T* b_all, T* out, Tile tile, Chunk chunk) {
     }
 }
 
-template <typename T>
-void add_lora(const Lora* lora, const T* a, const T* b, const T* x, T* out) {
+template <typename T> void add_lora(const Lora* lora, const T* a, const T* b, const T* x, T* out) {
     const std::vector<Tile> tiles = tiles_of(lora);
     const std::vector<Chunk> chunks = chunks_of(lora);
     const int64_t num_tiles = tiles.size(), num_chunks = chunks.size(), parts = lora->parts;

@@ -18,12 +18,7 @@ struct Layer {
     int64_t gated;  // panels of gates, behind which lie as many of what is gated: out is silu(gate) times that. Or 0
 };
 
-// The sums of a tile, ROWS x VECTORS of them, stay in registers.
-constexpr int64_t VECTORS = LANES == 8 ? 2 : 4, ROWS = 6, PANEL = VECTORS * LANES;
-constexpr int64_t ROW_BLOCK = 96;  // rows that are computed before the next panels
-constexpr int64_t GROUP = 4;       // panels that a block of rows is made ready for
-constexpr int64_t CHUNK = 4;       // steps from one fetching of weights ahead to the next
-constexpr int64_t CHUNK_LINES = CHUNK * PANEL * 4 / LINE;
+constexpr int64_t VECTORS = LANES == 8 ? 2 : 4, PANEL = VECTORS * LANES;
 constexpr int64_t MANY_ROWS = 16;            // for fewer, panels are dealt one by one
 constexpr int64_t PARALLEL_FLOPS = 1 << 16;  // what is worth a second thread
 
@@ -31,18 +26,20 @@ constexpr int64_t PARALLEL_FLOPS = 1 << 16;  // what is worth a second thread
 inline int64_t part(int64_t whole, int64_t parts, int64_t i) { return whole * i / parts; }
 
 // How numbers of some type are multiplied is told by a type, `Steps`:
+//   ROWS, ALIGN, ROW_BLOCK      of a tile, of which it begins at a multiple, and that are computed before the next panels
+//   GROUP                       panels that a block of rows is computed for, a run of its inputs at a time
+//   CHUNK, Unit                 steps from one fetching of weights ahead to the next; what a thread has while it works
 //   RUN, INPUTS_PER_STEP        inputs; a run's weights for a panel stay in the first cache, from tile to tile
 //   SCALE_WORDS                 behind the weights of each run of a panel
 //   Rows, spread, X, X_PER_RUN  x, and how n inputs of a row are made ready: as so many X a run, of which a step takes
 //   X_PER_STEP, step            so many, and adds what they are multiplied to
-//   Sum, start, fold, Scales    a vector of sums, what it begins with, and how it is added to the total behind a run
-template <typename Steps>
-inline int64_t run_words(int64_t inputs) {
+//   Sum, start, fold            a vector of sums, what it begins with, and how it is added to the total behind a run
+//   Extra, extra                what else is known of the rows that a tile begins with
+template <typename Steps> inline int64_t run_words(int64_t inputs) {
     return ceil_div(inputs, Steps::INPUTS_PER_STEP) * PANEL + Steps::SCALE_WORDS;
 }
 
-template <typename Steps>
-inline int64_t panel_words(int64_t inputs) {
+template <typename Steps> inline int64_t panel_words(int64_t inputs) {
     const int64_t rest = inputs % Steps::RUN;
     return inputs / Steps::RUN * run_words<Steps>(Steps::RUN) + (rest ? run_words<Steps>(rest) : 0);
 }
@@ -50,12 +47,12 @@ inline int64_t panel_words(int64_t inputs) {
 // Adds the products of a tile's COUNT rows with a run of weights to their totals. Meanwhile some lines of the weights
 // that come next are fetched, so that memory is never idle.
 template <typename Steps, int COUNT>
-void add_run(
-    const uint32_t* weights, const typename Steps::X* x, typename Steps::Scales scales, int64_t steps, float* totals,
-    const char* ahead, int64_t lines) {
+void add_run(const uint32_t* weights, const typename Steps::X* x, typename Steps::Extra extra, int64_t steps,
+    float* totals, const char* ahead, int64_t lines) {
+    constexpr int64_t CHUNK = Steps::CHUNK;
     typename Steps::Sum sums[COUNT][VECTORS];
     UNROLL for (int r = 0; r < COUNT; r++)
-        UNROLL for (int v = 0; v < VECTORS; v++) sums[r][v] = Steps::start(scales, r);
+        UNROLL for (int v = 0; v < VECTORS; v++) sums[r][v] = Steps::start(extra, r);
     const auto step = [&](int64_t s) {
         Steps::template step<COUNT>(sums, weights + s * PANEL, x + s * Steps::X_PER_STEP);
     };
@@ -67,11 +64,22 @@ void add_run(
     for (; done < steps; done++) step(done);
     UNROLL for (int r = 0; r < COUNT; r++)
         UNROLL for (int v = 0; v < VECTORS; v++, totals += LANES)
-            store(totals, Steps::fold(load(totals), sums[r][v], scales, r, weights + steps * PANEL + v * LANES));
+            store(totals, Steps::fold(load(totals), sums[r][v], extra, r, weights + steps * PANEL + v * LANES));
 }
 
-template <typename T>
-void store_totals(const Layer* layer, const float* totals, T* out, int64_t rows, int64_t panel) {
+// By the vector unit: the sums of a tile, ROWS x VECTORS of them, stay in registers.
+struct ByVectors {
+    struct Unit { Unit() {} };
+    static constexpr int64_t ROWS = 6, ALIGN = 1, ROW_BLOCK = 96, GROUP = 4, CHUNK = 4;
+
+    template <typename Steps, typename... Arguments> static void tile(int64_t count, Arguments... arguments) {
+        static constexpr decltype(&add_run<Steps, 1>) by_count[] = {
+            add_run<Steps, 1>, add_run<Steps, 2>, add_run<Steps, 3>, add_run<Steps, 4>, add_run<Steps, 5>, add_run<Steps, 6>};
+        by_count[count - 1](arguments...);
+    }
+};
+
+template <typename T> void store_totals(const Layer* layer, const float* totals, T* out, int64_t rows, int64_t panel) {
     const int64_t first = panel * PANEL, count = at_most(PANEL, layer->outputs - first);
     const T* bias = (const T*)layer->bias;
     for (int64_t r = 0; r < rows; r++)
@@ -83,8 +91,7 @@ void store_totals(const Layer* layer, const float* totals, T* out, int64_t rows,
 }
 
 // In T, as an output would be.
-template <typename T>
-vf rounded(const float* total, const T* bias) {
+template <typename T> vf rounded(const float* total, const T* bias) {
     T numbers[LANES];
     store(numbers, bias ? load(total) + load(bias) : load(total));
     return load(numbers);
@@ -105,33 +112,30 @@ void store_gated(const Layer* layer, const float* gate, const float* up, T* out,
 // A block of rows, from row_begin on, by the panels from `first` up to `end`, of a gated layer's gates, each with what it
 // gates. next: the weights that this thread takes then.
 template <typename Steps, typename T>
-void multiply(
-    const Layer* layer, const typename Steps::Rows& x, T* out, int64_t row_begin, int64_t rows, int64_t first,
+void multiply(const Layer* layer, const typename Steps::Rows& x, T* out, int64_t row_begin, int64_t rows, int64_t first,
     int64_t end, const uint32_t* next) {
     typedef typename Steps::X X;
-    static constexpr decltype(&add_run<Steps, 1>) add[] = {
-        nullptr, add_run<Steps, 1>, add_run<Steps, 2>, add_run<Steps, 3>, add_run<Steps, 4>, add_run<Steps, 5>, add_run<Steps, 6>};
-    alignas(64) X spreaded[ROW_BLOCK * Steps::X_PER_RUN];
-    alignas(64) float totals[GROUP][ROW_BLOCK * PANEL];
-    const int64_t words = panel_words<Steps>(layer->inputs), tiles = ceil_div(rows, ROWS);
-    const int64_t all_lines = ceil_div(CHUNK_LINES, tiles), each = layer->gated ? 2 : 1, panels = (end - first) * each;
+    alignas(64) X spreaded[Steps::ROW_BLOCK * Steps::X_PER_RUN];
+    alignas(64) float totals[Steps::GROUP][Steps::ROW_BLOCK * PANEL];
+    const int64_t words = panel_words<Steps>(layer->inputs), tiles = ceil_div(rows, Steps::ROWS);
+    const int64_t units = ceil_div(rows, Steps::ALIGN), all_lines = ceil_div(Steps::CHUNK * PANEL * 4 / LINE, tiles), each = layer->gated ? 2 : 1, panels = (end - first) * each;
     const auto place = [&](int64_t p) { return (p / each + p % each * layer->gated) * words; };
     for (int64_t p = 0; p < panels; p++) memset(totals[p], 0, rows * PANEL * sizeof(float));
     const uint32_t* weights = layer->weights + first * words;
     for (int64_t begin = 0; begin < layer->inputs; begin += Steps::RUN, weights += run_words<Steps>(Steps::RUN)) {
         const int64_t n = at_most(Steps::RUN, layer->inputs - begin);
-        const int64_t steps = ceil_div(n, Steps::INPUTS_PER_STEP), tile_lines = all_lines * ceil_div(steps, CHUNK);
+        const int64_t steps = ceil_div(n, Steps::INPUTS_PER_STEP), tile_lines = all_lines * ceil_div(steps, Steps::CHUNK);
         const uint32_t* after = begin + Steps::RUN < layer->inputs ? weights + run_words<Steps>(Steps::RUN) : next;
         for (int64_t r = 0; r < rows; r++)
             Steps::spread(x, row_begin + r, begin, n, spreaded + r * Steps::X_PER_RUN);
         for (int64_t p = 0; p < panels; p++) {
             const char* ahead = (const char*)(p + 1 < panels ? weights + place(p + 1) : after);
             for (int64_t t = 0; t < tiles; t++) {
-                const int64_t row = part(rows, tiles, t), count = part(rows, tiles, t + 1) - row;
+                const int64_t row = part(units, tiles, t) * Steps::ALIGN;
+                const int64_t count = at_most(part(units, tiles, t + 1) * Steps::ALIGN, rows) - row;
                 const int64_t lines = t * tile_lines < steps * PANEL * 4 / LINE ? all_lines : 0;
-                add[count](
-                    weights + place(p), spreaded + row * Steps::X_PER_RUN,
-                    Steps::scales(x, row_begin + row, begin / Steps::RUN), steps, totals[p] + row * PANEL,
+                Steps::template tile<Steps>(count, weights + place(p), spreaded + row * Steps::X_PER_RUN,
+                    Steps::extra(x, row_begin + row, begin / Steps::RUN), steps, totals[p] + row * PANEL,
                     ahead + t * tile_lines * LINE, lines);
             }
         }
@@ -148,15 +152,18 @@ void multiply(
 template <typename Steps, typename T>
 void work(const Layer* layer, const typename Steps::Rows& x, T* out, int64_t rows, int64_t* taken) {
     const int64_t panels = layer->gated ? layer->gated : ceil_div(layer->outputs, PANEL);
-    const int64_t words = panel_words<Steps>(layer->inputs), many = layer->gated ? GROUP / 2 : GROUP;
+    const int64_t words = panel_words<Steps>(layer->inputs), many = layer->gated ? Steps::GROUP / 2 : Steps::GROUP;
     if (rows == 0) return;
-    const int64_t blocks = ceil_div(rows, ROW_BLOCK), threads = omp_get_num_threads(), last = many * (threads - 1) / blocks;
+    const typename Steps::Unit unit;
+    const int64_t units = ceil_div(rows, Steps::ALIGN), blocks = ceil_div(units, Steps::ROW_BLOCK / Steps::ALIGN);
+    const int64_t threads = omp_get_num_threads(), last = many * (threads - 1) / blocks;
     const int64_t wholes = rows < MANY_ROWS || panels < last ? 0 : (panels - last) / many;
     const int64_t tasks = (panels - wholes * (many - 1)) * blocks;
     const auto first = [&](int64_t group) { return group + at_most(group, wholes) * (many - 1); };
     for (int64_t task; (task = __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED)) < tasks;) {
         const int64_t group = task / blocks, next = at_most(task + threads, tasks - 1) / blocks;
-        const int64_t begin = part(rows, blocks, task % blocks), end = part(rows, blocks, task % blocks + 1);
+        const int64_t begin = part(units, blocks, task % blocks) * Steps::ALIGN;
+        const int64_t end = at_most(part(units, blocks, task % blocks + 1) * Steps::ALIGN, rows);
         multiply<Steps>(
             layer, x, out, begin, end - begin, first(group), first(group + 1), layer->weights + first(next) * words);
     }

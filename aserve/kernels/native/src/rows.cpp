@@ -18,8 +18,7 @@ struct Moves {
 
 namespace {
 
-template <typename T>
-void norm_row(const T* x, const T* weight, T* out, int64_t width, float eps) {
+template <typename T> void norm_row(const T* x, const T* weight, T* out, int64_t width, float eps) {
     vf squares{};
     in_pieces(width, [&](int64_t i, int64_t n) {
         vf v = load_piece(x + i, n);
@@ -33,9 +32,8 @@ void norm_row(const T* x, const T* weight, T* out, int64_t width, float eps) {
 
 // The residual is added first, where there is one; total: where the sum is kept.
 template <typename T>
-void norm_rows(
-    const T* x, int64_t x_stride, const T* residual, const T* weight, T* out, T* total, int64_t rows, int64_t width,
-    float eps) {
+void norm_rows(const T* x, int64_t x_stride, const T* residual, const T* weight, T* out, T* total, int64_t rows,
+    int64_t width, float eps) {
 #pragma omp parallel for schedule(static) if (rows * width > GRAIN)
     for (int64_t t = 0; t < rows; t++) {
         const T* row = x + t * x_stride;
@@ -57,8 +55,7 @@ inline vf gelu(vf x) {
 
 // A piece is a share of a row, so that one row has the work of all threads. Pieces are whole vectors but for the row's
 // last, wherever they begin: an element is computed in the same way in any of them.
-template <vf (*ACTIVATION)(vf), typename T>
-void gated_rows(const T* gate_up, T* out, int64_t rows, int64_t width) {
+template <vf (*ACTIVATION)(vf), typename T> void gated_rows(const T* gate_up, T* out, int64_t rows, int64_t width) {
     const int64_t piece = 1024, pieces = (width + piece - 1) / piece;
 #pragma omp parallel for schedule(static) if (rows * width > GRAIN / 4)
     for (int64_t p = 0; p < rows * pieces; p++) {
@@ -72,8 +69,7 @@ void gated_rows(const T* gate_up, T* out, int64_t rows, int64_t width) {
 }
 
 // Rotates halves of a head: (a, b) becomes (a cos - b sin, b cos + a sin).
-template <typename T>
-void turn(const T* x, T* out, const float* cos_sin, int64_t half) {
+template <typename T> void turn(const T* x, T* out, const float* cos_sin, int64_t half) {
     in_pieces(half, [&](int64_t i, int64_t n) {
         vf a = load_piece(x + i, n), b = load_piece(x + half + i, n);
         vf c = load_piece(cos_sin + i, n), s = load_piece(cos_sin + half + i, n);
@@ -83,9 +79,8 @@ void turn(const T* x, T* out, const float* cos_sin, int64_t half) {
 }
 
 template <typename T>
-void rope_and_write(
-    const Heads* heads, const T* q, const T* k, const T* v, const T* q_norm, const T* k_norm, const float* cos_sin,
-    const int64_t* positions, T* k_cache, T* v_cache, const int64_t* slots, T* out) {
+void rope_and_write(const Heads* heads, const T* q, const T* k, const T* v, const T* q_norm, const T* k_norm,
+    const float* cos_sin, const int64_t* positions, T* k_cache, T* v_cache, const int64_t* slots, T* out) {
     const int64_t D = heads->head_dim, H = heads->num_heads, K = heads->num_kv_heads;
 #pragma omp parallel for schedule(static) if (heads->tokens * (H + 2 * K) * D > GRAIN)
     for (int64_t t = 0; t < heads->tokens; t++) {
@@ -105,9 +100,8 @@ void rope_and_write(
 }  // namespace
 
 #define KERNELS(T, name)                                                                                              \
-    void rms_norm_##name(                                                                                             \
-        const T* x, int64_t x_stride, const T* residual, const T* weight, T* out, T* total, int64_t rows,             \
-        int64_t width, float eps) {                                                                                   \
+    void rms_norm_##name(const T* x, int64_t x_stride, const T* residual, const T* weight, T* out, T* total,          \
+        int64_t rows, int64_t width, float eps) {                                                                     \
         norm_rows(x, x_stride, residual, weight, out, total, rows, width, eps);                                       \
     }                                                                                                                 \
     void silu_and_mul_##name(const T* x, T* out, int64_t rows, int64_t width) { gated_rows<silu>(x, out, rows, width); }\
@@ -128,8 +122,7 @@ void move_blocks(const Moves* moves, const char* from, const int64_t* from_ids, 
 #pragma omp parallel for schedule(static) if (pieces * moves->bytes > 4 * GRAIN)
     for (int64_t piece = 0; piece < pieces; piece++) {
         const int64_t n = piece / moves->num_planes, plane = piece % moves->num_planes;
-        memcpy(
-            to + plane * moves->to_plane + (to_ids ? to_ids[n] : n) * moves->to_block,
+        memcpy(to + plane * moves->to_plane + (to_ids ? to_ids[n] : n) * moves->to_block,
             from + plane * moves->from_plane + (from_ids ? from_ids[n] : n) * moves->from_block, moves->bytes);
     }
 }

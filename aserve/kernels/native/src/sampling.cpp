@@ -58,8 +58,7 @@ uint32_t random_word(uint64_t seed, uint64_t position) {
 }
 
 // The largest logit, NaN if any is.
-template <typename T>
-float largest(const T* logits, int64_t vocab) {
+template <typename T> float largest(const T* logits, int64_t vocab) {
     vf most[4] = {splat(-INFINITY), splat(-INFINITY), splat(-INFINITY), splat(-INFINITY)};
     vi has_nan{};
     auto see = [&](vf v, vf& most) {
@@ -74,8 +73,7 @@ float largest(const T* logits, int64_t vocab) {
     return any(has_nan) ? NAN : aserve::max(most[0]);
 }
 
-template <typename T>
-int64_t first_equal(const T* logits, int64_t vocab, float value) {
+template <typename T> int64_t first_equal(const T* logits, int64_t vocab, float value) {
     int64_t i = 0;
     while (i + LANES <= vocab && !any(load(logits + i) == value)) i += LANES;
     for (; i < vocab; i++)
@@ -83,8 +81,7 @@ int64_t first_equal(const T* logits, int64_t vocab, float value) {
     return NO_TOKEN;
 }
 
-template <typename T>
-void weigh(const T* logits, int64_t vocab, float most, float temperature, Weights& kept) {
+template <typename T> void weigh(const T* logits, int64_t vocab, float most, float temperature, Weights& kept) {
     in_pieces(vocab, [&](int64_t i, int64_t n) {
         vf v = aserve::exp((load_piece(logits + i, n) - most) / temperature);
         store_piece(kept.weights + i, select(v >= (float)(1.0 / MASS_UNIT), v, vf{}), n);
@@ -111,8 +108,7 @@ uint64_t mass_of(const Weights& kept, float floor, int64_t begin, int64_t end) {
 }
 
 // The largest of the weights such that what it and those above it count reaches `needed`, which they do all together.
-template <typename Count>
-float reaches(const Weights& kept, float floor, uint64_t needed, Count count) {
+template <typename Count> float reaches(const Weights& kept, float floor, uint64_t needed, Count count) {
     uint64_t buckets[2048];
     uint32_t prefix = 0;
     const float* weights = kept.weights;
@@ -168,8 +164,7 @@ int64_t draw(const Weights& kept, float floor, uint32_t word) {
     return NO_TOKEN;
 }
 
-template <typename T>
-int64_t sample_row(const Sampling& how, const T* logits, int64_t row, Weights& kept) {
+template <typename T> int64_t sample_row(const Sampling& how, const T* logits, int64_t row, Weights& kept) {
     const float most = largest(logits, how.vocab);
     if (!isfinite(most)) return NO_TOKEN;
     if (how.temperature[row] == 0) return first_equal(logits, how.vocab, most);
@@ -179,8 +174,7 @@ int64_t sample_row(const Sampling& how, const T* logits, int64_t row, Weights& k
 }
 
 // A copy of the row without the tokens that it may not have, if there are any.
-template <typename T>
-bool without_banned(const Sampling& how, const T* logits, int64_t row, float* copy) {
+template <typename T> bool without_banned(const Sampling& how, const T* logits, int64_t row, float* copy) {
     const int64_t* ids = how.banned + row * how.num_banned;
     bool copied = false;
     for (int64_t c = 0; c < how.num_banned; c++) {
@@ -192,8 +186,7 @@ bool without_banned(const Sampling& how, const T* logits, int64_t row, float* co
     return copied;
 }
 
-template <typename T>
-void sample_rows(const Sampling& how, const T* logits, int64_t* out) {
+template <typename T> void sample_rows(const Sampling& how, const T* logits, int64_t* out) {
 #pragma omp parallel for schedule(dynamic) if (how.rows > 1 && how.rows * how.vocab > GRAIN)
     for (int64_t row = 0; row < how.rows; row++) {
         float* memory = how.scratch + omp_get_thread_num() * how.vocab * 3;
@@ -307,9 +300,8 @@ void control_f32(const Controls* how, float* logits) {
 }
 
 // -inf where the bit of a mask is 0, in the row that the mask is of; see TokenMasks in ops.py.
-void mask_f32(
-    float* logits, int64_t stride, int64_t vocab, const int64_t* rows, const uint32_t* words, int64_t num_words,
-    int64_t num_masks) {
+void mask_f32(float* logits, int64_t stride, int64_t vocab, const int64_t* rows, const uint32_t* words,
+    int64_t num_words, int64_t num_masks) {
 #pragma omp parallel for schedule(dynamic) if (num_masks > 1 && num_masks * vocab > GRAIN)
     for (int64_t mask = 0; mask < num_masks; mask++)
         for (int64_t first = 0; first < vocab; first += 32) {
@@ -322,9 +314,8 @@ void mask_f32(
 }
 
 // Of a target a row, and of the num_top likeliest; see Scores in ops.py.
-void score_f32(
-    const float* logits, int64_t rows, int64_t vocab, const int64_t* targets, int64_t num_top, float* logprobs,
-    int64_t* ranks, int64_t* top_ids, float* top_logprobs, float* normalizers) {
+void score_f32(const float* logits, int64_t rows, int64_t vocab, const int64_t* targets, int64_t num_top,
+    float* logprobs, int64_t* ranks, int64_t* top_ids, float* top_logprobs, float* normalizers) {
 #pragma omp parallel for schedule(dynamic) if (rows > 1 && rows * vocab > GRAIN)
     for (int64_t row = 0; row < rows; row++) {
         const float* own = logits + row * vocab;

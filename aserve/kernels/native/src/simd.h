@@ -37,8 +37,7 @@ struct bf16 {
 inline vf splat(float x) { return vf{} + x; }
 
 // The same bits as another type, or as many of those that lie there as that has.
-template <typename To, typename From>
-inline To load_as(const From* p) {
+template <typename To, typename From> inline To load_as(const From* p) {
     To to;
     memcpy(&to, p, sizeof to);
     return to;
@@ -47,8 +46,7 @@ inline To load_as(const From* p) {
 inline vf load(const float* p) { return load_as<vf>(p); }
 inline vf load(const bf16* p) { return (vf)(__builtin_convertvector(load_as<vh>(p), vu) << 16); }
 
-template <typename V>
-inline void store_as(void* p, V v) { memcpy(p, &v, sizeof v); }
+template <typename V> inline void store_as(void* p, V v) { memcpy(p, &v, sizeof v); }
 
 inline void store(float* p, vf v) { store_as(p, v); }
 
@@ -63,53 +61,45 @@ inline vh round_to_bf16(vf v) {
 inline void store(bf16* p, vf v) { store_as(p, round_to_bf16(v)); }
 
 // The first n of a vector; the others are 0.
-template <typename T>
-inline vf load_some(const T* p, int64_t n) {
+template <typename T> inline vf load_some(const T* p, int64_t n) {
     T padded[LANES] = {};
     memcpy(padded, p, n * sizeof(T));
     return load(padded);
 }
 
-template <typename T>
-inline void store_some(T* p, vf v, int64_t n) {
+template <typename T> inline void store_some(T* p, vf v, int64_t n) {
     T padded[LANES];
     store(padded, v);
     memcpy(p, padded, n * sizeof(T));
 }
 
 // function(begin, n) over [0, width) in pieces of so many, n being fewer in the last piece alone.
-template <int64_t PIECE = LANES, typename Function>
-inline void in_pieces(int64_t width, Function function) {
+template <int64_t PIECE = LANES, typename Function> inline void in_pieces(int64_t width, Function function) {
     int64_t i = 0;
     for (; i + PIECE <= width; i += PIECE) function(i, PIECE);
     if (i < width) function(i, width - i);
 }
 
-template <typename T>
-inline vf load_piece(const T* p, int64_t n) {
+template <typename T> inline vf load_piece(const T* p, int64_t n) {
     return n == LANES ? load(p) : load_some(p, n);
 }
 
-template <typename T>
-inline void store_piece(T* p, vf v, int64_t n) {
+template <typename T> inline void store_piece(T* p, vf v, int64_t n) {
     n == LANES ? store(p, v) : store_some(p, v, n);
 }
 
 // Numbers as float, exactly.
-template <typename T>
-inline void widen(const T* from, int64_t n, float* to) {
+template <typename T> inline void widen(const T* from, int64_t n, float* to) {
     in_pieces(n, [&](int64_t i, int64_t count) { store_piece(to + i, load_piece(from + i, count), count); });
 }
 
-template <typename V>
-inline auto sum(V v) {
+template <typename V> inline auto sum(V v) {
     for (int half = LANES / 2; half > 0; half /= 2)
         for (int i = 0; i < half; i++) v[i] += v[i + half];
     return v[0];
 }
 
-template <typename V>
-inline auto max(V v) {
+template <typename V> inline auto max(V v) {
     auto largest = v[0];
     for (int i = 1; i < LANES; i++) largest = v[i] > largest ? v[i] : largest;
     return largest;

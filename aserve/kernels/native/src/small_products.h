@@ -15,8 +15,7 @@ struct Floats {
     typedef float X;
     static constexpr int64_t IN_X = 1;
 
-    template <typename T>
-    static void spread(const T* row, int64_t width, X* out) { widen(row, width, out); }
+    template <typename T> static void spread(const T* row, int64_t width, X* out) { widen(row, width, out); }
     static vf add(vf total, X x, vf columns) { return total + x * columns; }
 };
 
@@ -39,23 +38,20 @@ typedef Floats Dots;
 #endif
 
 // What a product may have for its second factor: N vectors of columns of row d, from column c on.
-template <typename T>
-struct Lines {
+template <typename T> struct Lines {
     const T* numbers;
     int64_t stride;
     static constexpr int VECTORS = 1;
 
-    template <int N>
-    void columns(int64_t d, int64_t c, vf* x) const {
+    template <int N> void columns(int64_t d, int64_t c, vf* x) const {
         UNROLL for (int n = 0; n < N; n++) x[n] = load(numbers + d * stride + c + n * LANES);
     }
 };
 
 // out[r][c] (+)= sum over d of a[r][d] b[d][c], for R rows and N vectors of columns; d in order.
 template <int R, int N, typename Numbers, typename Factor>
-inline void multiply_block(
-    const typename Numbers::X* a, int64_t a_stride, const Factor& b, int64_t c, float* out, int64_t out_stride, int64_t depth,
-    bool add) {
+inline void multiply_block(const typename Numbers::X* a, int64_t a_stride, const Factor& b, int64_t c, float* out,
+    int64_t out_stride, int64_t depth, bool add) {
     vf total[R][N];
     UNROLL for (int r = 0; r < R; r++)
         UNROLL for (int n = 0; n < N; n++) total[r][n] = add ? load(out + r * out_stride + c + n * LANES) : vf{};
@@ -71,9 +67,8 @@ inline void multiply_block(
 
 // As multiply, for R rows or fewer.
 template <int R, typename Numbers, typename Factor>
-__attribute__((noinline)) void multiply_rows(
-    int64_t rows, const typename Numbers::X* a, int64_t a_stride, const Factor& b, float* out, int64_t out_stride,
-    int64_t depth, int64_t width, bool add) {
+__attribute__((noinline)) void multiply_rows(int64_t rows, const typename Numbers::X* a, int64_t a_stride,
+    const Factor& b, float* out, int64_t out_stride, int64_t depth, int64_t width, bool add) {
     if constexpr (R > 1)
         if (rows < R)
             return multiply_rows<R - 1, Numbers>(rows, a, a_stride, b, out, out_stride, depth, width, add);
@@ -87,9 +82,8 @@ __attribute__((noinline)) void multiply_rows(
 
 // out[r][c] (+)= sum over d of a[r][d] b[d][c]; width: how many columns, a multiple of LANES.
 template <typename Numbers, typename Factor>
-inline void multiply(
-    int64_t rows, const typename Numbers::X* a, int64_t a_stride, const Factor& b, float* out, int64_t out_stride,
-    int64_t depth, int64_t width, bool add) {
+inline void multiply(int64_t rows, const typename Numbers::X* a, int64_t a_stride, const Factor& b, float* out,
+    int64_t out_stride, int64_t depth, int64_t width, bool add) {
     in_pieces<MAX_PRODUCT_ROWS>(rows, [&](int64_t r, int64_t n) {
         multiply_rows<MAX_PRODUCT_ROWS, Numbers>(
             n, a + r * a_stride, a_stride, b, out + r * out_stride, out_stride, depth, width, add);
