@@ -333,7 +333,7 @@ def _attention(
 ) -> Tensor:
     """softmax(cap(q k^T * scale) + mask) v over any two leading dimensions X, in the type of the keys.
 
-    In float32 where bfloat16 would be multiplied by matrix units (AMX): for other queries torch adds up otherwise there.
+    In float32 where bfloat16 would be multiplied by matrix units (AMX): of more queries torch adds up otherwise there.
     """
     if k_XCD.dtype == torch.bfloat16 and has_amx():
         mask = None if mask is None else mask.float()

@@ -66,6 +66,17 @@ def test_banned_ids_are_never_sampled(sampler: Fast, temperature: float) -> None
     assert torch.equal(logits, before)
 
 
+def test_what_is_banned_has_no_mass_in_its_own_row(sampler: Fast) -> None:
+    """Of rows that filter nothing: one that took another's banned ids would draw from what it may not have."""
+    logits = torch.zeros(5, 5000)
+    likeliest = [7, 4100, 1300, 2, 900]
+    logits[range(5), likeliest] = 14.0
+    batch = sampling(5, banned=[[id, -1, -1] for id in likeliest], device=sampler.device)
+    tokens = sampler.ops.sample(logits.to(sampler.device), batch)
+    assert torch.equal(tokens, TWIN.sample(logits.to(sampler.device), batch))
+    assert not set(tokens.tolist()) & {-1, *likeliest}
+
+
 def test_equal_weights_share_one_fate(sampler: Fast) -> None:
     """Of five equal logits top_k 2 keeps all: which to drop would be arbitrary."""
     logits = torch.full((12, 50), -9.0)

@@ -233,8 +233,9 @@ def test_a_prefix_a_fork_and_a_swap_are_told_apart():
 
 
 def test_held_is_made_of_what_it_says_of_itself():
-    held = Held(BlockChange(tables=(Splice(1, 0, (4, 5)),), cached=(4,), kept=(2,)))
-    held.apply(BlockChange(tables=(Splice(1, 1, (7,)), Splice(2, 0, (4,))), cached=(7,), uncached=(4,), dropped=(2,)))
+    held = Held(BlockChange(tables=(Splice(1, 0, (4, 5)),), cached=(4,), kept=(2, 3)))
+    assert held.kept == {2, 3}
+    held.apply(BlockChange(tables=(Splice(1, 1, (7,)), Splice(2, 0, (4,))), cached=(7,), uncached=(4,), dropped=(2, 3)))
     assert held.tables == {1: (4, 7), 2: (4,)}
     assert (held.cached, held.kept) == ({7}, set())
     again = Held(held.whole())

@@ -8,11 +8,25 @@ import pytest
 import torch
 
 from aserve.core.config import Options
+from aserve.core.errors import ConfigError
 from aserve.parallel import rank
-from aserve.parallel.task import RankTask
+from aserve.parallel import task as tasks
+from aserve.parallel.task import RankTask, rank_device
 from aserve.runner.rank_messages import Close, Failed, PipeReader, decode_answer
 
 pytestmark = pytest.mark.torch
+
+
+def test_ranks_have_a_gpu_each_from_the_one_that_was_named_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    for name, indices in (("cuda", [0, 1, 2]), ("cuda:0", [0, 1, 2]), ("cuda:2", [2, 3, 0])):
+        monkeypatch.setattr(tasks, "choose_device", torch.device)
+        assert [rank_device(name, rank, 3).index for rank in range(3)] == indices
+        assert [device.index for device in taken[-2:]] == indices[1:], "ranks in processes of their own"
+    with pytest.raises(ConfigError, match="torch finds 4 GPUs here"):
+        rank_device("cuda", 0, 5)
 
 
 class Ended(Exception):

@@ -1,5 +1,7 @@
 """The commands of `aserve ray` beside a made-up Ray: what is printed, which cluster is taken, how it is left."""
 
+import signal
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -10,6 +12,27 @@ from aserve.cli.settings import parse_command
 from aserve.core.errors import ConfigError
 from aserve.ray.command import cluster, run
 from aserve.ray.options import RayOptions
+
+WAITING = """
+import threading
+from aserve.ray.command import wait_for_signal
+wait = threading.Event.wait
+threading.Event.wait = lambda event: (print("waits", flush=True), wait(event))
+wait_for_signal()
+print("ended by itself", flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_first_signal_ends_it_in_its_own_way(signum):
+    with subprocess.Popen([sys.executable, "-c", WAITING], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        lines = iter(child.stdout)
+        assert next(lines) == "waits\n"
+        child.send_signal(signum)
+        assert next(lines) == "ended by itself\n"
+    assert child.returncode == 0
 
 
 class FakeRay(SimpleNamespace):

@@ -211,6 +211,7 @@ def test_what_another_replica_took_is_moved_and_unknown_ends_are_ignored():
     router.routed(taker, ask("a", "z" * 40_000), 1.0)
     assert router._replicas[choice.ranked[0]].backlog(1.0, 1e4) == 0
     assert router._replicas[taker].backlog(1.0, 1e4) == pytest.approx(10_000)
+    assert router._replicas[taker].backlog(1.25, 1e4) == pytest.approx(7_500), "a quarter of a second's"
     router.completed("nobody", 2.0)
     assert router.statistics().num_open == 1
     router.choose(REPLICAS, ask("b"), 2.0 + LONGEST_OPEN_S)

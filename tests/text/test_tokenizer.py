@@ -29,6 +29,7 @@ def test_special_tokens_are_added_or_not():
     assert with_bos == (tokenizer.bos_id, *tokenizer.encode("the dog", add_special_tokens=False))
     assert tokenizer.decode(with_bos) == "<s> the dog"
     assert tokenizer.decode(with_bos, skip_special_tokens=True) == "the dog"
+    assert tokenizer.decode_batch([with_bos]) == ["<s> the dog"]
 
 
 def test_a_prompt_is_never_shortened_or_padded(tmp_path):
