@@ -1,7 +1,10 @@
 """Ways that CpuOps' attention takes by size alone, which give the same."""
 
+from functools import partial
+
 import pytest
 import torch
+from torch import Tensor
 
 from aserve.kernels import cpu_attention
 from aserve.kernels.cpu import CpuOps
@@ -40,6 +43,24 @@ def test_query_heads_of_a_key_head_attend_together_or_apart(monkeypatch, options
     together = case.attend(CpuOps(), **options)
     monkeypatch.setattr(cpu_attention, "_MAX_STACKED_MASK", 0)
     torch.testing.assert_close(case.attend(CpuOps(), **options), together)
+
+
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 20}, {"soft_cap": 2.0}], ids=str)
+def test_beside_matrix_units_bfloat16_is_attended_in_float32(monkeypatch, options) -> None:
+    """What a processor with AMX gets: the same but for rounding, in the type of the cache."""
+    case = paged(Fast(CpuOps(), torch.device("cpu"), torch.bfloat16), [9, 41, 300], [1, 30, 290], heads=(6, 2))
+    types = set()
+    fused, softmax = cpu_attention._fused_attention, Tensor.softmax
+    monkeypatch.setattr(cpu_attention, "_fused_attention", lambda *given: types.add(given[1].dtype) or fused(*given))
+    monkeypatch.setattr(Tensor, "softmax", lambda x, dim: types.add(x.dtype) or softmax(x, dim))
+    found = []
+    for has_amx in (False, True):
+        types.clear()
+        monkeypatch.setattr(cpu_attention, "has_amx", partial(bool, has_amx))
+        found.append(case.attend(CpuOps(), **options))
+    assert types == {torch.float32}
+    assert {out.dtype for out in found} == {torch.bfloat16}
+    torch.testing.assert_close(*found, rtol=2e-2, atol=2e-2)
 
 
 def test_no_tile_of_keys_is_halved() -> None:

@@ -1,6 +1,7 @@
 """Compiled CPU kernels: which variant is taken, where it is made, and that every variant that can run here agrees."""
 
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,13 @@ XEON = AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "av
 )
 def test_the_fastest_variant_that_the_processor_has_is_taken(machine, flags, variant):
     assert choose_variant(machine, flags) == variant
+
+
+@pytest.mark.parametrize("may", [True, False])
+def test_tiles_are_taken_where_linux_lets_a_process_have_them(monkeypatch, may):
+    monkeypatch.setattr(native.Path, "read_text", lambda _path: "model name : Xeon\nflags : avx2 amx_bf16 amx_tile\n")
+    monkeypatch.setattr(native, "_may_use_tiles", partial(bool, may))
+    assert native._processor_flags() == {"avx2", "amx_bf16"} | ({"amx_tile"} if may else set())
 
 
 @pytest.mark.parametrize(("machine", "flags"), [("x86_64", frozenset({"sse2"})), ("riscv64", XEON), ("", frozenset())])
