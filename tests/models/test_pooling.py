@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from aserve.core.errors import CheckpointError, ConfigError
 from aserve.models.checkpoint import Checkpoint
-from aserve.models.pooling import MAX_LABELS, PoolingPlan, base_family, read_pooling
+from aserve.models.pooling import MAX_LABELS, PoolingPlan, as_pooling, base_family, read_pooling
 
 ONE_LABEL = {"model_type": "bert", "id2label": {"0": "x"}}
 REGRESSION = {"problem_type": "regression", "num_labels": 1}
@@ -93,6 +94,10 @@ def test_modules_make_a_decoder_pool(tmp_path: Path):
     assert (plan.pooling.method, plan.pooling.activation, plan.pooling.dimensions) == ("mean", "none", ())
     assert plan.family == "Qwen3ForCausalLM"
     assert read_pooling(checkpoint(tmp_path, "Qwen3ForCausalLM"), "generate") is None
+    own = as_pooling(checkpoint(tmp_path, "Qwen3Model"), msgspec.structs.replace(plan, family=None))
+    native = as_pooling(checkpoint(tmp_path, "Qwen3Model"), plan)
+    for pooling, architecture in ((own, "Qwen3Model"), (native, "Qwen3ForCausalLM")):
+        assert (pooling.pools, pooling.config["architectures"]) == (True, [architecture])
 
 
 @pytest.mark.parametrize(

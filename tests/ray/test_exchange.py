@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from aserve.http import create_app
+from aserve.ray import exchange
 from aserve.ray.carried import Carried, Head, Tail
 from aserve.ray.exchange import MAX_BEHIND_BYTES, Exchange
 from tests.engines import says, scripted_engine
@@ -77,6 +78,27 @@ async def test_pieces_that_nobody_takes_are_one_when_somebody_does_and_have_an_e
     rest = [item async for item in items]
     assert sum(len(item) for item in [first, *rest[:-1]]) == 1000 * 1024
     assert rest[-1] == Tail()
+
+
+async def test_who_leaves_waits_until_the_application_has_ended(monkeypatch):
+    """Catches work that goes on behind a request that is over, and an error that nobody has looked at."""
+    monkeypatch.setattr(exchange, "LEAVE_S", 0.0)
+    ended = []
+
+    async def application(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x", "more_body": True})
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(3):
+                await asyncio.sleep(0)
+            ended.append(True)
+
+    items = Exchange(application, carried(), "a").items()
+    assert isinstance(await anext(items), Head)
+    await items.aclose()
+    assert ended == [True]
 
 
 async def test_what_the_application_raises_is_raised():

@@ -43,6 +43,14 @@ def test_with_a_compiler_lengths_double_up_to_the_longest():
     assert all(after <= 2 * before for before, after in pairwise(contexts))
 
 
+def test_with_a_compiler_each_way_to_sample_comes_with_banned_ids_and_without():
+    plans = warm_up_plans(5000, 16, 40, compiles=True)
+    ways = [init.sampling for plan in plans for init in plan.inits if not plan.slices[0].start]
+    for way in ways:
+        is_banning = bool(way.banned_ids)
+        assert any(other.columns == way.columns and bool(other.banned_ids) != is_banning for other in ways)
+
+
 @pytest.mark.thorough
 def test_no_kernel_is_compiled_after_start_up(tmp_path):
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
