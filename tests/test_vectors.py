@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from aserve.core.errors import AserveError, OverloadedError, QueueTimeoutError
-from aserve.core.pooling import Pooling, TokenizedInput
+from aserve.core.errors import AserveError, InvalidRequestError, OverloadedError, QueueTimeoutError
+from aserve.core.pooling import Pooling, PoolingParams, TokenizedInput
 from aserve.vectors import Vectors
 from tests.engines import scripted_engine
 from tests.fakes import FakePooler, ScriptedRunner
@@ -44,6 +44,15 @@ async def test_an_input_without_a_vector_has_an_error_that_says_why():
             await aborted
         runner.let_land()
         assert engine.statistics().num_used_blocks == 0
+
+
+async def test_what_the_model_cannot_give_is_refused_before_anything_is_computed():
+    """Catches a length of vectors that is looked at by the faces alone, and not where applications come in."""
+    async with scripted_engine(pooling=EMBEDS) as engine:
+        with pytest.raises(InvalidRequestError, match="dimensions: this model's config does not say"):
+            async with engine.open_input(TokenizedInput((1, 2)), PoolingParams(dimensions=2)):
+                pass
+        assert not any(engine.statistics().num_steps_by_tokens.values())
 
 
 async def test_an_input_for_which_there_is_no_room_is_not_prepared(monkeypatch):

@@ -47,6 +47,12 @@ def test_lines_may_end_as_in_http():
     assert parse(streamed((11.0, body)), due_s=10.0, stream=True).num_out == 2
 
 
+def test_an_event_that_the_end_of_the_stream_completes_came_with_the_last_read():
+    last = token(" b", "length").rstrip()
+    answer = streamed((11.0, token(" a")), (12.0, last[:9]), (13.5, last[9:]))
+    assert parse(answer, due_s=10.0, stream=True).event_s == [11.0, 13.5]
+
+
 def test_a_whole_answer_is_one_event_at_its_end():
     usage = {"prompt_tokens": 2, "completion_tokens": 3}
     body = json.dumps({"choices": [{"text": "a b c", "finish_reason": "length"}], "usage": usage}).encode()
