@@ -89,6 +89,14 @@ async def test_a_text_that_is_too_long_by_its_characters_is_not_tokenized(worker
     assert tokenizer.num_chars == 0
 
 
+async def test_a_text_of_as_many_characters_as_are_tokenized_is(workers, monkeypatch):
+    texts, tokenizer = texts_of(modern_backend(), workers)
+    monkeypatch.setattr(texts, "_max_chars", 7)
+    assert await texts.encode("the dog") == tokenizer.encode("the dog")
+    with pytest.raises(InvalidRequestError, match="at most 7 characters are tokenized, got 8"):
+        await texts.encode("the dogs")
+
+
 async def test_a_long_input_that_may_be_cut_is_cut_and_not_refused(workers):
     texts, _ = texts_of(modern_backend(), workers)
     text = "the dog " * 1000
