@@ -26,9 +26,10 @@ constexpr int64_t PARALLEL_FLOPS = 1 << 16;  // what is worth a second thread
 inline int64_t part(int64_t whole, int64_t parts, int64_t i) { return whole * i / parts; }
 
 // How numbers of some type are multiplied is told by a type, `Steps`:
-//   ROWS, ALIGN, ROW_BLOCK      of a tile, of which it begins at a multiple, and that are computed before the next panels
-//   GROUP                       panels that a block of rows is computed for, a run of its inputs at a time
-//   CHUNK, Unit                 steps from one fetching of weights ahead to the next; what a thread has while it works
+//   ROWS, ALIGN                 rows of a tile; a tile begins at a multiple of ALIGN
+//   ROW_BLOCK, GROUP            so many rows are computed for so many panels, a run of inputs at a time, before others are
+//   CHUNK                       steps from one fetching of weights ahead to the next
+//   Unit, tile                  what a thread holds while it works; as add_run, for any number of rows up to ROWS
 //   RUN, INPUTS_PER_STEP        inputs; a run's weights for a panel stay in the first cache, from tile to tile
 //   SCALE_WORDS                 behind the weights of each run of a panel
 //   Rows, spread, X, X_PER_RUN  x, and how n inputs of a row are made ready: as so many X a run, of which a step takes
