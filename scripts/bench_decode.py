@@ -5,7 +5,8 @@ Rows are prefilled with random tokens to --context, then decode --steps tokens e
 and the KV cache of the batch, both in 16 bits, divided by the measured time. On CUDA some more steps run under torch's
 profiler: `busy_share` of their time the device had something to do, and between two steps it waited for `gap_us` (the
 median). A graph is one thing to do, from its first kernel to its last: what passes between its kernels is the graph's
-own doing, and is lost to nothing that the host could do sooner.
+own doing, and is lost to nothing that the host could do sooner. Lines of the kernels that take the most time follow,
+of these steps and of the last prompts before them.
 
     python scripts/bench_decode.py --model scripts/shapes/qwen3-8b --load-format dummy --bandwidth 4.8e12
 """
@@ -15,9 +16,10 @@ import asyncio
 import json
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from report import emit
 
@@ -27,6 +29,11 @@ from aserve.core.plan import StepPlan
 from aserve.core.ports import Runner
 from aserve.engine import EngineParts
 from aserve.models.spec import ModelSpec, read_spec
+
+PROFILED_PROMPTS: Final = 4
+NUM_KERNELS: Final = 16
+NAME_CHARACTERS: Final = 80
+"""Of a kernel: a template's name goes on for a page."""
 
 
 async def time_steps(runner: Runner, plans: list[StepPlan]) -> list[float]:
@@ -47,6 +54,7 @@ async def time_steps(runner: Runner, plans: list[StepPlan]) -> list[float]:
 class Span(NamedTuple):
     """Something that ran on the device, in microseconds. launch: the call of the host that it comes from."""
 
+    name: str
     launch: int
     begin_us: float
     end_us: float
@@ -58,7 +66,7 @@ def launches_us(spans: Iterable[Span]) -> list[tuple[float, float]]:
     The kernels of a graph bear the correlation id of the one call that launched it (CUPTI's activity records).
     """
     whole: dict[int, tuple[float, float]] = {}
-    for launch, begin_us, end_us in spans:
+    for _, launch, begin_us, end_us in spans:
         before = whole.get(launch, (begin_us, end_us))
         whole[launch] = min(before[0], begin_us), max(before[1], end_us)
     return list(whole.values())
@@ -83,20 +91,29 @@ def busy_figures(spans_us: Iterable[tuple[float, float]], num_steps: int) -> dic
     return {"busy_share": 1 - sum(gaps_us) / total_us, "gap_us": statistics.median(longest)}
 
 
-async def profile_steps(runner: Runner, plans: list[StepPlan]) -> dict[str, float]:
-    """How busy these steps keep the device, by torch's profiler."""
+def kernel_figures(spans: Iterable[Span], num_steps: int) -> list[tuple[str, dict[str, float]]]:
+    """The kernels that take the most time, by name: microseconds and launches of a step."""
+    durations_us = defaultdict[str, list[float]](list)
+    for span in spans:
+        durations_us[span.name[:NAME_CHARACTERS]].append(span.end_us - span.begin_us)
+    longest = sorted(durations_us.items(), key=lambda item: -sum(item[1]))[:NUM_KERNELS]
+    return [(name, {"us": sum(us) / num_steps, "launches": len(us) / num_steps}) for name, us in longest]
+
+
+async def profile_steps(runner: Runner, plans: list[StepPlan]) -> list[Span]:
+    """What these steps have the device do, by torch's profiler."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
         await time_steps(runner, plans)
-    return busy_figures(launches_us(device_spans(profiled.events())), len(plans))
+    return list(device_spans(profiled.events()))
 
 
 def device_spans(events: Iterable[Any]) -> Iterator[Span]:
     """What ran on the device, of the events of torch's profiler; an annotation only covers what is told by itself."""
     for event in events:
         if event.device_type.name == "CUDA" and not event.is_user_annotation:
-            yield Span(event.id, event.time_range.start, event.time_range.end)
+            yield Span(event.name, event.id, event.time_range.start, event.time_range.end)
 
 
 def linear_bytes(spec: ModelSpec) -> int:
@@ -106,17 +123,25 @@ def linear_bytes(spec: ModelSpec) -> int:
     return 2 * (spec.num_layers * layer + hidden * spec.vocab_size)
 
 
-async def bench(parts: EngineParts, batch: int, args: argparse.Namespace) -> dict[str, float]:
+async def bench(parts: EngineParts, batch: int, args: argparse.Namespace) -> None:
     """The figures of one batch size."""
     rows = Rows(batch, args.context, parts.config.block_size, parts.info.vocab_size, args.steps + args.profiled_steps)
-    await time_steps(parts.runner, rows.prefill(parts.config.max_num_batched_tokens))
+    config = {"model": args.model, "batch": batch, "context": args.context}
+    prompts = rows.prefill(parts.config.max_num_batched_tokens)
+    await time_steps(parts.runner, prompts[:-PROFILED_PROMPTS] or prompts)
+    profiled_prompts = await profile_steps(parts.runner, prompts[-PROFILED_PROMPTS:])
     step_s = statistics.median(await time_steps(parts.runner, [rows.decode(step) for step in range(args.steps)]))
     figures = {"step_ms": 1e3 * step_s, "tokens_per_s": batch / step_s}
     if args.bandwidth:
         num_bytes = linear_bytes(args.spec) + batch * args.context * args.spec.kv_bytes_per_token(2)
         figures["roofline_share"] = num_bytes / args.bandwidth / step_s
     profiled = [rows.decode(args.steps + step) for step in range(args.profiled_steps)]
-    return figures | await profile_steps(parts.runner, profiled)
+    spans = await profile_steps(parts.runner, profiled)
+    num_steps = {"prefill": len(prompts[-PROFILED_PROMPTS:]), "decode": len(profiled)}
+    emit("decode", config, figures | busy_figures(launches_us(spans), len(profiled)))
+    for phase, its_spans in ("prefill", profiled_prompts), ("decode", spans):
+        for name, of_kernel in kernel_figures(its_spans, num_steps[phase]):
+            emit("device_kernel", config | {"phase": phase, "kernel": name}, of_kernel)
 
 
 def main() -> None:
@@ -148,8 +173,7 @@ def main() -> None:
     parts = build.load(options, lambda _: None)
     try:
         for batch in args.batch:
-            figures = asyncio.run(bench(parts, batch, args))
-            emit("decode", {"model": args.model, "batch": batch, "context": args.context}, figures)
+            asyncio.run(bench(parts, batch, args))
     finally:
         parts.runner.close()
 

@@ -13,8 +13,16 @@ from gpu_stages import Record, Stage, Stages, read_records
 from load.process import exit_on_sigterm
 
 OUTPUTS: Final = ("stages.jsonl", "results.jsonl", "goals.json", "report.txt", "log.txt", "running-*.log")
-WITHOUT_A_GPU: Final = ("test_compile", "test_bench_kernels", "test_sanitized")
-"""Of tests/kernels: what compiles for a GPU that is not there, or needs none."""
+WITHOUT_A_GPU: Final = (
+    "test_compile",
+    "test_bench_kernels",
+    "test_sanitized",
+    "test_interpreter",
+    "test_cpu_attention",
+)
+"""Of tests/kernels: what compiles for a GPU that is not there, or needs none, as all that is `native` does."""
+ON_THE_GPU: Final = "not native and not cpu"
+"""Of tests with parameters, by their names: those of kernels that run on the device."""
 PLAIN_PYTEST: Final = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "OMP_NUM_THREADS": "1"}
 """No plugin that the machine happens to have; one thread, since many tests run side by side."""
 ASYNC: Final = ("-p", "pytest_asyncio.plugin")
@@ -30,6 +38,11 @@ def bench(name: str, limit_s: float, script: str, *arguments: str) -> Group:
     return (Stage(name, limit_s, (sys.executable, f"scripts/{script}", *arguments)),)
 
 
+def needs_no_gpu(path: Path) -> bool:
+    """Whether a file of tests/kernels is about the CPU alone, or about compiling."""
+    return path.stem in WITHOUT_A_GPU or path.stem.startswith("test_native")
+
+
 def tests(name: str, limit_s: float, *arguments: str) -> Stage:
     """pytest."""
     options = ("-q", "-p", "no:cacheprovider", "--tb=short", "--maxfail=20")
@@ -37,14 +50,16 @@ def tests(name: str, limit_s: float, *arguments: str) -> Stage:
 
 
 def kernel_tests(limit_s: float) -> Group:
-    """Each file by itself, since most of their time is compiling, and the largest in two parts."""
+    """Each file by itself, since most of their time is compiling, and the largest in two parts; Triton's kernels alone."""
     stages = []
     for path in sorted(Path("tests/kernels").glob("test_*.py")):
         if path.stem == "test_attention":
-            stages.append(tests("test_attention_shapes", limit_s, str(path), "-k", "test_head_shapes"))
-            stages.append(tests("test_attention", limit_s, str(path), "-k", "not test_head_shapes"))
-        elif path.stem not in WITHOUT_A_GPU:
-            stages.append(tests(path.stem, limit_s, str(path)))
+            stages.append(
+                tests("test_attention_shapes", limit_s, str(path), "-k", f"test_head_shapes and {ON_THE_GPU}")
+            )
+            stages.append(tests("test_attention", limit_s, str(path), "-k", f"not test_head_shapes and {ON_THE_GPU}"))
+        elif not needs_no_gpu(path):
+            stages.append(tests(path.stem, limit_s, str(path), "-k", ON_THE_GPU))
     return tuple(stages)
 
 
@@ -82,12 +97,12 @@ def on_a_gpu(bandwidth: str) -> list[Group]:
     return [
         (*kernel_tests(120), *other_gpu_tests(120), imports),
         bench("kernels", 60, "bench_kernels.py"),
-        decode("llama-3.1-8b", 60, bandwidth, *cuda),
-        decode("qwen3-0.6b", 45, bandwidth, *cuda),
+        decode("llama-3.1-8b", 100, bandwidth, *cuda),
+        decode("qwen3-0.6b", 80, bandwidth, *cuda),
         bench("step", 30, "bench_step.py", "--sizes", "256", "--steps", "300"),
         goals("offline", "qwen3-8b", 75, *uniform, "offline"),
         goals("http", "qwen3-8b", 110, *cuda, "--parts", "serving", "ttft", "load", "prefix"),
-        decode("qwen3-4b", 45, bandwidth, *cuda),
+        decode("qwen3-4b", 60, bandwidth, *cuda),
         goals("offline", "qwen3-0.6b", 50, *uniform, "offline"),
         goals("http", "qwen3-0.6b", 70, *cuda, "--parts", "serving"),
         goals("offline", "qwen3-4b", 60, *uniform, "offline", "--concurrency", "64"),

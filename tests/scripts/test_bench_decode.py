@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from bench_decode import Span, busy_figures, device_spans, launches_us
+from bench_decode import Span, busy_figures, device_spans, kernel_figures, launches_us
 from torch.profiler import ProfilerActivity, profile, record_function
 
 pytestmark = pytest.mark.torch
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.torch
 
 def graph(launch: int, begin_us: float, num_kernels: int) -> list[Span]:
     """Kernels of 3 us each, 1 us apart, all of one launch."""
-    return [Span(launch, begin_us + 4 * k, begin_us + 4 * k + 3) for k in range(num_kernels)]
+    return [Span("kernel", launch, begin_us + 4 * k, begin_us + 4 * k + 3) for k in range(num_kernels)]
 
 
 def decoding(gap_us: float, num_steps: int = 4) -> list[Span]:
@@ -20,7 +20,7 @@ def decoding(gap_us: float, num_steps: int = 4) -> list[Span]:
     spans: list[Span] = []
     for step in range(num_steps):
         begin_us = 50 + step * (402 + gap_us)
-        spans += [*graph(100 + 2 * step, begin_us, 100), Span(101 + 2 * step, begin_us + 400, begin_us + 402)]
+        spans += [*graph(100 + 2 * step, begin_us, 100), Span("copy", 101 + 2 * step, begin_us + 400, begin_us + 402)]
     return spans
 
 
@@ -33,7 +33,7 @@ def test_between_the_kernels_of_a_graph_nothing_is_idle() -> None:
 
 
 def test_between_kernels_that_the_host_launches_one_by_one_it_is() -> None:
-    eager = [Span(number, span.begin_us, span.end_us) for number, span in enumerate(decoding(gap_us=10))]
+    eager = [Span(span.name, number, span.begin_us, span.end_us) for number, span in enumerate(decoding(gap_us=10))]
     assert busy_figures(launches_us(eager), 4)["busy_share"] == pytest.approx(
         1 - (4 * 100 + 3 * 10) / (4 * 402 + 3 * 10)
     )
@@ -48,14 +48,20 @@ def test_gaps_between_steps_are_seen_whatever_the_order_of_the_records() -> None
 
 
 def test_what_overlaps_is_counted_once() -> None:
-    spans = [Span(1, 0.0, 10.0), Span(2, 4.0, 6.0), Span(3, 12.0, 20.0), Span(3, 13.0, 18.0)]
+    spans = [Span("k", 1, 0.0, 10.0), Span("k", 2, 4.0, 6.0), Span("k", 3, 12.0, 20.0), Span("k", 3, 13.0, 18.0)]
     assert launches_us(spans) == [(0, 10), (4, 6), (12, 20)]
     assert busy_figures(launches_us(spans), 2) == {"busy_share": 0.9, "gap_us": 2}
+
+
+def test_kernels_are_told_by_what_they_take_of_a_step() -> None:
+    figures = kernel_figures(decoding(gap_us=10, num_steps=4), 4)
+    assert figures == [("kernel", {"us": 300, "launches": 100}), ("copy", {"us": 2, "launches": 1})]
 
 
 def test_only_what_ran_on_the_device_is_a_span() -> None:
     def event(device: str, number: int, *, is_user_annotation: bool = False) -> SimpleNamespace:
         return SimpleNamespace(
+            name="kernel",
             device_type=SimpleNamespace(name=device),
             id=number,
             time_range=SimpleNamespace(start=1.0, end=2.0),
@@ -63,7 +69,7 @@ def test_only_what_ran_on_the_device_is_a_span() -> None:
         )
 
     events = [event("CPU", 1), event("CUDA", 2), event("CUDA", 3, is_user_annotation=True)]
-    assert list(device_spans(events)) == [Span(2, 1.0, 2.0)]
+    assert list(device_spans(events)) == [Span("kernel", 2, 1.0, 2.0)]
 
 
 def test_events_of_the_profiler_have_what_is_read() -> None:
