@@ -9,7 +9,8 @@ load: requests at random times, at 70 % of the rate at which `serving` answered 
 prefix: requests that share nine tenths of the longest --ttft-len, one after another.
 peer: transformers' continuous batching on as many requests as --peer-requests, and aserve on the same.
 
-One JSON line a figure. A part that fails says so in a line of its own, and the others go on.
+Every id of the vocabulary has a text (load/words.py): a token without one would be no event. One JSON line a figure.
+A part that fails says so in a line of its own, and the others go on.
 
     python scripts/bench_goals.py --model scripts/shapes/qwen3-8b --device cuda --parts offline serving ttft load prefix
 """
@@ -30,6 +31,7 @@ from typing import Any, Final
 from bench_offline import Workload, time_round, uniform_workload
 from load.prefix import prefix_figures, sharing
 from load.process import Server, exit_on_sigterm, free_port
+from load.words import write_words
 from report import emit
 
 from aserve import LLM
@@ -49,8 +51,9 @@ LOAD_SHARE: Final = 0.7
 class Bench:
     """The parts of one model, device and set of sizes."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, args: argparse.Namespace, tokenizer: Path) -> None:
         self._args = args
+        self._tokenizer = str(tokenizer)
         self._rng = random.Random(0)
         self._requests_per_s: float | None = None
 
@@ -132,7 +135,7 @@ class Bench:
 
     @contextmanager
     def _llm(self, **options: Any) -> Iterator[LLM]:
-        options = {"load_format": "dummy", "tokenizer": "demo", "device": self._args.device, **options}
+        options = {"load_format": "dummy", "tokenizer": self._tokenizer, "device": self._args.device, **options}
         with LLM(self._args.model, max_model_len=self._args.max_model_len, **options) as llm:
             time_round(llm, self._equal(2), 0.0)  # the first requests are slower
             yield llm
@@ -190,10 +193,11 @@ def run_parts(parts: dict[str, Callable[[], None]], wanted: Sequence[str]) -> bo
     return went_well
 
 
-def serve(args: argparse.Namespace, bench: Bench) -> bool:
+def serve(args: argparse.Namespace, bench: Bench, tokenizer: Path) -> bool:
     """Start a server, run the parts that need one, stop it."""
     port = free_port()
-    options = {"model": args.model, "load-format": "dummy", "device": args.device, "port": str(port)}
+    options = {"model": args.model, "load-format": "dummy", "tokenizer": str(tokenizer), "device": args.device}
+    options["port"] = str(port)
     if args.max_model_len is not None:
         options["max-model-len"] = str(args.max_model_len)
     command = [
@@ -203,7 +207,7 @@ def serve(args: argparse.Namespace, bench: Bench) -> bool:
         *(word for name, value in options.items() for word in (f"--{name}", value)),
     ]
     body = {"prompt": [300, 301], "max_tokens": 8, "ignore_eos": True}
-    with tempfile.TemporaryDirectory() as folder, Server(command, port, Path(folder) / "server.log") as server:
+    with Server(command, port, tokenizer / "server.log") as server:
         server.wait_for("/v1/completions", START_S, json.dumps(body).encode())
         return run_parts(bench.parts_over_http(server.url), args.parts)
 
@@ -230,11 +234,13 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     args = parse_arguments()
     exit_on_sigterm()
-    bench = Bench(args)
-    went_well = run_parts(bench.parts_in_process(), args.parts)
-    gc.collect()
-    if set(args.parts) & set(OVER_HTTP):
-        went_well = serve(args, bench) and went_well
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = write_words(Path(folder), Path(args.model))
+        bench = Bench(args, tokenizer)
+        went_well = run_parts(bench.parts_in_process(), args.parts)
+        gc.collect()
+        if set(args.parts) & set(OVER_HTTP):
+            went_well = serve(args, bench, tokenizer) and went_well
     sys.exit(not went_well)
 
 

@@ -37,3 +37,7 @@ class FixedOps(TritonOps):
     def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
         """One kernel."""
         return fixed_linear(x_TI, weight_OI, bias_O)
+
+    def linear_silu_and_mul(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+        """Two kernels."""
+        return self.silu_and_mul(self.linear(x_TI, weight_OI, bias_O))

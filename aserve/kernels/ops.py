@@ -286,6 +286,10 @@ class LinearOps(Protocol):
         """x W^T + b, [T, O]."""
         ...
 
+    def linear_silu_and_mul(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+        """`Ops.silu_and_mul` of that, [T, O / 2]."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class KVLayer:

@@ -126,12 +126,12 @@ def _prefill_kernel(
     HAS_SOFT_CAP: tl.constexpr,
 ):
     TOKENS: tl.constexpr = BLOCK_M // GROUP
-    kv_head = tl.program_id(1)
+    kv_head = tl.program_id(0)
     seq = (first_seq + tl.program_id(2)).to(tl.int64)
     query_start = tl.load(query_starts_ptr + seq)
     num_queries = tl.load(query_starts_ptr + seq + 1) - query_start
-    # The last tiles see the most keys: they go first, so that the device does not end on them.
-    tile = tl.cdiv(num_queries, TOKENS) - 1 - tl.program_id(0)
+    # The last tiles see the most keys: those of all heads go first, so that the device does not end on them.
+    tile = tl.cdiv(num_queries, TOKENS) - 1 - tl.program_id(1)
     if tile < 0:
         return
     seq_len = tl.load(seq_lens_ptr + seq)
@@ -239,7 +239,7 @@ def _shaped(
     log2_e = math.log2(math.e)
     return Launch(
         _prefill_kernel,
-        (triton.cdiv(max_query_len, tiles.rows // group), num_kv_heads, end_seq - first_seq),
+        (num_kv_heads, triton.cdiv(max_query_len, tiles.rows // group), end_seq - first_seq),
         (
             first_seq,
             *q_strides[:2],

@@ -1,6 +1,7 @@
 """TritonOps: the operations on CUDA, one kernel file each. Launches only: nothing here waits for the device."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from aserve.kernels import activation, block_copy, logit_controls, lora, norm, rope, sampling, scores, token_masks
@@ -16,10 +17,11 @@ from aserve.kernels.ops import (
     TokenMasks,
 )
 from aserve.kernels.prefill_attention import prefill_attention
+from aserve.kernels.thin_linear import is_thin, thin_linear, thin_silu_and_mul
 
 
 class TritonOps:
-    """`Ops` in Triton; bfloat16, float16 and float32.
+    """`Ops`, `HeadNormOps` and `LinearOps` in Triton; bfloat16, float16 and float32.
 
     num_sms: how many processors the device has; decode attention splits contexts so as to fill them.
     capability: what kind of device it is, for the shapes of attention's tiles.
@@ -44,6 +46,16 @@ class TritonOps:
     def gelu_and_mul(self, gate_up_TF2: Tensor) -> Tensor:
         """One kernel."""
         return activation.gelu_and_mul(gate_up_TF2)
+
+    def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+        """One kernel for a row or two, else cuBLAS."""
+        return (thin_linear if is_thin(x_TI, weight_OI) else F.linear)(x_TI, weight_OI, bias_O)
+
+    def linear_silu_and_mul(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+        """Likewise; one kernel more for many rows."""
+        if is_thin(x_TI, weight_OI):
+            return thin_silu_and_mul(x_TI, weight_OI, bias_O)
+        return self.silu_and_mul(self.linear(x_TI, weight_OI, bias_O))
 
     def rope_and_write_kv(
         self,

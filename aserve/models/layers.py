@@ -18,7 +18,7 @@ from aserve.kernels.native.int8_linear import Int8Linear, RowScratch
 from aserve.kernels.native.library import Library
 from aserve.kernels.native.native_linear import NativeLinear
 from aserve.kernels.native.weight_memory import WeightMemory
-from aserve.kernels.ops import Ops
+from aserve.kernels.ops import LinearOps, Ops
 from aserve.kernels.packed_linear import (
     can_be_plain,
     can_pack,
@@ -33,10 +33,6 @@ from aserve.models.lora import LoraLayers
 from aserve.models.sharding import Shard, Split
 from aserve.models.spec import ModelSpec
 from aserve.models.weights import Part, Weights
-
-Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""x [T, I], W [O, I] and b [O] to x W^T + b, [T, O]."""
-
 
 Embedding = Callable[[Tensor], Tensor]
 """Token ids [T] to the rows of a table, [T, E]."""
@@ -86,18 +82,25 @@ class LinearMethod(Protocol):
 
 
 class DenseLinear:
-    """The weight as it is, multiplied by torch or by another product of the same meaning."""
+    """The weight as it is, multiplied by torch or by the products of the operations."""
 
-    __slots__ = ("_bias_O", "_product", "_weight_OI")
+    __slots__ = ("_bias_O", "_ops", "_product", "_weight_OI")
 
-    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None = None, product: Product = F.linear) -> None:
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None = None, ops: LinearOps | None = None) -> None:
         self._weight_OI = weight_OI
         self._bias_O = bias_O
-        self._product = product
+        self._ops = ops
+        self._product = F.linear if ops is None else ops.linear
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         """[T, I] to [T, O]."""
         return self._product(x_TI, self._weight_OI, self._bias_O)
+
+    def silu_and_mul(self) -> Callable[[Tensor], Tensor] | None:
+        """As `GatingLinear` says."""
+        if self._ops is None:
+            return None
+        return partial(self._ops.linear_silu_and_mul, weight_OI=self._weight_OI, bias_O=self._bias_O)
 
 
 class PackedLinear:
@@ -134,16 +137,16 @@ class SmallLinear:
 class DenseMethod:
     """Linear layers as the checkpoint has them, in the model's type."""
 
-    def __init__(self, product: Product = F.linear) -> None:
-        self._product = product
+    def __init__(self, ops: LinearOps | None = None) -> None:
+        self._ops = ops
 
     def load(self, weights: Weights, shape: LinearShape) -> Linear:
         """One matrix for all that is fused."""
-        return DenseLinear(*load_fused(weights, shape), self._product)
+        return DenseLinear(*load_fused(weights, shape), self._ops)
 
     def tie(self, table_VE: Tensor) -> tuple[Embedding, Linear]:
         """The table itself, twice."""
-        return embedding(table_VE), DenseLinear(table_VE, None, self._product)
+        return embedding(table_VE), DenseLinear(table_VE, None, self._ops)
 
 
 class PackingMethod:

@@ -156,7 +156,7 @@ def linear_method(ops: Ops, dtype: torch.dtype, quantization: str | None = None)
     if quantization is not None:
         return Int8Method(_quantizing_ops(ops, dtype, quantization).library, QUANTIZATIONS[quantization])
     if isinstance(ops, LinearOps):
-        return DenseMethod(ops.linear)
+        return DenseMethod(ops)
     if isinstance(ops, NativeOps) and can_be_native(dtype):
         return NativeMethod(ops.library)
     return PackingMethod()

@@ -115,6 +115,17 @@ def adapt(ops: TritonOps, dtype: torch.dtype, rank: int) -> None:
     ops.add_lora(torch.empty(40, sum(sizes), dtype=dtype), torch.empty(40, num_inputs, dtype=dtype), weights, batch)
 
 
+def multiply(ops: TritonOps, dtype: torch.dtype, num_rows: int) -> None:
+    """Layers of Llama-3.1-8B, one as narrow as those of small models, and one that no tile divides."""
+    for num_outputs, num_inputs in ((6144, 4096), (1024, 2048), (1000, 100)):
+        x_TI, weight_OI = (
+            torch.empty(num_rows, num_inputs, dtype=dtype),
+            torch.empty(num_outputs, num_inputs, dtype=dtype),
+        )
+        ops.linear(x_TI, weight_OI, weight_OI[:, 0].contiguous())
+        ops.linear_silu_and_mul(x_TI, weight_OI, None)
+
+
 def move_blocks(ops: TritonOps, dtype: torch.dtype, numbers: int) -> None:
     planes_YBX, packed_NYX = torch.empty(4, 3, numbers, dtype=dtype), torch.empty(2, 4, numbers, dtype=dtype)
     ids_N = torch.zeros(2, dtype=torch.int64)
@@ -148,6 +159,9 @@ def run_others(job: "Job") -> None:
         for width in (80, 5120):
             elementwise(job.ops, dtype, width)
             job.report(dtype=str(dtype), width=width)
+        for num_rows in (1, 2):
+            multiply(job.ops, dtype, num_rows)
+            job.report(dtype=str(dtype), rows=num_rows)
         for rank in (16, 256):
             adapt(job.ops, dtype, rank)
             job.report(dtype=str(dtype), rank=rank)
