@@ -124,9 +124,13 @@ class MixedGraphs:
         for size in self._sizes[:1]:
             self._capture(MixedKey(*size, self._max_model_len, FILTERED))
 
-    def capture_next(self) -> bool:
-        """Capture the next of those for short contexts that is missing; whether there may be more."""
-        key = next((key for key in self._unasked if key not in self._graphs), None)
+    def capture_next(self, *, alone: bool = False) -> bool:
+        """Capture the next of those for short contexts that is missing; whether there may be more.
+
+        alone: of those of prompts beside which nobody decodes.
+        """
+        missing = (key for key in self._unasked if key not in self._graphs and not (alone and key.num_decodes))
+        key = next(missing, None)
         return key is not None and self._capture(key)
 
     def _key(self, plan: StepPlan) -> MixedKey | None:
