@@ -34,7 +34,7 @@ from aserve.kernels.attention_tiles import (
     table_copies,
     tile_starts,
 )
-from aserve.kernels.launch import SHAPES, Launch, wait_for_previous
+from aserve.kernels.launch import SHAPES, Launch
 from aserve.kernels.ops import AttentionBatch
 
 _LOG2_E = math.log2(math.e)
@@ -75,10 +75,8 @@ def _decode_kernel(
     BLOCK_D: tl.constexpr,
     TABLE_COPIES: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
-    OVERLAPS: tl.constexpr,
 ):
     """lse_ptr: None where there is one split, whose result is final."""
-    wait_for_previous(OVERLAPS)
     kv_head = tl.program_id(0)
     seq = tl.program_id(1).to(tl.int64)
     split, num_splits = tl.program_id(2), tl.num_programs(2)
@@ -145,10 +143,8 @@ def _combine_kernel(
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
-    OVERLAPS: tl.constexpr,
 ):
     """One head of one sequence: weigh its splits by their share of the softmax's sum, some at once."""
-    wait_for_previous(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, BLOCK_D)
     acc = tl.zeros([BLOCK_D], dtype=tl.float32)
@@ -267,7 +263,6 @@ def _shaped(
             scale * _LOG2_E,
             (soft_cap or 0.0) * _LOG2_E,
         ),
-        overlaps=True,
         NUM_HEADS=num_heads,
         GROUP=group,
         HEAD_DIM=head_dim,
@@ -281,5 +276,5 @@ def _shaped(
         num_stages=tiles.num_stages,
     )
     sizes = {"HEAD_DIM": head_dim, "BLOCK_D": block_d, "BLOCK_SPLITS": _SPLITS_AT_ONCE}
-    combine = Launch(_combine_kernel, (num_seqs * num_heads,), (num_splits,), overlaps=True, **sizes, num_warps=4)
+    combine = Launch(_combine_kernel, (num_seqs * num_heads,), (num_splits,), **sizes, num_warps=4)
     return num_splits, attend, combine

@@ -18,16 +18,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aserve.kernels.launch import SHAPES, Launch, wait_for_previous
+from aserve.kernels.launch import SHAPES, Launch
 
 MAX_ROWS: Final = 2
 """More are left to matrix units, which are no slower then."""
 MAX_OUTPUTS: Final = 1 << 16
 """Nor are they for a layer as tall as the head of a large vocabulary."""
-
-
-ASKED_LINES = tl.constexpr(16)
-"""Of each output's weights, 2 KiB: what memory brings while the launch before ends, and no more."""
 
 
 class Tile(NamedTuple):
@@ -45,21 +41,6 @@ _NARROW: Final = Tile(4, 512, 4, 5)
 _FEW_OUTPUTS: Final = 3072
 _GATED: Final = Tile(2, 512, 2, 5)
 """Of either half."""
-
-
-@triton.jit
-def _ask_for(weight_ptr, outputs, num_inputs, num_outputs, LINES: tl.constexpr, LINE: tl.constexpr):
-    """Have the first LINES lines of the weights of these outputs brought from memory to the second cache."""
-    inputs = tl.minimum(tl.arange(0, LINES) * LINE, num_inputs - 1)
-    rows = tl.minimum(outputs, num_outputs - 1).to(tl.int64)
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; // $0",
-        "=r,l",
-        [weight_ptr + rows[:, None] * num_inputs + inputs[None, :]],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @triton.jit
@@ -120,18 +101,11 @@ def _thin_linear_kernel(
     NUM_STAGES: tl.constexpr,
     EVEN: tl.constexpr,
     GATED: tl.constexpr,
-    OVERLAPS: tl.constexpr,
 ):
     """num_outputs: of those that are written; a gated layer's weight has twice as many rows."""
     rows = tl.arange(0, BLOCK_T)
     outputs = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
     has_output = outputs < num_outputs
-    if OVERLAPS:
-        LINE: tl.constexpr = 128 // (weight_ptr.dtype.element_ty.primitive_bitwidth // 8)
-        _ask_for(weight_ptr, outputs, num_inputs, num_outputs, ASKED_LINES, LINE)
-        if GATED:
-            _ask_for(weight_ptr, num_outputs + outputs, num_inputs, 2 * num_outputs, ASKED_LINES, LINE)
-    wait_for_previous(OVERLAPS)
     out, other = _sums(
         x_ptr, weight_ptr, outputs, num_rows, x_stride, num_inputs, num_outputs,
         BLOCK_T, BLOCK_O, BLOCK_I, NUM_STAGES, EVEN, GATED,
@@ -180,7 +154,6 @@ def _shaped(shape_TI: torch.Size, x_stride: int, num_outputs: int, gated: bool) 
         _thin_linear_kernel,
         (triton.cdiv(num_outputs, tile.outputs),),
         (num_rows, x_stride, num_inputs, num_outputs),
-        overlaps=True,
         BLOCK_T=triton.next_power_of_2(num_rows),
         BLOCK_O=tile.outputs,
         BLOCK_I=tile.inputs,
