@@ -50,7 +50,7 @@ def tests(name: str, limit_s: float, *arguments: str) -> Stage:
 
 
 def kernel_tests(limit_s: float) -> Group:
-    """Each file by itself, since most of their time is compiling, and the largest in two parts; Triton's kernels alone."""
+    """Each file by itself, since most of their time is compiling, and the largest in two parts. Of Triton's kernels."""
     stages = []
     for path in sorted(Path("tests/kernels").glob("test_*.py")):
         if path.stem == "test_attention":

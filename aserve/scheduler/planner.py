@@ -77,8 +77,10 @@ class Planner:
         """
         residents = self._residents
         num_preemptions = residents.num_preemptions
-        draft = self._begun(now, step_id)
-        slices = draft.slices
+        slices: list[SeqSlice] = []
+        self.leaves_waiting = False
+        draft = self._fresh_draft(now) if self._draft.is_used or self._counts_steps else self._draft
+        draft.step_id, draft.slices = step_id, slices
         budget = self._budget.num_tokens
         no_blocks: tuple[BlockId, ...] = ()
         running = residents.running if only is None else _only_running(residents.running, only)
@@ -116,15 +118,12 @@ class Planner:
         drafting = self._drafter.steps(step_id, slices) if self._drafter.makes_steps else ()
         return StepPlan(step_id, tuple(slices), draft.inits, block_ops, drafting)
 
-    def _begun(self, now: float, step_id: int) -> "_Draft":
-        """A plan in which nobody is yet."""
-        self.leaves_waiting = False
-        if self._draft.is_used or self._counts_steps:
-            self._draft = _Draft(MAX_STEP_DRAFTS)
-            self._settling.clear()
-            self._pace.next_step(now)
-            self._residents.waiting.next_step(now)
-        self._draft.step_id, self._draft.slices = step_id, []
+    def _fresh_draft(self, now: float) -> "_Draft":
+        """A plan in which nobody is yet, in place of one that was not of single tokens alone."""
+        self._draft = _Draft(MAX_STEP_DRAFTS)
+        self._settling.clear()
+        self._pace.next_step(now)
+        self._residents.waiting.next_step(now)
         return self._draft
 
     def _not_free(self, sequence: Sequence, budget: int, draft: "_Draft") -> int | None:

@@ -241,7 +241,7 @@ class Connection(asyncio.Protocol):
             parse_socket_addr(family, self._transport.get_extra_info("sockname")),
             self._send,
             is_clear=self._is_clear,
-            write_now=self._write_now,
+            write_chunk=self._write_chunk,
         )
 
     # What is refused before it is parsed
@@ -338,11 +338,11 @@ class Connection(asyncio.Protocol):
         """Whether a write would be taken without waiting."""
         return self._is_writable and not self._transport.is_closing()
 
-    def _write_now(self, data: bytes) -> bool:
-        """Write if `_is_clear`."""
+    def _write_chunk(self, piece: bytes) -> bool:
+        """Write a piece of a body as a chunk (RFC 9112, 7.1), if `_is_clear`; each token comes by here."""
         if not self._is_writable or self._transport.is_closing():
             return False
-        self._transport.write(data)
+        self._transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
         return True
 
     async def _write(self, data: bytes) -> None:

@@ -44,17 +44,17 @@ _ABSOLUTE: Final = re.compile(rb"https?://([^/?]*)(.*)", re.IGNORECASE)
 class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is not typed for mypy
     """One connection's requests, one at a time. While the server drains, each answer says that it is the last.
 
-    arguments: H11Protocol's, but for the ConnectionState. is_clear, write_now: the connection's, as a DirectLine's.
+    arguments: H11Protocol's, but for the ConnectionState. is_clear, write_chunk: the connection's, as a DirectLine's.
     """
 
-    def __init__(self, *arguments: Any, is_clear: Callable[[], bool], write_now: Callable[[bytes], bool]) -> None:
+    def __init__(self, *arguments: Any, is_clear: Callable[[], bool], write_chunk: Callable[[bytes], bool]) -> None:
         app, config, context, group, *rest = arguments
         self._line = DirectLine()
         state = ConnectionState({STATE_KEY: self._line, LEAVING_KEY: context.terminate.is_set})
         super().__init__(app, config, context, group, state, *rest)
         self.connection = StrictConnection(h11.SERVER, max_incomplete_event_size=config.h11_max_incomplete_size)
         self._is_clear = is_clear
-        self._write_now = write_now
+        self._write_chunk = write_chunk
         self._is_chunked = False
 
     @property
@@ -98,9 +98,6 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is not typed for my
         has_length = any(name.lower() == b"content-length" for name, _ in response.headers)
         is_known = self.stream.scope["http_version"] >= "1.1"
         return has_body and is_known and not has_length and self.stream.scope["method"] not in ("HEAD", "CONNECT")
-
-    def _write_chunk(self, piece: bytes) -> bool:
-        return self._write_now(b"%x\r\n%b\r\n" % (len(piece), piece))
 
     async def _send_error_response(self, status_code: int) -> None:
         unread, _ = self.connection.trailing_data
