@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from report import emit
 from torch import Tensor
 
 from aserve.core.columns import SamplingColumns
 from aserve.kernels.dispatch import select_ops
-from aserve.kernels.ops import AttentionBatch, HeadNormOps, Ops, SamplingBatch
+from aserve.kernels.ops import AttentionBatch, HeadNormOps, LinearOps, Ops, SamplingBatch
 
 BLOCK_SIZE = 16
 LARGEST_COPIES = 32
@@ -55,6 +56,10 @@ class Sizes:
     prefills: Sequence[tuple[int, int, int]]
     """(sequences, query tokens, context) each."""
     rows: Sequence[int]
+    thin_rows: Sequence[int]
+    """Of products by ops of their own, beside torch's."""
+    linears: Sequence[tuple[int, int]]
+    """(inputs, outputs) of those."""
     copy_elements: int
     matmul_size: int
     cold_bytes: int
@@ -73,6 +78,8 @@ LLAMA_8B = Sizes(
     ),
     prefills=((1, 512, 512), (1, 2048, 2048), (1, 4096, 4096), (1, 8192, 8192), (8, 1024, 1024), (1, 1024, 8192)),
     rows=(1, 32, 256),
+    thin_rows=(1, 2),
+    linears=((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096), (1024, 4096), (2048, 1024), (3072, 1024)),
     copy_elements=2**29,
     matmul_size=8192,
     cold_bytes=2**28,
@@ -86,6 +93,8 @@ TINY = Sizes(
     decodes=((1, 40), (3, 70)),
     prefills=((1, 20, 20), (2, 10, 40)),
     rows=(2,),
+    thin_rows=(1,),
+    linears=((64, 96),),
     copy_elements=2**16,
     matmul_size=64,
     cold_bytes=2**12,
@@ -108,6 +117,9 @@ class Bench:
             yield self._attention("decode_attention", batch, 1, context)
         for num_seqs, num_queries, context in self._sizes.prefills:
             yield self._attention("prefill_attention", num_seqs, num_queries, context)
+        for num_rows in self._sizes.thin_rows:
+            for num_inputs, num_outputs in self._sizes.linears:
+                yield from self._linear(num_rows, num_inputs, num_outputs)
         for num_rows in self._sizes.rows:
             for name, temperature, top_k, top_p in (
                 ("greedy", 0.0, 0, 1.0),
@@ -116,6 +128,21 @@ class Bench:
                 ("top_p", 1.0, 0, 0.9),
             ):
                 yield self._sample(num_rows, name, temperature, top_k, top_p)
+
+    def _linear(self, num_rows: int, num_inputs: int, num_outputs: int) -> Iterator[Case]:
+        config: dict[str, object] = {"tokens": num_rows, "inputs": num_inputs, "outputs": num_outputs}
+        products = {"torch_linear": F.linear}
+        if isinstance(self._ops, LinearOps):
+            products["linear"] = self._ops.linear
+        for name, product in products.items():
+
+            def make(product: Callable[..., Tensor] = product) -> Call:
+                x, weight = self._randn(num_rows, num_inputs), self._randn(num_outputs, num_inputs)
+                return lambda: product(x, weight, None)
+
+            yield Case(
+                name, config, make, self._bytes(num_inputs * num_outputs), 2 * num_rows * num_inputs * num_outputs
+            )
 
     def _randn(self, *shape: int) -> Tensor:
         return torch.randn(*shape, device=self._device, dtype=self._dtype)

@@ -116,14 +116,12 @@ def adapt(ops: TritonOps, dtype: torch.dtype, rank: int) -> None:
 
 
 def multiply(ops: TritonOps, dtype: torch.dtype, num_rows: int) -> None:
-    """Layers of Llama-3.1-8B, one as narrow as those of small models, and one that no tile divides."""
-    for num_outputs, num_inputs in ((6144, 4096), (1024, 2048), (1000, 100)):
-        x_TI, weight_OI = (
-            torch.empty(num_rows, num_inputs, dtype=dtype),
-            torch.empty(num_outputs, num_inputs, dtype=dtype),
-        )
-        ops.linear(x_TI, weight_OI, weight_OI[:, 0].contiguous())
-        ops.linear_silu_and_mul(x_TI, weight_OI, None)
+    """A layer of Llama-3.1-8B, plain and gated, and one of few outputs that no tile divides."""
+    x_TI, weight_OI = torch.empty(num_rows, 4096, dtype=dtype), torch.empty(6144, 4096, dtype=dtype)
+    ops.linear(x_TI, weight_OI, None)
+    ops.linear_silu_and_mul(x_TI, weight_OI, None)
+    weight_OI = torch.empty(1000, 100, dtype=dtype)
+    ops.linear(x_TI[:, :100], weight_OI, weight_OI[:, 0].contiguous())
 
 
 def move_blocks(ops: TritonOps, dtype: torch.dtype, numbers: int) -> None:
