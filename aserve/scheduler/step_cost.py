@@ -26,7 +26,10 @@ LEARN_EVERY_S: Final = 0.02
 AUTO_FACTOR: Final = 2.5
 """How much longer than without prompts a step may take in which somebody decodes, where no target is set."""
 LEAST_SHARE: Final = 16
-"""One in so many tokens of a step's budget is for prompts, however long those who decode have to wait."""
+"""One in so many tokens of a step's budget is for prompts, however long those who decode have to wait for that."""
+AUTO_LEAST_SHARE: Final = 48
+"""The same where no target is set, for each time that a step may take longer: 3 in 48 where it may take 4 times as long.
+More would often be more than fits into that time, and then those who decode would wait for longer than they may."""
 LATE_SHARE: Final = 0.01
 """Of the tokens of answers: so many may come later than the target, so that the 99th percentile keeps to it."""
 MAX_LATE: Final = 32.0
@@ -177,7 +180,8 @@ class StreamPace:
         self._cost = cost
         self._target_s = target_s
         self._factor = factor
-        self._least = max(1, budget // LEAST_SHARE)
+        share = 1 / LEAST_SHARE if target_s is not None else (factor - 1.0) / AUTO_LEAST_SHARE
+        self._least = max(1, int(budget * share))
         self._num_late = MAX_LATE
         """Tokens that may still be late."""
         self._num_seen = 0

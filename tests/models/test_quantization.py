@@ -1,7 +1,7 @@
 """Models whose linear layers are int8: those of the twin, why there are none, and how far off they are."""
 
-from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -35,6 +35,18 @@ MOST_OFF = {"demo": (0.05, 0.96), "q05": (0.12, 0.8)}
 """The error of the logits, and the share of tokens that stay the likeliest: of random weights, little decides."""
 
 
+class Twin(NamedTuple):
+    """The twin's products, as `LinearOps`."""
+
+    group: int
+
+    def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+        return int8_linear(x_TI, weight_OI, bias_O, group=self.group)
+
+    def linear_silu_and_mul(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+        return native_ops().silu_and_mul(self.linear(x_TI, weight_OI, bias_O))
+
+
 def load(folder: Path, quantization: str | None, dtype: str, ops: Ops | None = None) -> CausalLM:
     checkpoint = resolve_checkpoint(str(folder), None, None, trust_remote_code=False)
     ops = ops or native_ops()
@@ -47,7 +59,7 @@ def test_a_model_has_the_logits_of_one_by_the_twins_product(recipe, quantization
     """To the bit, all linear layers and the head. Catches a layer that is left out, or a head of the wrong table."""
     folder = checkpoints(recipe)
     found = logits(load(folder, quantization, "float32"), torch.float32)
-    twin = DenseMethod(partial(int8_linear, group=QUANTIZATIONS[quantization]))
+    twin = DenseMethod(Twin(QUANTIZATIONS[quantization]))
     monkeypatch.setattr(loader, "linear_method", lambda *_: twin)
     assert torch.equal(found, logits(load(folder, None, "float32"), torch.float32))
     monkeypatch.undo()
@@ -74,7 +86,7 @@ def test_adapters_add_to_layers_of_int8(quantization, checkpoints, monkeypatch, 
     ops = native_ops()
     found, without = adapted(ops)
     assert not torch.equal(found, without)
-    twin = DenseMethod(partial(int8_linear, group=QUANTIZATIONS[quantization]))
+    twin = DenseMethod(Twin(QUANTIZATIONS[quantization]))
     monkeypatch.setattr(loader, "linear_method", lambda *_: twin)
     assert torch.equal(found, adapted(ops)[0])
 

@@ -119,6 +119,17 @@ def test_some_prompt_tokens_are_computed_however_long_that_takes():
     assert (allowance.take(0, 20), allowance.take(0, 20), allowance.take(0, 20)) == (20, 12, 0)
 
 
+@pytest.mark.parametrize(("factor", "least"), [(4.0, 512), (2.5, 256), (1.0, 1)])
+def test_without_a_target_what_is_computed_in_any_case_grows_with_what_others_may_wait(factor, least):
+    """The fault: 512 tokens beside those who decode on an H200, where 2.5 times the step allowed 270."""
+    cost = StepCost()
+    for num_tokens in (1000, 2000, 4000):
+        cost.landed([chunk(0, num_tokens)], 1.0 * num_tokens)
+        cost.landed([decode(100)], 0.001)
+    allowance = StreamPace(cost, None, 8192, factor).allowance([Decoding()] * 40)
+    assert allowance.take(0, 10_000) == least
+
+
 # Without a target: one token in a hundred may be late, where many newcomers wait for few.
 
 
