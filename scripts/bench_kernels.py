@@ -131,7 +131,7 @@ class Bench:
 
     def _linear(self, num_rows: int, num_inputs: int, num_outputs: int) -> Iterator[Case]:
         config: dict[str, object] = {"tokens": num_rows, "inputs": num_inputs, "outputs": num_outputs}
-        products = {"torch_linear": F.linear}
+        products: dict[str, Callable[..., Tensor]] = {"torch_linear": F.linear}
         if isinstance(self._ops, LinearOps):
             products["linear"] = self._ops.linear
         for name, product in products.items():

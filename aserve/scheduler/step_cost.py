@@ -28,8 +28,8 @@ AUTO_FACTOR: Final = 2.5
 LEAST_SHARE: Final = 16
 """One in so many tokens of a step's budget is for prompts, however long those who decode have to wait for that."""
 AUTO_LEAST_SHARE: Final = 48
-"""The same where no target is set, for each time that a step may take longer: 3 in 48 where it may take 4 times as long.
-More would often be more than fits into that time, and then those who decode would wait for longer than they may."""
+"""The same where no target is set, for each time that a step may take longer: 3 in 48 where it may take 4 times as
+long. More is often more than fits into that time, and then those who decode wait for longer than they should."""
 LATE_SHARE: Final = 0.01
 """Of the tokens of answers: so many may come later than the target, so that the 99th percentile keeps to it."""
 MAX_LATE: Final = 32.0
