@@ -30,6 +30,7 @@ def test_the_dry_run_measures_every_kernel() -> None:
         *["norm_rope_and_write_kv"] * isinstance(select_ops(torch.device("cpu")), HeadNormOps),
         "decode_attention",
         "prefill_attention",
+        "torch_linear",
         "sample",
     }
     assert all(result["us"] > 0 and result["gb_per_s"] > 0 for result in results)
