@@ -90,7 +90,7 @@ def first(device: str, wheels: str | None, site: str) -> list[Group]:
 
 
 def on_a_gpu(bandwidth: str) -> list[Group]:
-    """In the order of what is worth most; the limits are half as much again as what an H200 took, compiling included."""
+    """In the order of what is worth most; the limits are half as much again as what an H200 took, cold."""
     cuda = ("--device", "cuda")
     uniform = (*cuda, "--uniform", "--parts")
     imports = Stage("import_all", 90, (sys.executable, "-c", IMPORT_ALL))
