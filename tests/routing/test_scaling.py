@@ -47,6 +47,15 @@ class Fleet:
         return self.num
 
 
+@pytest.mark.parametrize(("num_waiting", "wanted"), [(1000.0, 1), (1250.0, 1), (1251.0, 2)])
+def test_a_share_more_than_there_are_is_tolerated_and_that_share_itself(num_waiting: float, wanted: int):
+    options = msgspec.structs.replace(OPTIONS, tolerance=0.25, target_wait_s=10.0)
+    loads = {
+        "a": ReplicaLoad(waiting_tokens=num_waiting, tokens_per_s=100.0, num_computed_tokens=0.0, num_requests=1.0)
+    }
+    assert wanted_replicas(loads, 1, ScalingState(), options, 0.0)[0] == wanted
+
+
 @given(LOADS, st.integers(0, 50), st.lists(st.floats(0, 2e9), min_size=1, max_size=8), st.integers(0, 3))
 def test_any_figures_have_an_answer_within_the_bounds(
     loads: dict[str, ReplicaLoad], num: int, at: list[float], least: int
