@@ -43,11 +43,12 @@ _GATED: Final = Tile(2, 512, 2, 5)
 """Of either half."""
 
 
-@triton.jit
-def _sums(
+@triton.jit(do_not_specialize=["num_rows"])
+def _thin_linear_kernel(
     x_ptr,
     weight_ptr,
-    outputs,
+    bias_ptr,
+    out_ptr,
     num_rows,
     x_stride,
     num_inputs,
@@ -59,8 +60,9 @@ def _sums(
     EVEN: tl.constexpr,
     GATED: tl.constexpr,
 ):
-    """Of each row and output, float32; the second is that of the other half of the outputs where GATED."""
+    """num_outputs: of those that are written; a gated layer's weight has twice as many rows, the gates' first."""
     rows = tl.arange(0, BLOCK_T)
+    outputs = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
     inputs = tl.arange(0, BLOCK_I)
     has_row, has_output = rows < num_rows, outputs < num_outputs
     x_ptrs = x_ptr + rows[:, None] * x_stride + inputs[None, :]
@@ -82,44 +84,18 @@ def _sums(
             else:
                 other = tl.load(other_ptrs + start, mask=has_output[:, None] & has_input[None, :], other=0.0)
             other_acc += x[:, None, :] * other.to(tl.float32)[None, :, :]
-    return tl.sum(acc, axis=2), tl.sum(other_acc, axis=2)
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def _thin_linear_kernel(
-    x_ptr,
-    weight_ptr,
-    bias_ptr,
-    out_ptr,
-    num_rows,
-    x_stride,
-    num_inputs,
-    num_outputs,
-    BLOCK_T: tl.constexpr,
-    BLOCK_O: tl.constexpr,
-    BLOCK_I: tl.constexpr,
-    NUM_STAGES: tl.constexpr,
-    EVEN: tl.constexpr,
-    GATED: tl.constexpr,
-):
-    """num_outputs: of those that are written; a gated layer's weight has twice as many rows."""
-    rows = tl.arange(0, BLOCK_T)
-    outputs = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
-    has_output = outputs < num_outputs
-    out, other = _sums(
-        x_ptr, weight_ptr, outputs, num_rows, x_stride, num_inputs, num_outputs,
-        BLOCK_T, BLOCK_O, BLOCK_I, NUM_STAGES, EVEN, GATED,
-    )  # fmt: skip
+    out = tl.sum(acc, axis=2)
+    gated = tl.sum(other_acc, axis=2)
     if bias_ptr is not None:
         out += tl.load(bias_ptr + outputs, mask=has_output, other=0.0).to(tl.float32)[None, :]
         if GATED:
-            other += tl.load(bias_ptr + num_outputs + outputs, mask=has_output, other=0.0).to(tl.float32)[None, :]
+            gated += tl.load(bias_ptr + num_outputs + outputs, mask=has_output, other=0.0).to(tl.float32)[None, :]
     if GATED:
         # Rounded as if they had been written: more rows are, and a row has to be as exact beside many as beside few.
-        gate, up = (out.to(out_ptr.dtype.element_ty).to(tl.float32), other.to(out_ptr.dtype.element_ty).to(tl.float32))
-        out = gate * tl.sigmoid(gate) * up
+        gate = out.to(out_ptr.dtype.element_ty).to(tl.float32)
+        out = gate * tl.sigmoid(gate) * gated.to(out_ptr.dtype.element_ty).to(tl.float32)
     offsets = rows[:, None] * num_outputs + outputs[None, :]
-    tl.store(out_ptr + offsets, out.to(out_ptr.dtype.element_ty), mask=(rows < num_rows)[:, None] & has_output[None, :])
+    tl.store(out_ptr + offsets, out.to(out_ptr.dtype.element_ty), mask=has_row[:, None] & has_output[None, :])
 
 
 def is_thin(x_TI: Tensor, weight_OI: Tensor) -> bool:
