@@ -9,6 +9,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
 TORCH_INDEX=${TORCH_INDEX:-https://download.pytorch.org/whl/cpu}
+unset PYTHONDONTWRITEBYTECODE  # what is compiled here is for later
 say() { echo "setup: $*" >&2; }
 
 "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {

@@ -7,12 +7,16 @@ pytest tests/scheduler --hypothesis-profile thorough
 
 import gc
 import os
+import sys
 from collections import Counter
 from collections.abc import Generator
 from contextlib import suppress
 
 import pytest
 
+# What a process imports is kept compiled for the hundreds that tests start, also where containers have it thrown away.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 if "PYTEST_XDIST_WORKER" in os.environ:  # one of as many processes as there are cores; torch would have each take all
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
