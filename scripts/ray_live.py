@@ -4,12 +4,13 @@
     python scripts/ray_live.py --url http://127.0.0.1:8123 --part kill
 
 Needs a cluster of this machine. Each part prints what became of each answer, and ends with 1 where one is not accounted
-for. Parts: streams, kill, drain, leave, retry, busy, scale, whole.
+for. Parts: streams, kill, drain, leave, retry, busy, scale, route, whole.
 """
 
 import argparse
 import asyncio
 import os
+import random
 import signal
 import sys
 import time
@@ -23,6 +24,10 @@ import openai
 PROMPT = "Tell me a long story about a number."
 BEGUN = 8
 """Streams that have begun when a replica is hit."""
+NUM_TALKS, NUM_TURNS, WORDS_A_TURN = 8, 3, 80
+"""Conversations at once, of so many turns, each of which adds so many words to the prompt."""
+WORDS = PROMPT.split()
+HIT_GAIN = 1.5
 PARTS: dict[str, Callable[["Live"], Awaitable[None]]] = {}
 
 
@@ -233,6 +238,32 @@ async def scale(live: Live) -> None:
     print(f"  {tally(answers)}")
     live.check(all(answer.outcome == "length" for answer in answers), "every answer is whole while it grows")
     await live.until(lambda found: len(found) == num_before, f"{num_before} replicas again")
+
+
+@part
+async def route(live: Live) -> None:
+    """Conversations go where they are cached: more is found than where each turn is sent to another replica."""
+    names = sorted(await live.replicas())
+
+    async def talk(number: int, *, is_routed: bool) -> int:
+        """Tokens that were found cached, over all turns."""
+        words = random.Random(f"{time.time()} {number}")
+        prompt, num_cached = "", 0
+        for turn in range(NUM_TURNS):
+            prompt += " ".join(words.choice(WORDS) for _ in range(WORDS_A_TURN)) + " "
+            headers = {} if is_routed else {"X-Aserve-Replica": names[(number + turn) % len(names)]}
+            body = {"prompt": prompt, "max_tokens": 4, "temperature": 0}
+            answer = await live.http.post("/v1/completions", json=body, headers=headers)
+            answer.raise_for_status()
+            num_cached += answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return num_cached
+
+    found = {}
+    for is_routed in (False, True):
+        talks = (talk(number, is_routed=is_routed) for number in range(NUM_TALKS))
+        found[is_routed] = sum(await asyncio.gather(*talks))
+    told = f"cached tokens {found[True]}, beside {found[False]} of a replica after the other (goal {HIT_GAIN} x)"
+    live.check(found[True] >= HIT_GAIN * found[False], told)
 
 
 @part

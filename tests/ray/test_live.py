@@ -60,7 +60,7 @@ def is_ready(url: str) -> bool:
         return False
 
 
-@pytest.mark.parametrize("part", ["streams", "whole", "retry", "leave", "busy", "kill", "drain", "scale"])
+@pytest.mark.parametrize("part", ["streams", "whole", "retry", "leave", "route", "busy", "kill", "drain", "scale"])
 def test_every_answer_is_accounted_for(url: str, part: str):
     command = [
         sys.executable,

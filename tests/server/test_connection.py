@@ -271,6 +271,16 @@ async def test_draining_leaves_who_has_just_connected_a_moment_for_its_first_byt
         await draining
 
 
+async def test_draining_waits_for_no_bytes_of_who_has_sent_some_before(monkeypatch):
+    monkeypatch.setattr("aserve.server.connections.FIRST_BYTES_S", 600.0)
+    async with serving(Recorder()) as site:
+        client = await site.connect()
+        await client.ask(request())
+        await until(lambda: site.connections.num_busy == 0)
+        async with asyncio.timeout(10.0):
+            await site.connections.drain()
+
+
 @pytest.mark.parametrize("num_bytes", [100_000, 1_000_000])
 async def test_draining_waits_until_the_last_answer_is_taken(num_bytes: int):
     async def large(scope, receive, send):

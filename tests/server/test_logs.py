@@ -175,6 +175,17 @@ def test_lines_that_come_while_one_is_written_are_written_together():
     writer.close()
 
 
+def test_who_waits_for_lines_does_not_wait_for_the_rest_between_two_writes(monkeypatch):
+    monkeypatch.setattr(logs, "REST_S", 60.0)
+    writes: list[str] = []
+    writer = Writer(writes.append, TextFormatter())
+    for line in ("first", "second"):
+        writer.say(line)
+        writer.flush()
+    assert writes == ["first\n", "second\n"]
+    writer.close()
+
+
 def test_colours_are_of_levels_that_need_somebody_and_of_terminals():
     def level_of(name: str, formatter: TextFormatter) -> str:
         record = logging.LogRecord("aserve.x", getattr(logging, name), "", 0, "said", (), None)
