@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from aserve.core.config import Facts
 from aserve.core.errors import AdapterError, CheckpointError, InsufficientMemoryError, RankLostError
 from aserve.core.ids import AdapterId, Row, SeqId
 from aserve.core.plan import RowInit, RowSampling, SeqSlice, StepPlan
 from aserve.kernels.ops import PADDING_ID
 from aserve.models.sharding import Group
+from aserve.parallel.leader import Team
 from aserve.runner.following import followed, masked_rows
 from aserve.runner.groups import GroupBrokenError, MeetingFile
-from aserve.runner.rank_messages import Load, Loaded, PipeReader, PipeWriter, Run, decode_told, frame
+from aserve.runner.rank_messages import Load, Loaded, Measured, PipeReader, PipeWriter, Run, decode_told, frame
 from aserve.runner.ranks import Ranks, python_command
 from aserve.runner.warm_up import CONTROLS, AnyToken
 
@@ -24,6 +26,23 @@ pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 NOTICED_S = 2.0
 PLAN = StepPlan(1, (SeqSlice(SeqId(0), Row(0), 5, 1, (), (), 1),))
+
+
+class Answers:
+    """Ranks, of whom each has so many bytes."""
+
+    def __init__(self, *num_bytes: int) -> None:
+        self._measured = [Measured(num) for num in num_bytes]
+
+    def answers(self, kind: type[Measured]) -> list[Measured]:
+        assert kind is Measured
+        return self._measured
+
+
+def test_the_cache_is_what_the_least_has_room_for() -> None:
+    facts = Facts(device="cpu", context_len=100, kv_bytes_per_token=8, kv_budget_bytes=500)
+    for others, least in (((700, 300), 300), ((700, 600), 500), ((700,), 500)):
+        assert Team(ranks=Answers(*others)).least(facts).kv_budget_bytes == least
 
 
 class NoGroup(Group):

@@ -6,7 +6,7 @@ import pytest
 
 from aserve.core.ids import Row, SeqId
 from aserve.core.plan import SeqSlice
-from aserve.scheduler.step_cost import MAX_LATE, Load, Prices, StepCost, StreamPace
+from aserve.scheduler.step_cost import MAX_LATE, Load, Prices, StepCost, StreamPace, prices_of
 from tests.scheduler.simulation import STEP_S, TOKEN_S, Arrival, Simulation, simulate
 from tests.scheduler.sync_loop import SyncLoop, request
 
@@ -45,6 +45,14 @@ def test_it_finds_the_prices_and_knows_how_wrong_it_is(noise, tolerance):
         load = Load.of(slices)
         assert prices.of(load) == pytest.approx(TRUE.of(load), rel=tolerance)
     assert 0.3 * noise <= cost.error <= 0.7 * noise + 0.01  # of even noise in [-x, x] the mean is x / 2
+
+
+def test_slow_steps_are_priced_as_exactly():
+    """Of a device that takes minutes: how large the features are does not matter."""
+    slow = Prices(*(1000 * price for price in TRUE))
+    loads = [Load.of(slices) for slices in traffic(4, 30)]
+    prices = prices_of((load, slow.of(load)) for load in loads)
+    assert prices == pytest.approx(slow, rel=1e-3)
 
 
 def test_it_follows_a_device_that_becomes_slower():
