@@ -55,6 +55,24 @@ def says(compiled: Compiled, seed: int, most: int = 400) -> bytes | None:
     return None
 
 
+@pytest.mark.parametrize("drafts", [b"d", b"de", b"dx", b"x", b"defg"])
+def test_masks_of_drafts_leave_it_where_it_is(compiler: Compiler, drafts: bytes) -> None:
+    constraint = compiler.compiled(StructuredOutputs(choice=("abcdef",))).constraint()
+    constraint.advance(list(b"abc"))
+    mask = constraint.masks()
+    assert constraint.masks(drafts).startswith(mask)
+    assert constraint.masks() == mask
+
+
+def test_memory_that_is_short_is_not_the_structures_fault(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_args: object, **_options: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("aserve.constraints.compiler.LLMatcher", fails)
+    with pytest.raises(MemoryError):
+        compiler.compiled(StructuredOutputs(choice=("never compiled before",)))
+
+
 def test_an_answer_ends_only_where_it_is_complete(compiler: Compiler) -> None:
     yes = compiler.compiled(StructuredOutputs(choice=("yes", "yet", "y")))
     assert allowed(yes, b"") == {ord("y")}
