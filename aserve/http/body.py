@@ -35,11 +35,13 @@ OFF_LOOP_BYTES: Final = 64 * 1024
 MAX_FIELDS: Final = 256
 """Of the object itself."""
 LARGE_FIELDS: Final = frozenset({"prompt", "messages", "tokens", "input"})
+ID_FIELDS: Final = LARGE_FIELDS - {"messages"}
+"""Those that may be lists of token ids."""
 MAX_FIELD_BYTES: Final = 2 * 1024 * 1024
 """Of any other field; a list of all the tokens of a vocabulary has as much."""
 MAX_CONTAINERS: Final = 16_384
 """Arrays and objects in a body. A message is one, or three if its content is a list of parts; and a prompt is one."""
-MAX_STRINGS: Final = 65_536
+MAX_STRINGS: Final = 49_152
 """Strings, keys of objects among them. A message has four, or seven if its content is a list of parts."""
 MAX_VALUES: Final = 1_114_112
 """Members of all arrays and objects together. The longest contexts are a million tokens, and there are other fields."""
@@ -51,11 +53,15 @@ LONG_DIGITS: Final = 40
 MAX_LONG_DIGITS: Final = 4096
 """How many times LONG_DIGITS digits in a row there may be: no number that means anything has so many."""
 MAX_DEPTH: Final = 64
+HEAD_BYTES: Final = 4096
+LONG_STRING_BYTES: Final = 512
+"""To look for a string's end costs less than to copy one of so many bytes."""
 PIECE_BYTES: Final = 128 * 1024
 """Of a list of numbers, decoded at a time."""
 
+MAX_OTHER_VALUES: Final = 393_216
+"""Of those, in lists that are not of token ids: half as many again as the largest vocabularies have tokens."""
 _ZEROS: Final = bytes.maketrans(b"123456789", b"000000000")
-_NO_MARKS: Final = bytes(byte for byte in range(256) if byte not in b",.eE[]{}")
 _NO_DIGITS: Final = bytes(byte for byte in range(256) if byte not in b"0123456789,.eE[]{}")
 """What is left tells numbers apart: in JSON one of these is between any two."""
 _BRACKETS: Final = bytes.maketrans(b"{}", b"[]")
@@ -71,7 +77,10 @@ class JsonObject:
 
 
 Glance = Callable[[Mapping[str, bytes]], None]
-"""Raises `InvalidRequestError` for what can be told to be refused from fields that are not decoded yet."""
+"""Raises `InvalidRequestError` for what can be told to be refused from fields that are not decoded yet.
+
+Of messages that are objects it is given the beginning alone.
+"""
 
 
 def at_nothing(members: Mapping[str, bytes]) -> None:
@@ -117,10 +126,10 @@ def _parse(pieces: list[bytes], glance: Glance) -> dict[str, Any]:
     if not body:
         raise InvalidRequestError("the body is empty; a JSON object is expected")
     try:
-        _limit(body.count(b"\\"), MAX_ESCAPES, "escapes; in UTF-8 few characters need one")
-        outside = outside_strings(body)
-        check_amount(outside)
-        fields = _decode_object(body, glance)
+        if b"\\" in body:  # which is found sooner than counted
+            _limit(body.count(b"\\"), MAX_ESCAPES, "escapes; in UTF-8 few characters need one")
+        marks = check_amount(outside_strings(body))
+        fields = _decode_object(body, glance, marks.count(b","))
     except msgspec.ValidationError:
         raise InvalidRequestError("the body must be a JSON object") from None
     except msgspec.MsgspecError as error:
@@ -129,7 +138,7 @@ def _parse(pieces: list[bytes], glance: Glance) -> dict[str, Any]:
         raise InvalidRequestError(f"the body is not UTF-8: {error.reason}") from None
     except RecursionError:
         raise InvalidRequestError("the body is nested too deeply") from None
-    if is_deeper_than(outside, MAX_DEPTH):
+    if is_deeper_than(marks, MAX_DEPTH):
         raise InvalidRequestError(f"the body is nested more than {MAX_DEPTH} levels deep")
     return fields
 
@@ -137,8 +146,29 @@ def _parse(pieces: list[bytes], glance: Glance) -> dict[str, Any]:
 def outside_strings(body: bytes) -> bytes:
     """JSON with its strings empty. Raises `InvalidRequestError` where they are too many."""
     unescaped = b"".join(map(_unescaped, _slices(body))) if b"\\" in body else body
-    _limit(unescaped.count(b'"') // 2, MAX_STRINGS, "strings and keys")
-    return b'""'.join(unescaped.split(b'"')[::2])
+    pieces = _between_strings(unescaped) if _has_long_strings(unescaped) else []
+    if not pieces:
+        pieces = unescaped.split(b'"', 2 * MAX_STRINGS + 2)[::2]
+    _limit(len(pieces) - 1, MAX_STRINGS, "strings and keys")
+    return b'""'.join(pieces)
+
+
+def _has_long_strings(body: bytes) -> bool:
+    """Whether to look for their ends costs less than to copy them, by the beginning of a long body."""
+    return len(body) > PIECE_BYTES and body.count(b'"', 0, PIECE_BYTES) * LONG_STRING_BYTES < PIECE_BYTES
+
+
+def _between_strings(body: bytes) -> list[bytes]:
+    """What is outside of strings, without a copy of what is inside; nothing where they are shorter than they began."""
+    pieces, start = list[bytes](), 0
+    while (begin := body.find(b'"', start)) >= 0:
+        pieces.append(body[start:begin])
+        start = body.find(b'"', begin + 1) + 1
+        if start == 0:  # a string without an end
+            return pieces
+        if len(pieces) * LONG_STRING_BYTES > len(body):
+            return []
+    return [*pieces, body[start:]]
 
 
 def _slices(body: bytes) -> Iterator[bytes]:
@@ -157,20 +187,23 @@ def _unescaped(piece: bytes) -> bytes:
     return piece.replace(b"\\\\", b"").replace(b'\\"', b"")
 
 
-def check_amount(outside: bytes) -> None:
-    """Raise `InvalidRequestError` where decoding it takes too long. outside: JSON with its strings empty."""
-    marks = outside.translate(None, _NO_MARKS)
+def check_amount(outside: bytes) -> bytes:
+    """Raise `InvalidRequestError` where decoding it takes too long. outside: JSON with its strings empty.
+
+    Returns its commas and brackets, with what tells fractions, exponents and names.
+    """
+    numbers = outside.translate(_ZEROS, _NO_DIGITS)
+    marks = numbers.translate(None, b"0")
     _limit(marks.count(b","), MAX_VALUES, "values")
     _limit(marks.count(b"[") + marks.count(b"{"), MAX_CONTAINERS, "arrays and objects")
     _limit(sum(map(marks.count, (b".", b"e", b"E"))), MAX_REALS, "fractions, exponents, true and false")
-    if len(outside) > MAX_LONG_DIGITS * LONG_DIGITS:
-        digits = outside.translate(_ZEROS, _NO_DIGITS)
-        _limit(digits.count(b"0" * LONG_DIGITS), MAX_LONG_DIGITS, f"times {LONG_DIGITS} digits in a row")
+    _limit(numbers.count(b"0" * LONG_DIGITS), MAX_LONG_DIGITS, f"times {LONG_DIGITS} digits in a row")
+    return marks
 
 
-def is_deeper_than(outside: bytes, max_depth: int) -> bool:
-    """Whether arrays and objects are nested in more levels. outside: well-formed JSON with its strings empty."""
-    brackets = outside.translate(_BRACKETS, _NO_BRACKETS)
+def is_deeper_than(marks: bytes, max_depth: int) -> bool:
+    """Whether arrays and objects are nested in more levels. marks: of well-formed JSON, by `check_amount`."""
+    brackets = marks.translate(_BRACKETS, _NO_BRACKETS)
     for _ in range(max_depth):
         brackets = brackets.replace(b"[]", b"")  # all that hold no others
     return bool(brackets)
@@ -181,7 +214,7 @@ def _limit(num: int, max_num: int, what: str) -> None:
         raise InvalidRequestError(f"the body has more than {max_num} {what}")
 
 
-def _decode_object(body: bytes, glance: Glance) -> dict[str, Any]:
+def _decode_object(body: bytes, glance: Glance, num_values: int) -> dict[str, Any]:
     raw = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     if len(raw) > MAX_FIELDS:
         raise InvalidRequestError(f"the body has more than {MAX_FIELDS} fields")
@@ -190,23 +223,36 @@ def _decode_object(body: bytes, glance: Glance) -> dict[str, Any]:
     for name, value in raw.items():
         if name not in LARGE_FIELDS and len(memoryview(value)) > MAX_FIELD_BYTES:
             raise InvalidRequestError(f"{echo(name)} is longer than {MAX_FIELD_BYTES} bytes", echo(name)[1:-1])
-    members = {name: bytes(value) for name, value in raw.items()}
+    members = {name: _glanced(name, memoryview(value)) for name, value in raw.items()}
+    num_listed = sum(value.count(b",") for name, value in members.items() if name in ID_FIELDS and _is_of_ids(value))
+    _limit(num_values - num_listed, MAX_OTHER_VALUES, "values besides token ids")
     glance(members)
-    return {name: _decode(value) for name, value in members.items()}
+    return {name: _decode(members[name], value) for name, value in raw.items()}
 
 
-def _decode(value: bytes) -> Any:
+def _glanced(name: str, value: memoryview) -> bytes:
+    """What a glance is given. Of messages that are objects the beginning, which costs no copy of them all."""
+    head = bytes(value[:HEAD_BYTES])
+    return head if name == "messages" and b"{" in head else bytes(value)
+
+
+def _decode(value: bytes, raw: msgspec.Raw) -> Any:
     if not is_flat(value):
-        return msgspec.json.decode(value)
+        return msgspec.json.decode(raw)
     items: list[Any] = []
     for piece in _pieces(value):
         items.extend(msgspec.json.decode(piece))
     return items
 
 
+def _is_of_ids(value: bytes) -> bool:
+    """Whether it is an array of no strings and no objects."""
+    return value[:1] == b"[" and b'"' not in value and b"{" not in value
+
+
 def is_flat(value: bytes) -> bool:
     """Whether it is an array of no strings, arrays or objects."""
-    return value[:1] == b"[" and b'"' not in value and b"{" not in value and value.find(b"[", 1) < 0
+    return _is_of_ids(value) and value.find(b"[", 1) < 0
 
 
 def _pieces(array: bytes) -> Iterator[bytes]:

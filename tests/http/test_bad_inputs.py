@@ -17,6 +17,7 @@ from aserve.http.body import (
     MAX_FIELD_BYTES,
     MAX_FIELDS,
     MAX_LONG_DIGITS,
+    MAX_OTHER_VALUES,
     MAX_REALS,
     MAX_STRINGS,
     MAX_VALUES,
@@ -108,6 +109,19 @@ def test_what_is_within_strings_is_not_counted(value):
         assert outside_strings(body) == without_strings(value).encode()
 
 
+@pytest.mark.parametrize(
+    "lengths",
+    [[PIECE_BYTES], [1000] * 300, [0, 700, 5000] * 100, [PIECE_BYTES, *[1] * 20_000], [0] * 300 + [PIECE_BYTES]],
+    ids=["one", "long", "mixed", "first a long one", "last a long one"],
+)
+def test_it_does_not_matter_how_long_strings_are(lengths):
+    """Long ones are skipped, short ones are cut out; a body may begin with the ones and go on with the others."""
+    texts = [b"[{,:}]1"[:length] * (length // 7 + 1) for length in lengths]
+    body = b"[%b" % b" ,".join(b'"%b"' % text for text in texts)
+    assert outside_strings(body + b" ]") == b"[%b ]" % b" ,".join([b'""'] * len(texts))
+    assert outside_strings(body + b' ,"[' + b"a" * PIECE_BYTES) == b"[%b ," % b" ,".join([b'""'] * len(texts))
+
+
 @pytest.mark.parametrize("end", [b"\\\\", b'\\"', b'\\\\\\"'])
 def test_escapes_are_whole_where_a_long_body_is_cut(end):
     for before in range(PIECE_BYTES - 6, PIECE_BYTES + 2):
@@ -128,6 +142,9 @@ def test_escapes_are_whole_where_a_long_body_is_cut(end):
         (b'{"p":[' + (b"9" * LONG_DIGITS * 100 + b",") * (MAX_LONG_DIGITS // 100 + 1) + b"1]}", "digits in a row"),
         (b'{"p":' * (MAX_DEPTH + 1) + b"1" + b"}" * (MAX_DEPTH + 1), "levels deep"),
         (b'{"p":' + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH + b"}", "levels deep"),
+        (b'{"stop_token_ids":[1,' + b"1," * MAX_OTHER_VALUES + b"1]}", "values besides token ids"),
+        (b'{"messages":[1,' + b"1," * MAX_OTHER_VALUES + b"1]}", "values besides token ids"),
+        (b'{"prompt":[1,1],"input":["a",' + b"1," * MAX_OTHER_VALUES + b"1]}", "values besides token ids"),
         (b'{"stop_token_ids":[' + b"1," * (MAX_FIELD_BYTES // 2) + b"1]}", "longer than"),
     ],
     ids=lambda value: repr(value[:12]),
@@ -174,8 +191,8 @@ async def test_a_long_list_of_numbers_is_decoded_piece_by_piece_to_the_same(num,
 
 
 async def test_a_body_of_legitimate_size_is_taken(client):
-    for content in ({"prompt": list(range(100)) * 10_000}, {"prompt": "word " * 600_000}):
-        error = error_of(await client.post(TEXT, json=content))
+    for prompt in (list(range(100)) * 10_000, "word " * 600_000, "1,2," * MAX_OTHER_VALUES):
+        error = error_of(await client.post(TEXT, json={"prompt": prompt}))
         assert error["code"] == "context_length_exceeded"
     messages = [{"role": "user", "content": [{"type": "text", "text": "a"}]}] * 2000
     assert error_of(await client.post(CHAT, json={"messages": messages}))["code"] == "context_length_exceeded"

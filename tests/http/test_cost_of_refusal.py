@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from aserve.http.app import body_limit
+from aserve.http.body import MAX_STRINGS
 from aserve.http.middleware import MAX_BODY_BYTES
 from aserve.http.openai.chat import ChatFields
 from aserve.http.openai.completions import CompletionFields
@@ -97,9 +98,9 @@ LARGE = {
         CONTENT % (b"[%b]" % listed(b'{"type":"x","a":"%b"}' % (b"a" * (n // 16_000)), 16_000)),
     ),
     "numbers for parts": lambda n: (CHAT, CONTENT % (b"[%b]" % listed(b"1", min(n // 2, 1_100_000)))),
-    "a part with many keys": lambda _: (CHAT, CONTENT % (b"[%b]" % keys(65_000))),
-    "template variables": lambda _: (CHAT, b'{"messages":[],"chat_template_kwargs":%b}' % keys(65_000)),
-    "biases": lambda _: (CHAT, b'{"messages":[],"logit_bias":%b}' % keys(65_000)),
+    "a part with many keys": lambda _: (CHAT, CONTENT % (b"[%b]" % keys(MAX_STRINGS - 500))),
+    "template variables": lambda _: (CHAT, b'{"messages":[],"chat_template_kwargs":%b}' % keys(MAX_STRINGS - 500)),
+    "biases": lambda _: (CHAT, b'{"messages":[],"logit_bias":%b}' % keys(MAX_STRINGS - 500)),
     "allowed tokens": lambda _: (TEXT, b'{"prompt":"a","allowed_token_ids":[%b]}' % listed(b"1", 1_000_000)),
     "more allowed tokens": lambda _: (TEXT, b'{"prompt":"a","allowed_token_ids":[%b]}' % listed(b"100000", 290_000)),
     "prompts, and too hot": lambda _: (TEXT, b'{"temperature":7,"prompt":[%b]}' % listed(ONE_PROMPT, 260)),
