@@ -254,6 +254,9 @@ class Texts:
         """Token ids of a conversation; see `ChatTemplate.render` and `encode`. Raises for tools it does not take."""
         if tools is not None and not self._chat_template.takes_tools:
             raise InvalidRequestError("the model's chat template takes no tools", "tools")
+        num_chars = 0 if must_fit else sum(_num_chars(message.get("content")) for message in messages)
+        if num_chars > self._max_chars:  # told before it is rendered, which takes longer
+            raise ContextLengthError(f"the conversation has over {self._max_chars} characters", "messages")
         text = await self._workers.run(
             self._chat_template.render,
             messages,
@@ -327,3 +330,12 @@ class Texts:
                     f"{start + len(piece)} of them: the context is {max_tokens} tokens",
                     param,
                 )
+
+
+def _num_chars(content: object) -> int:
+    """Of a message's text, or of all its parts'."""
+    if isinstance(content, str):
+        return len(content)
+    if isinstance(content, Mapping):
+        return _num_chars(content.get("text"))
+    return sum(map(_num_chars, content)) if isinstance(content, list | tuple) else 0

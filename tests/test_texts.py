@@ -97,6 +97,19 @@ async def test_a_text_of_as_many_characters_as_are_tokenized_is(workers, monkeyp
         await texts.encode("the dogs")
 
 
+@pytest.mark.parametrize("said", ["a" * 7, ["a" * 6, "a"], [{"type": "text", "text": "a" * 7}]], ids=repr)
+async def test_a_conversation_of_more_characters_is_refused_before_it_is_rendered(workers, monkeypatch, said):
+    texts, _ = texts_of(modern_backend(), workers)
+    monkeypatch.setattr(texts, "_max_chars", 7)
+    monkeypatch.setattr(ChatTemplate, "render", lambda *_args, **_options: "the dog")
+    messages = [{"role": "user", "content": said}, {"role": "assistant", "content": None}]
+    assert await texts.encode_chat(messages)
+    with pytest.raises(ContextLengthError, match="the conversation has over 7 characters") as caught:
+        await texts.encode_chat([*messages, {"role": "user", "content": "a"}])
+    assert caught.value.param == "messages"
+    assert await texts.encode_chat([*messages, {"role": "user", "content": "a"}], must_fit=True)
+
+
 async def test_a_long_input_that_may_be_cut_is_cut_and_not_refused(workers):
     texts, _ = texts_of(modern_backend(), workers)
     text = "the dog " * 1000

@@ -43,9 +43,10 @@ class FollowingStep:
 
     def execute(self, batch: StepBatch) -> StepOutput:
         """The forward pass, and this rank's part in the sampling after it."""
-        hidden_TE = self.forward(batch, wanted(batch))
-        if not self.own.model.spec.has_head:
+        if not self.own.model.spec.has_head:  # rank 0 pools, and may need every hidden state
+            self.forward(batch)
             return StepOutput(batch.sampled_rows_N, (), None)
+        hidden_TE = self.forward(batch, wanted(batch))
         if batch.prompt_targets is not None:
             join_score_prompt(self.own.model, hidden_TE, batch.prompt_targets)
         if not len(batch.sampled_rows_N):

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from aserve.engine import Engine
 from aserve.runner.following import FollowingStep
 from aserve.runner.parallel import ParallelRunner
 from aserve.runner.sampler import Sampled
-from aserve.runner.step import EagerStep
+from aserve.runner.step import EagerStep, wanted
 from tests.parallel.test_parity import assert_nearly
 from tests.parallel.threads import threaded_engine
 
@@ -60,6 +61,23 @@ def poisoned(forward: Callable[..., torch.Tensor], times: int = 10**9) -> Callab
         return hidden_TE
 
     return raising
+
+
+def test_beside_a_rank_that_pools_every_hidden_state_is_computed() -> None:
+    """Sums over ranks are of as many rows on each of them."""
+    asked = []
+    own = SimpleNamespace(
+        model=SimpleNamespace(spec=SimpleNamespace(has_head=False)),
+        forward=lambda _batch, wanted_N=None: asked.append(wanted_N),
+    )
+    tokens_N = torch.tensor([3])
+    batch = SimpleNamespace(
+        token_ids_T=torch.zeros(4), sampled_tokens_N=tokens_N, sampled_rows_N=tokens_N, prompt_targets=None, lora=None
+    )
+    assert wanted(batch) is tokens_N
+    output = FollowingStep(own, group=None).execute(batch)
+    assert asked == [None]
+    assert output.ids_N is tokens_N
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.thorough)])
