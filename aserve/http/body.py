@@ -45,6 +45,8 @@ MAX_STRINGS: Final = 49_152
 """Strings, keys of objects among them. A message has four, or seven if its content is a list of parts."""
 MAX_VALUES: Final = 1_114_112
 """Members of all arrays and objects together. The longest contexts are a million tokens, and there are other fields."""
+MAX_OTHER_VALUES: Final = 393_216
+"""Of those, in lists that are not of token ids: half as many again as the largest vocabularies have tokens."""
 MAX_ESCAPES: Final = 1_048_576
 """Backslashes. A text whose every character is one escape has as many characters."""
 MAX_REALS: Final = 4096
@@ -59,8 +61,6 @@ LONG_STRING_BYTES: Final = 512
 PIECE_BYTES: Final = 128 * 1024
 """Of a list of numbers, decoded at a time."""
 
-MAX_OTHER_VALUES: Final = 393_216
-"""Of those, in lists that are not of token ids: half as many again as the largest vocabularies have tokens."""
 _ZEROS: Final = bytes.maketrans(b"123456789", b"000000000")
 _NO_DIGITS: Final = bytes(byte for byte in range(256) if byte not in b"0123456789,.eE[]{}")
 """What is left tells numbers apart: in JSON one of these is between any two."""
