@@ -9,13 +9,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aserve.kernels.launch import SHAPES, Launch
+from aserve.kernels.launch import SHAPES, Launch, let_next_start, wait_for_previous
 
 _BLOCK = 1024
 
 
 @triton.jit
-def _gated_kernel(x_ptr, out_ptr, x_token_stride, WIDTH: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.constexpr):
+def _gated_kernel(
+    x_ptr,
+    out_ptr,
+    x_token_stride,
+    WIDTH: tl.constexpr,
+    GELU: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    wait_for_previous(OVERLAPS)
+    let_next_start(OVERLAPS)
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < WIDTH
@@ -52,4 +62,4 @@ def _gated(gate_up_TF2: Tensor, gelu: bool) -> Tensor:
 @lru_cache(maxsize=SHAPES)
 def _shaped(num_tokens: int, width: int, strides: tuple[int, ...], gelu: bool) -> Launch:
     grid = (num_tokens, triton.cdiv(width, _BLOCK))
-    return Launch(_gated_kernel, grid, strides[:1], WIDTH=width, GELU=gelu, BLOCK=_BLOCK)
+    return Launch(_gated_kernel, grid, strides[:1], overlaps=True, WIDTH=width, GELU=gelu, BLOCK=_BLOCK)

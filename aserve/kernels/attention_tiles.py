@@ -49,11 +49,14 @@ class _Line:
 _MANY: Final = 1 << 20
 _FEW_ROWS: Final = (16, 64)
 """Of tiles for prompts so short that a larger one would stay empty."""
+_DECODE_128: Final = Tiles(16, 64, 4, 5, 3)
+_CROWDED_128: Final = Tiles(16, 64, 4, 3, 4)
+"""Decoding over heads of 128: two tiles under way, or one and a program more on each processor."""
 # fmt: off
 _DECODE: Final = (
     #     bytes  dim  group   rows keys warps stages per SM
     _Line(2,   64,   16, Tiles( 16, 128, 4, 5, 3), Tiles(16, 64, 4, 5, 2)),
-    _Line(2,  128,   16, Tiles( 16, 64, 4, 5, 3), Tiles(16, 32, 4, 5, 2)),
+    _Line(2,  128,   16, _DECODE_128, Tiles(16, 32, 4, 5, 2)),
     _Line(2,  256,   16, Tiles( 16, 32, 4, 5, 3), Tiles(16, 16, 4, 5, 2)),
     _Line(2, _MANY,  16, Tiles( 16, 16, 8, 5, 2), Tiles(16, 16, 8, 2, 1)),
     _Line(2,  128, _MANY, Tiles(_MANY, 64, 8, 5, 2), Tiles(_MANY, 32, 8, 5, 1)),
@@ -89,6 +92,15 @@ def decode_tiles(head_dim: int, group: int, element_bytes: int, capability: Capa
     tiles = _look_up(_DECODE, head_dim, group, element_bytes, capability)
     rows = max(16, triton.next_power_of_2(group))  # the smallest matrix product has 16
     return Tiles(rows, tiles.keys, tiles.num_warps, tiles.num_stages, tiles.programs_per_sm)
+
+
+def crowded_tiles(tiles: Tiles) -> Tiles:
+    """For decoding in so many programs that a few would be left over for a second wave: all in one, where they fit.
+
+    That is slower where there is room, and takes 0.77 to 0.91 of the time where there is none (an H200: 50 to 66
+    sequences of 8 key heads of 128, contexts of 512 to 4,096). Tiles that have no such twin are returned as they are.
+    """
+    return _CROWDED_128 if tiles == _DECODE_128 else tiles
 
 
 def prefill_tiles(

@@ -27,6 +27,8 @@ from torch import Tensor
 
 from aserve.kernels.attention_tiles import (
     Capability,
+    Tiles,
+    crowded_tiles,
     decode_tiles,
     offsets_in_tile,
     soft_cap_scores,
@@ -34,7 +36,7 @@ from aserve.kernels.attention_tiles import (
     table_copies,
     tile_starts,
 )
-from aserve.kernels.launch import SHAPES, Launch
+from aserve.kernels.launch import SHAPES, Launch, let_next_start, wait_for_previous
 from aserve.kernels.ops import AttentionBatch
 
 _LOG2_E = math.log2(math.e)
@@ -75,8 +77,10 @@ def _decode_kernel(
     BLOCK_D: tl.constexpr,
     TABLE_COPIES: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """lse_ptr: None where there is one split, whose result is final."""
+    wait_for_previous(OVERLAPS)
     kv_head = tl.program_id(0)
     seq = tl.program_id(1).to(tl.int64)
     split, num_splits = tl.program_id(2), tl.num_programs(2)
@@ -125,6 +129,7 @@ def _decode_kernel(
         weights, rescale, row_sum, row_max = softmax_step(scores, row_max, row_sum, factor)
         acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
 
+    let_next_start(OVERLAPS)
     # An empty split has row_sum 0: its result is 0 and its log-sum-exp very small, so that it weighs nothing.
     safe_sum = tl.where(row_sum > 0, row_sum, 1.0)
     out_rows = (seq * NUM_HEADS + heads) * num_splits + split
@@ -143,8 +148,11 @@ def _combine_kernel(
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """One head of one sequence: weigh its splits by their share of the softmax's sum, some at once."""
+    wait_for_previous(OVERLAPS)
+    let_next_start(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, BLOCK_D)
     acc = tl.zeros([BLOCK_D], dtype=tl.float32)
@@ -185,6 +193,14 @@ def choose_num_splits(num_programs: int, num_tiles: int, num_places: int) -> int
     """Into how many parts each context is split: the least `launch_cost`, and the fewest of equals."""
     most = max(1, min(num_tiles // _MIN_TILES_PER_SPLIT.value, _MAX_SPLITS))
     return min(range(1, most + 1), key=lambda splits: launch_cost(num_programs, num_tiles, splits, num_places))
+
+
+def fit_to_device(tiles: Tiles, num_programs: int, num_keys: int, num_sms: int) -> tuple[Tiles, int]:
+    """The tiles for so many programs, and into how many parts each context of `num_keys` is split."""
+    crowded = crowded_tiles(tiles)
+    if num_sms * tiles.programs_per_sm < num_programs <= num_sms * crowded.programs_per_sm:
+        return crowded, 1
+    return tiles, choose_num_splits(num_programs, triton.cdiv(num_keys, tiles.keys), num_sms * tiles.programs_per_sm)
 
 
 def decode_attention(
@@ -247,11 +263,10 @@ def _shaped(
     scale, sliding_window, soft_cap = limits
     num_sms, capability = device
     group = num_heads // num_kv_heads
-    tiles = decode_tiles(head_dim, group, element_bytes, capability)
     block_d = max(16, triton.next_power_of_2(head_dim))
     window = max_seq_len if sliding_window is None else min(sliding_window, max_seq_len)
-    num_tiles, num_places = triton.cdiv(window, tiles.keys), num_sms * tiles.programs_per_sm
-    num_splits = choose_num_splits(num_seqs * num_kv_heads, num_tiles, num_places)
+    tiles = decode_tiles(head_dim, group, element_bytes, capability)
+    tiles, num_splits = fit_to_device(tiles, num_seqs * num_kv_heads, window, num_sms)
     attend = Launch(
         _decode_kernel,
         (num_kv_heads, num_seqs, num_splits),
@@ -263,6 +278,7 @@ def _shaped(
             scale * _LOG2_E,
             (soft_cap or 0.0) * _LOG2_E,
         ),
+        overlaps=True,
         NUM_HEADS=num_heads,
         GROUP=group,
         HEAD_DIM=head_dim,
@@ -276,5 +292,5 @@ def _shaped(
         num_stages=tiles.num_stages,
     )
     sizes = {"HEAD_DIM": head_dim, "BLOCK_D": block_d, "BLOCK_SPLITS": _SPLITS_AT_ONCE}
-    combine = Launch(_combine_kernel, (num_seqs * num_heads,), (num_splits,), **sizes, num_warps=4)
+    combine = Launch(_combine_kernel, (num_seqs * num_heads,), (num_splits,), overlaps=True, **sizes, num_warps=4)
     return num_splits, attend, combine

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aserve.kernels.launch import SHAPES, Launch
+from aserve.kernels.launch import SHAPES, Launch, let_next_start, wait_for_previous
 
 _ELEMENTS_PER_PROGRAM = 2048
 
@@ -33,7 +33,10 @@ def _rms_norm_kernel(
     WIDTH: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_WIDTH: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
+    wait_for_previous(OVERLAPS)
+    let_next_start(OVERLAPS)
     rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     columns = tl.arange(0, BLOCK_WIDTH)
     mask = (rows < num_rows)[:, None] & (columns < WIDTH)[None, :]
@@ -82,6 +85,7 @@ def _shaped(shape: torch.Size, strides: tuple[int, ...], residual_stride: int, e
         _rms_norm_kernel,
         (triton.cdiv(num_rows, block_rows),),
         (num_rows, strides[0], strides[1] if len(rows) == 2 else 0, residual_stride, eps),
+        overlaps=True,
         HEADS=num_heads,
         WIDTH=width,
         BLOCK_ROWS=block_rows,

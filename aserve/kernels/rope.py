@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aserve.kernels.launch import SHAPES, Launch
+from aserve.kernels.launch import SHAPES, Launch, wait_for_previous
 
 _HEADS_PER_PROGRAM = 8
 
@@ -88,7 +88,9 @@ def _rope_kernel(
     BLOCK_HEADS: tl.constexpr,
     BLOCK_KV_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
+    wait_for_previous(OVERLAPS)
     token = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     angles = None
@@ -204,6 +206,7 @@ def _shaped(
         _rope_kernel,
         (num_tokens, 1 + triton.cdiv(num_heads, block_heads)),
         (eps, *q_strides[:2], *k_strides[:2], *v_strides[:2], angle_stride, slot_stride),
+        overlaps=True,
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HALF=head_dim // 2,

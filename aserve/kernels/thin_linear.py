@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aserve.kernels.launch import SHAPES, Launch
+from aserve.kernels.launch import SHAPES, Launch, let_next_start, wait_for_previous
 
 MAX_ROWS: Final = 2
 """More are left to matrix units, which are no slower then."""
@@ -59,8 +59,10 @@ def _thin_linear_kernel(
     NUM_STAGES: tl.constexpr,
     EVEN: tl.constexpr,
     GATED: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """num_outputs: of those that are written; a gated layer's weight has twice as many rows, the gates' first."""
+    wait_for_previous(OVERLAPS)
     rows = tl.arange(0, BLOCK_T)
     outputs = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
     inputs = tl.arange(0, BLOCK_I)
@@ -84,6 +86,7 @@ def _thin_linear_kernel(
             else:
                 other = tl.load(other_ptrs + start, mask=has_output[:, None] & has_input[None, :], other=0.0)
             other_acc += x[:, None, :] * other.to(tl.float32)[None, :, :]
+    let_next_start(OVERLAPS)
     out = tl.sum(acc, axis=2)
     gated = tl.sum(other_acc, axis=2)
     if bias_ptr is not None:
@@ -130,6 +133,7 @@ def _shaped(shape_TI: torch.Size, x_stride: int, num_outputs: int, gated: bool) 
         _thin_linear_kernel,
         (triton.cdiv(num_outputs, tile.outputs),),
         (num_rows, x_stride, num_inputs, num_outputs),
+        overlaps=True,
         BLOCK_T=triton.next_power_of_2(num_rows),
         BLOCK_O=tile.outputs,
         BLOCK_I=tile.inputs,

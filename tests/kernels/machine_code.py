@@ -30,7 +30,10 @@ class Loop:
 
 
 def describe(kernel: CompiledKernel) -> dict[str, int]:
-    """registers and stack_bytes of a thread, shared_bytes of a program, programs_per_sm."""
+    """registers and stack_bytes of a thread, shared_bytes of a program, programs_per_sm.
+
+    waits, lets_start: how many instructions wait for the launch before, and let the next one start.
+    """
     usage = _cuobjdump("--dump-resource-usage", _cubin(kernel))
     [(registers, stack)] = re.findall(rf"Function {kernel.metadata.name}:\n.*REG:(\d+) STACK:(\d+)", usage)
     return {
@@ -38,6 +41,9 @@ def describe(kernel: CompiledKernel) -> dict[str, int]:
         "stack_bytes": int(stack),
         "shared_bytes": kernel.metadata.shared,
         "programs_per_sm": programs_per_sm(int(registers), kernel.metadata.num_warps, kernel.metadata.shared),
+        "overlaps": kernel.metadata.launch_pdl,
+        "waits": kernel.asm["ptx"].count("griddepcontrol.wait"),
+        "lets_start": kernel.asm["ptx"].count("griddepcontrol.launch_dependents"),
     }
 
 

@@ -30,6 +30,7 @@ RARE_SHAPES = [(BF16, 80, {}), (FP16, 64, {}), (FP32, 64, {}), (FP32, 256, {})]
 STEPS = {
     "decode, split": ([1], 8192),
     "decode": ([1] * 300, 64),
+    "decode, crowded": ([1] * 56, 64),
     "short prompts": ([5, 3], 8192),
     "long prompts": ([700, 300], 8192),
 }

@@ -50,6 +50,7 @@ ATTENTION = {
     ("_decode_kernel", 64, "decode"): Figures(3, 460, 0, 32),
     ("_decode_kernel", 128, "decode"): Figures(3, 440, 0, 32),
     ("_decode_kernel", 256, "decode"): Figures(3, 450, 0, 32),
+    ("_decode_kernel", 128, "decode, crowded"): Figures(4, 440, 0, 32),
 }
 """By kernel, head dimension and step, in bfloat16 without a window or a cap."""
 PROGRAMS_PER_SM = {
@@ -65,6 +66,17 @@ PROGRAMS_PER_SM = {
     "_gated_kernel": 8,
 }
 """Of kernels that wait for memory, at least."""
+
+
+OVERLAPPING = {
+    "_combine_kernel",
+    "_decode_kernel",
+    "_gated_kernel",
+    "_rms_norm_kernel",
+    "_rope_kernel",
+    "_thin_linear_kernel",
+}
+"""Of a decoding step, one launch after another."""
 
 
 def compiled_by(module: str, folder: Path, triton: str | None, *arguments: str) -> Variants:
@@ -145,6 +157,14 @@ def test_attention_keeps_a_processor_busy(variants: Variants, case: tuple[str, i
 @pytest.mark.parametrize("kernel", PROGRAMS_PER_SM)
 def test_kernels_that_wait_for_memory_share_a_processor(variants: Variants, kernel: str) -> None:
     assert min(v["programs_per_sm"] for v in variants if v["kernel"] == kernel) >= PROGRAMS_PER_SM[kernel]
+
+
+def test_what_starts_early_waits(variants: Variants) -> None:
+    assert {v["kernel"] for v in variants if v["overlaps"]} == OVERLAPPING
+    for variant in variants:
+        overlaps = int(variant["overlaps"])
+        lets_start = overlaps and variant["kernel"] != "_rope_kernel"
+        assert (variant["waits"], variant["lets_start"]) == (overlaps, lets_start), variant
 
 
 @pytest.fixture(scope="module")

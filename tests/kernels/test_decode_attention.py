@@ -3,7 +3,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from aserve.kernels.decode_attention import choose_num_splits, launch_cost
+from aserve.kernels.attention_tiles import Tiles, decode_tiles
+from aserve.kernels.decode_attention import choose_num_splits, fit_to_device, launch_cost
 from aserve.kernels.reference import ReferenceOps
 from aserve.kernels.triton_ops import TritonOps
 from tests.kernels.cases import Fast, paged
@@ -43,6 +44,25 @@ def test_the_chosen_splits_keep_the_device_busy(batch: int) -> None:
         splits = choose_num_splits(batch * 8, num_tiles, H200_PLACES)
         ideal = batch * 8 * num_tiles / H200_PLACES
         assert ideal / launch_cost(batch * 8, num_tiles, splits, H200_PLACES) > 0.8, num_tiles
+
+
+@pytest.mark.parametrize(("num_seqs", "programs_per_sm"), [(1, 3), (49, 3), (50, 4), (66, 4), (67, 3), (256, 3)])
+def test_a_few_programs_too_many_are_crowded_together(num_seqs: int, programs_per_sm: int) -> None:
+    """Of 8 key heads and 132 processors: 396 places, or 528 with a tile less under way in each."""
+    tiles, num_splits = fit_to_device(decode_tiles(128, 4, 2, (9, 0)), num_seqs * 8, 1024, 132)
+    assert tiles.programs_per_sm == programs_per_sm
+    assert num_splits == (8 if num_seqs == 1 else 1)
+
+
+def test_tiles_that_were_not_measured_crowded_are_not() -> None:
+    for tiles in decode_tiles(128, 4, 2, (8, 9)), decode_tiles(64, 4, 2, (9, 0)), decode_tiles(128, 32, 2, (9, 0)):
+        assert fit_to_device(tiles, tiles.programs_per_sm * 132 + 1, 16, 132) == (tiles, 1)
+
+
+def test_crowded_tiles_give_the_same_result(triton_each: Fast) -> None:
+    """Four programs for one processor, which runs three of them otherwise."""
+    case = paged(triton_each, [500, 130], [1, 1], heads=(8, 2), head_dim=128)
+    triton_each.assert_close(case.attend(TritonOps(num_sms=1)), case.attend(ReferenceOps()))
 
 
 @pytest.mark.parametrize("num_sms", [1, 2, 8, 64])

@@ -141,6 +141,31 @@ def test_a_size_that_changes_what_triton_specializes_on_changes_the_kernel(runs,
     assert first.kind != second.kind
 
 
+def waiting_kernel(x_ptr, OVERLAPS):
+    pass
+
+
+waiting_kernel.__annotations__ = {"OVERLAPS": "tl.constexpr"}
+
+
+@pytest.mark.parametrize(("arch", "overlaps"), [(80, False), (89, False), (90, True), (100, True)])
+def test_a_launch_overlaps_the_one_before_where_the_device_can(monkeypatch, arch: int, overlaps: bool) -> None:
+    """From Hopper on: what starts early and what waits go together, or a kernel would read what is not there yet."""
+    compiled: list[tuple[Any, Any]] = []
+
+    def compile_(src: Any, **given: Any) -> Compiled:
+        compiled.append((src.constants, given["options"]))
+        return Compiled([], src.signature, src.attrs)
+
+    monkeypatch.setattr(driver, "_active", Gpus(arch))
+    monkeypatch.setattr(triton.compiler, "compile", compile_)
+    x, _ = aligned_and_not()
+    Launch(JITFunction(waiting_kernel), (3,), overlaps=True)(x)
+    [(constants, options)] = compiled
+    assert list(constants.values()) == [overlaps]
+    assert options.get("launch_pdl", False) == overlaps
+
+
 def test_a_version_that_is_not_known_launches_by_triton_and_says_so_once(runs, kernel, monkeypatch, caplog) -> None:
     monkeypatch.setattr(launch, "triton", SimpleNamespace(__version__="3.99.0"))
     launch.is_known_version.cache_clear()
