@@ -43,10 +43,9 @@ def default_max_num_queued_reqs(max_num_seqs: int | None) -> int:
 def default_itl_factor(device: str) -> float:
     """How much longer than without prompts a step may take in which somebody decodes, where no target is set.
 
-    More on a CPU, which computes a hundred tokens of a prompt at half of the speed of a thousand. On a GPU the slowest
-    token in a hundred then takes 2.5 times as long as most: predictions are off by a seventh (an H200, 8B).
+    More on a CPU, which computes a hundred tokens of a prompt at half of the speed of a thousand.
     """
-    return 4.0 if device == "cpu" else 2.1
+    return 4.0 if device == "cpu" else 2.5
 
 
 def default_max_in_flight(device: str, flops_per_token: int, windows: Sequence[Window]) -> int:
