@@ -35,6 +35,8 @@ STEPS = {
     "long prompts": ([700, 300], 8192),
 }
 """(query lengths, longest context)."""
+LIMITED_STEPS = ("decode", "long prompts")
+"""Those that are compiled with a window and a cap too, of which the others differ as little as without."""
 
 
 def attend(
@@ -57,9 +59,12 @@ def attend(
     q, k, v = qkv.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     cos_sin, positions = torch.empty(9, head_dim), torch.zeros(num_tokens, dtype=torch.int64)
     norm = torch.empty(head_dim, dtype=dtype)
-    ops.norm_rope_and_write_kv(q, k, v, norm, norm, 1e-6, cos_sin, positions, cache, cache, batch.slots_T)
-    q = ops.rope_and_write_kv(q, k, v, cos_sin, positions, cache, cache, batch.slots_T)
-    ops.write_kv(k, v, cache, cache, batch.slots_T)
+    if isinstance(ops, FixedOps):  # whose rope is that of the others
+        q = q.contiguous()
+    else:
+        ops.norm_rope_and_write_kv(q, k, v, norm, norm, 1e-6, cos_sin, positions, cache, cache, batch.slots_T)
+        q = ops.rope_and_write_kv(q, k, v, cos_sin, positions, cache, cache, batch.slots_T)
+        ops.write_kv(k, v, cache, cache, batch.slots_T)
     ops.attend(q, cache, cache, batch, scale=0.1, **options)
 
 
@@ -136,8 +141,11 @@ def move_blocks(ops: TritonOps, dtype: torch.dtype, numbers: int) -> None:
 def run_attention(job: "Job") -> None:
     for dtype, head_dim, options in job.shapes:
         for name, step in STEPS.items():
+            if options and name not in LIMITED_STEPS and not job.thorough:
+                continue
             attend(job.ops, dtype, head_dim, step, options)
-            job.report(loops=not options, dtype=str(dtype), head_dim=head_dim, step=name, **options)
+            has_figures = not options and name != "decode, split"
+            job.report(loops=has_figures, dtype=str(dtype), head_dim=head_dim, step=name, **options)
 
 
 def run_fixed(job: "Job") -> None:
