@@ -200,6 +200,7 @@ def serve(args: argparse.Namespace, bench: Bench, tokenizer: Path) -> bool:
     options["port"] = str(port)
     if args.max_model_len is not None:
         options["max-model-len"] = str(args.max_model_len)
+    options |= dict(words.split("=", 1) for words in args.server)
     command = [
         sys.executable,
         "-m",
@@ -228,6 +229,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--peer-requests", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=2, help="of cache_cost")
     parser.add_argument("--max-model-len", type=int)
+    parser.add_argument("--server", nargs="*", default=[], metavar="FLAG=VALUE", help="of the server: target-itl-ms=0")
     return parser.parse_args()
 
 
