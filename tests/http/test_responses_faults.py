@@ -65,6 +65,30 @@ async def test_events_are_found_by_their_numbers_after_a_fault():
         assert (await client.get(f"{URL}/{id}")).json()["status"] == "failed"
 
 
+async def test_what_the_store_keeps_at_the_second_attempt_is_in_the_log_all_the_same(caplog):
+    """Catches a store that fails now and then, of which no operator hears."""
+
+    class OnceFailingStore(MemoryStore):
+        num_failures = 0
+
+        async def put(self, record):
+            if b'"status":"failed"' in record.response and not self.num_failures:
+                self.num_failures += 1
+                raise MemoryError("the first attempt")
+            if b'"status":"completed","completed_at"' in record.response:
+                raise MemoryError("the answer itself")
+            await super().put(record)
+
+    store = OnceFailingStore()
+    async with scripted_engine() as engine, client_of(create_app(engine, response_store=store)) as client:
+        id = (await client.post(URL, json=BODY)).json()["id"]
+        await client.get(f"{URL}/{id}?stream=true")
+        assert (await client.get(f"{URL}/{id}")).json()["status"] == "failed"
+    assert store.num_failures == 1
+    told = [record.getMessage() for record in caplog.records if id in record.getMessage()]
+    assert ["_settle_for_sure" in message for message in told] == [False, True]
+
+
 async def test_a_large_input_of_numbers_is_refused_by_what_it_must_be():
     """Told at a glance, before any of them is decoded: not by the first that is no object."""
     async with scripted_engine() as engine, client_of(create_app(engine)) as client:
