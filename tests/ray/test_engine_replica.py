@@ -39,5 +39,6 @@ async def test_a_replica_ends_once_what_it_computed_is_taken(replica):
         assert not ended
         await replica.leave(lambda: ended.append("twice"))
         [*_] = [item async for item in items]
-    await leaving
+    async with asyncio.timeout(3.0):  # not as long as it may take
+        await leaving
     assert ended == ["ended"]

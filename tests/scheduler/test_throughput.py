@@ -23,6 +23,13 @@ def test_it_is_the_tokens_of_full_steps_by_their_seconds():
     assert (nothing.tokens_per_s, nothing.seconds_for(1, 10)) == (None, None)
 
 
+def test_the_time_before_the_first_step_is_not_counted():
+    throughput = Throughput()
+    for now_s in (50.0, 50.5, 51.0):
+        throughput.planned(now_s, 100, is_full=True)
+    assert throughput.tokens_per_s == pytest.approx(200.0)
+
+
 def test_after_a_half_life_what_was_measured_counts_half():
     """Ten seconds at 100 a second, then ten at 200."""
     found = measured((HALF_LIFE_S, 1000), (HALF_LIFE_S, 2000)).tokens_per_s

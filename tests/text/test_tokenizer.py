@@ -27,6 +27,7 @@ def test_special_tokens_are_added_or_not():
     tokenizer = checkpoints.sentencepiece()
     with_bos = tokenizer.encode("the dog")
     assert with_bos == (tokenizer.bos_id, *tokenizer.encode("the dog", add_special_tokens=False))
+    assert tokenizer.count("the dog") == len(with_bos) - 1
     assert tokenizer.decode(with_bos) == "<s> the dog"
     assert tokenizer.decode(with_bos, skip_special_tokens=True) == "the dog"
     assert tokenizer.decode_batch([with_bos]) == ["<s> the dog"]
