@@ -57,24 +57,26 @@ def test_a_wait_is_as_long_as_prompts_and_usual_answers_take():
     assert throughput.seconds_for(1.0, 0.0) == pytest.approx(1.0, rel=0.01), "the latest answers are the usual ones"
 
 
-def waiting_for_five_seconds() -> SyncLoop:
-    """An engine that gets ten tokens a second done has a prompt of fifty before it."""
+def waiting(tokens_per_s: int = 10) -> SyncLoop:
+    """An engine that gets so many tokens a second done has a prompt of fifty before it."""
     loop = SyncLoop(num_blocks=60, max_num_queued_reqs=1)
-    loop.scheduler._admission.throughput.planned(0.0, 10, is_full=True)
-    loop.scheduler._admission.throughput.planned(1.0, 0, is_full=False)
+    loop.scheduler._admission.throughput.planned(0.0, 10 * tokens_per_s, is_full=True)
+    loop.scheduler._admission.throughput.planned(10.0, 0, is_full=False)
     loop.add(request("first", (0, 1) * 25, max_tokens=1))
     return loop
 
 
-def test_who_comes_to_a_full_queue_is_told_how_long_it_is():
+@pytest.mark.parametrize(("tokens_per_s", "retry_after_s"), [(10, 5), (100, 1), (40, 2), (1, 50)])
+def test_who_comes_to_a_full_queue_is_told_how_long_it_is(tokens_per_s, retry_after_s):
+    """In whole seconds, and at least one."""
     with pytest.raises(OverloadedError, match="1 requests are waiting") as told:
-        waiting_for_five_seconds().scheduler.check_room(request("next", (0,), arrival_s=1.0))
-    assert told.value.retry_after_s == 5
+        waiting(tokens_per_s).scheduler.check_room(request("next", (0,), arrival_s=1.0))
+    assert told.value.retry_after_s == retry_after_s
 
 
 @pytest.mark.parametrize(("left_s", "retry_after_s"), [(2.0, 3), (0.5, 5), (5.0, None)])
 def test_who_would_wait_past_its_deadline_is_told_when_it_would_not(left_s, retry_after_s):
-    loop = waiting_for_five_seconds()
+    loop = waiting()
     loop.scheduler._admission._max_num_queued = None
     late = request("next", (0,), arrival_s=100.0, deadline_s=100.0 + left_s)
     if retry_after_s is None:
