@@ -3,7 +3,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from aserve.kernels.attention_tiles import Tiles, decode_tiles
+from aserve.kernels.attention_tiles import decode_tiles
 from aserve.kernels.decode_attention import choose_num_splits, fit_to_device, launch_cost
 from aserve.kernels.reference import ReferenceOps
 from aserve.kernels.triton_ops import TritonOps
