@@ -118,7 +118,7 @@ class Client:
     def reset(self) -> None:
         """Leave without goodbye: RST instead of FIN."""
         sock = self.writer.get_extra_info("socket")
-        if sock.fileno() >= 0:  # else the server has ended the connection
+        if sock is not None and sock.fileno() >= 0:  # else the server has ended the connection
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
 
