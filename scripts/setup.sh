@@ -24,10 +24,6 @@ fi
 pip() { .venv/bin/python -m pip --disable-pip-version-check "$@"; }
 install() { pip install -c constraints.txt "$@"; }
 
-say "compiling the CPU kernels meanwhile, where there is a C++ compiler: some 20 s, once"
-compile='from aserve.kernels.native.library import find_or_compile, own_variant; find_or_compile(own_variant())'
-"$PYTHON" -c "$compile" 2>/dev/null &  # without them it goes on: the last step says why there are none
-
 configured=$(pip config list)
 if grep -q -E "index-url|find-links|no-index" <<<"$configured"; then
     say "fetching from where pip is configured to look"
@@ -47,6 +43,6 @@ else
     install -e .
 fi
 
-wait
+say "compiling the CPU kernels, where there is a C++ compiler: some 20 s, once"
 say "$(.venv/bin/python -m aserve.kernels.native)"
 say "done: $(du -sh .venv | cut -f1) in .venv; start the demonstration model with: .venv/bin/aserve serve demo"
