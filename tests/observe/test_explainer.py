@@ -94,6 +94,14 @@ def test_a_request_that_never_ran_was_queued():
     assert (found.steps.num, found.choices[0].prefix) == (0, None)
 
 
+def test_a_request_whose_reader_is_gone_while_it_runs_has_ended():
+    loop = ExplainedLoop()
+    loop.add(request("a", LONG, 9))
+    loop.step()
+    loop.leave("a")
+    assert loop.explanation("a").state == "ended"
+
+
 def preempting(mode, **options):
     """Two that do not fit together: the second gives way."""
     limits = {"num_blocks": 9, "num_host_blocks": 16, "preemption": PreemptionRule(mode), "watermark": 0.0}

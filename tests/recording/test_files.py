@@ -11,6 +11,7 @@ import pytest
 
 from aserve.core.config import Options
 from aserve.core.errors import ConfigError, RecordingError
+from aserve.core.ids import RequestId
 from aserve.recording import tape as tapes
 from aserve.recording.files import FRAME, MAGIC, Recording, landed_plans
 from aserve.recording.fingerprint import fingerprint
@@ -253,3 +254,15 @@ def test_options_of_a_recording_that_there_is_not():
         Options(record_prompts=True)
     with pytest.raises(ConfigError, match="record_max_mb must be at least 1, got 0"):
         Options(record="a.rec", record_max_mb=0)
+
+
+def test_a_request_is_written_down_as_one_of_which_nothing_was_asked_where_nothing_is_said():
+    assert msgspec.structs.astuple(Arrived(1.0, RequestId("a"), 0.5, 3, 2, 7))[6:] == (
+        0,
+        "",
+        1.0,
+        None,
+        False,
+        False,
+        None,
+    )

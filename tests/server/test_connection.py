@@ -1,6 +1,7 @@
 """Connections over real sockets: order, departure, deadlines, bounds."""
 
 import asyncio
+from contextlib import nullcontext
 
 import pytest
 
@@ -35,6 +36,27 @@ async def test_a_connection_closes_after_an_answer_to_close():
         answer = await client.ask(request(b"/", b"GET", b"Connection: close"))
         assert answer.status == 200
         assert await client.rest() == b""
+
+
+@pytest.mark.parametrize(("error", "passes"), [(SystemExit(3), True), (OSError("no descriptor"), False)])
+async def test_what_is_no_fault_of_a_connections_beginning_ends_more_than_that(error, passes):
+    """A wish that the process should end is somebody else's to fulfil."""
+
+    class Transport:
+        aborted = False
+
+        def set_write_buffer_limits(self, **_: object) -> None:
+            raise error
+
+        def abort(self) -> None:
+            self.aborted = True
+
+    async with serving(Recorder()) as site:
+        connection, transport = Connection(site.connections), Transport()
+        with pytest.raises(SystemExit) if passes else nullcontext():
+            connection.connection_made(transport)
+        assert transport.aborted is not passes
+        site.connections.forget(connection)
 
 
 async def test_the_answer_reaches_a_client_that_is_still_sending():

@@ -28,6 +28,8 @@ BYTES = {
     "s + s": 2,
     "t + t": 16,
     "t * 3": 24,
+    "t * 0": 0,
+    "t * -1": 0,
     "3 * u": 12,
     # Slices, keys and literals
     "s[1:]": 1,
