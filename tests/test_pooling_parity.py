@@ -5,6 +5,7 @@ engine computes all inputs at once, decoders in chunks of 32 tokens.
 """
 
 import asyncio
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +17,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from aserve import AsyncEngine
+from aserve.core.errors import CheckpointError
 from aserve.core.pooling import PoolingParams, TokenizedInput
 from tests.pooling_checkpoints import write_pooling
 
@@ -98,6 +100,15 @@ async def check(folder: Path, case: Case) -> None:
 @pytest.mark.parametrize("name", CASES)
 async def test_embeddings_are_those_of_transformers(name: str, tmp_path: Path):
     await check(tmp_path / "model", CASES[name])
+
+
+async def test_an_encoder_of_no_two_positions_is_told(tmp_path: Path):
+    write_pooling(tmp_path, "bert")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1}))
+    with pytest.raises(CheckpointError, match="max_position_embeddings must be at least 2"):
+        async with AsyncEngine(tmp_path, load_format="dummy"):
+            pass
 
 
 @pytest.mark.thorough

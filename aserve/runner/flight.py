@@ -18,6 +18,33 @@ Landed = Future[StepResult | BaseException]
 """How a step ended."""
 
 
+class LateLanding:
+    """Tells how the last step ended, when the next one's kernels begin. Used by the runner's thread alone.
+
+    Whoever is told takes Python's lock at once, to send tokens and to plan. Where the host computes, and the next step
+    is there already, it would be made ready without the lock, while cores wait for it; kernels do without the lock:
+
+        told at its end      kernels t | lock: sending, planning | make ready | kernels t+1
+        told late            kernels t | make ready | kernels t+1
+                                                    | lock: sending, planning
+    """
+
+    def __init__(self) -> None:
+        self._untold: tuple[Landed, StepResult] | None = None
+
+    def keep(self, landed: Landed, result: StepResult) -> None:
+        """Have this told later, behind what was kept before."""
+        self.tell()
+        self._untold = landed, result
+
+    def tell(self) -> None:
+        """Tell what is kept, if anything is."""
+        if self._untold is not None:
+            landed, result = self._untold
+            self._untold = None
+            landed.set_result(result)
+
+
 class StepFlight:
     """Resolves when the runner's thread has the step's tokens on the host."""
 

@@ -9,7 +9,7 @@ not used for longest are let go. Same kernels, same arguments: same bits as the 
 
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -39,20 +39,29 @@ class _Captured:
     positions_T: Tensor
     slots: Sequence[Tensor]
 
-    def repeat(self, token_ids_T: Tensor, batch: ForwardBatch) -> Tensor:
-        """Of another step."""
+    def repeat(self, token_ids_T: Tensor, batch: ForwardBatch, beginning: Callable[[], object]) -> Tensor:
+        """Of another step. beginning: as of `CapturedCalls.repeat`."""
         self.token_ids_T.copy_(token_ids_T)
         self.positions_T.copy_(batch.positions_T)
         for own_T, slots_T in zip(self.slots, _slots(batch.attention), strict=True):
             own_T.copy_(slots_T)
-        return self.calls.repeat(batch.attention)
+        return self.calls.repeat(batch.attention, beginning)
 
 
 class Repeats:
-    """Of one model and its cache. Only for one thread."""
+    """Of one model and its cache. Only for one thread.
 
-    def __init__(self, model: CausalLM, ops: NativeOps, kv: Sequence[KVLayer]) -> None:
-        self._model, self._ops, self._kv = model, ops, kv
+    beginning: is called once in each step, as late as can be before anything of it is computed that takes long.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        ops: NativeOps,
+        kv: Sequence[KVLayer],
+        beginning: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._model, self._ops, self._kv, self._beginning = model, ops, kv, beginning
         self._captured: OrderedDict[int, _Captured] = OrderedDict()
         self._max_rows = MAX_ROWS
         self._num_rows, self._num_times = 0, 0
@@ -60,14 +69,15 @@ class Repeats:
 
     def forward(self, token_ids_T: Tensor, batch: ForwardBatch) -> Tensor | None:
         """Hidden states, [T, E], which lie where the next step's will; None for steps that go the eager way."""
-        num_rows, attention = len(token_ids_T), batch.attention
-        if attention.num_decodes != num_rows or num_rows > self._max_rows:
-            return None
-        if batch.lora is not None or batch.wanted_N is not None:
-            return None
-        if (captured := self._captured.get(num_rows)) is not None:
+        num_rows = len(token_ids_T)
+        is_decoding = batch.attention.num_decodes == num_rows and batch.lora is None and batch.wanted_N is None
+        captured = self._captured.get(num_rows) if is_decoding else None
+        if captured is not None:
             self._captured.move_to_end(num_rows)
-            return captured.repeat(token_ids_T, batch)
+            return captured.repeat(token_ids_T, batch, self._beginning)
+        self._beginning()
+        if not is_decoding or num_rows > self._max_rows:
+            return None
         self._num_times = self._num_times + 1 if num_rows == self._num_rows else 1
         self._num_rows = num_rows
         return self._capture(token_ids_T, batch) if self._num_times >= CAPTURE_AT else None
@@ -90,9 +100,15 @@ class Repeats:
         return calls.result
 
 
-def repeats(model: CausalLM, ops: Ops, kv: Sequence[KVLayer], shard: Shard = ALONE) -> Repeats | None:
+def repeats(
+    model: CausalLM,
+    ops: Ops,
+    kv: Sequence[KVLayer],
+    shard: Shard = ALONE,
+    beginning: Callable[[], object] = lambda: None,
+) -> Repeats | None:
     """Those of a model that is computed by our own kernels; None for others, and where ranks add up between kernels."""
-    return Repeats(model, ops, kv) if type(ops) is NativeOps and shard.group is None else None
+    return Repeats(model, ops, kv, beginning) if type(ops) is NativeOps and shard.group is None else None
 
 
 def _own(attention: AttentionBatch) -> AttentionBatch:

@@ -30,7 +30,7 @@ from aserve.runner.controls import ControlTable
 from aserve.runner.costs import MemoryCosts, measure_costs, measure_drafting
 from aserve.runner.device import StepDevice, step_device
 from aserve.runner.failures import SkippedStepError, out_of_memory
-from aserve.runner.flight import Landed, StepFlight, result_of
+from aserve.runner.flight import Landed, LateLanding, StepFlight, result_of
 from aserve.runner.following import DraftMaker, FollowingStep
 from aserve.runner.graph_device import GraphDevice
 from aserve.runner.graphs import DecodeGraphs
@@ -118,12 +118,10 @@ class ModelRunner:
         torch_device = kv.planes_YBX.device
         self._block_size = kv.block_size
         self._kv: KVStore | None = kv
-        self._max_model_len, self._max_num_seqs = max_model_len, max_num_seqs
-        self._num_host_blocks = num_host_blocks
+        self._max_model_len, self._max_num_seqs, self._num_host_blocks = max_model_len, max_num_seqs, num_host_blocks
+        max_spans = -(-max_model_len // self._block_size) * kv.num_groups
         # The row after those of sequences pads captured batches, and is that of a sign of life.
-        self._rows = rows = RowTable(
-            max_num_seqs + 1, -(-max_model_len // self._block_size) * kv.num_groups, torch_device
-        )
+        self._rows = rows = RowTable(max_num_seqs + 1, max_spans, torch_device)
         self._device = device or step_device(torch_device)
         self._shard, self._followers = shard, followers
         num_sharing = shard.size if self._device.is_host else 1
@@ -131,7 +129,8 @@ class ModelRunner:
         controls = ControlTable(max_num_seqs, model.spec.vocab_size, torch_device, self._device)
         self._slots = slots = None if lora is None else AdapterSlots(lora, rows, self._device)
         builder = BatchBuilder(rows, controls, self._device, self._block_size, kv.num_groups, slots)
-        own = EagerStep(model, ops, kv.layers, rows, shard.group, repeats(model, ops, kv.layers, shard))
+        self._late = late = LateLanding()
+        own = EagerStep(model, ops, kv.layers, rows, shard.group, repeats(model, ops, kv.layers, shard, late.tell))
         is_follower = shard.group is not None and shard.rank > 0
         step: Step = own if shard.group is None or not is_follower else FollowingStep(own, shard.group)
         graphs = None
@@ -146,6 +145,7 @@ class ModelRunner:
             graphs,
         )
         self._reads_back = not is_follower
+        self._tells_late = own.repeats is not None and graphs is None
         self._draft_model: DraftMaker | None = None
         self._vocab_size = model.spec.vocab_size
         self._masks = MaskMaker(self._vocab_size, self._device)
@@ -259,6 +259,7 @@ class ModelRunner:
         self._num_submitted += 1  # nobody is idle any more
         self._submitted.set()
         self._worker.shutdown(wait=True)
+        self._late.tell()
         self._masks.close()
         self._device.drain()  # before tensors go: torch hands their memory to whoever asks next, steps or no steps
         if self._stages is not None:
@@ -276,12 +277,16 @@ class ModelRunner:
 
     def _run(self, plan: StepPlan, landed: Landed, number: int, *, recovers: bool) -> None:
         """One step, in the worker thread. Every way out resolves `landed`, or its reader would wait for ever."""
+        if not _begins_at_once(plan):
+            self._late.tell()
         try:
             self._begin(plan, recovers=recovers)
             readback = self._compute(plan, landed)
         except BaseException as error:  # the edge of a thread
+            self._late.tell()
             self._failed(landed, error)
             return
+        self._late.tell()
 
         def land() -> None:
             try:
@@ -290,6 +295,9 @@ class ModelRunner:
                     self._followers.check()
             except BaseException as error:  # the edge of a thread
                 self._failed(landed, error)
+                return
+            if self._tells_late and number != self._num_submitted:
+                self._late.keep(landed, result)
             else:
                 landed.set_result(result)
                 self._fill_in_while_idle(number)
@@ -372,3 +380,9 @@ class ModelRunner:
             if self._followers is not None:
                 error = self._followers.cause_of(error)
         landed.set_result(out_of_memory(error) or error)
+
+
+def _begins_at_once(plan: StepPlan) -> bool:
+    """Whether a step's kernels follow in a fraction of a millisecond: rows go on decoding, and nothing else is done."""
+    only_decodes = plan.num_tokens == len(plan.slices)
+    return only_decodes and not plan.inits and plan.block_ops is None and not plan.drafting

@@ -140,6 +140,7 @@ async def test_health_and_readiness_are_of_the_whole():
         assert states == [("a", "draining"), ("b", "ready")]
         replicas.states = {"a": "draining"}
         assert [(await client.get(path)).status_code for path in ("/ready", "/health", "/ping")] == [503, 200, 200]
+        assert (await client.get("/health")).json()["status"] == "draining"
         replicas.states = {"a": "dead"}
         assert (await client.get("/health")).status_code == 503
         replicas.states = {}

@@ -17,6 +17,7 @@ from aserve.runner.flight import BrokenStepError
 from aserve.runner.kv_store import allocate_kv
 from aserve.runner.runner import ModelRunner, SkippedStepError
 from aserve.scheduler.scheduler import Scheduler
+from tests.kernels.cases import native_ops
 from tests.runner.toy import (
     BOMB,
     POISON,
@@ -37,9 +38,10 @@ pytestmark = pytest.mark.torch
 PROMPT = [5, 6, 7, 8, 9, 10]
 
 
-@pytest.fixture
-def runner():
-    runner = toy_runner()
+@pytest.fixture(params=[CpuOps, native_ops])
+def runner(request):
+    """Of our own kernels, too, by which it tells of steps late."""
+    runner = toy_runner(ops=request.param())
     yield runner
     runner.close()
 

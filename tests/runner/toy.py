@@ -19,7 +19,7 @@ from aserve.core.params import SamplingParams
 from aserve.core.plan import RowInit, RowSampling, SeqSlice, StepPlan
 from aserve.core.request import Request
 from aserve.kernels.cpu import CpuOps
-from aserve.kernels.ops import KVLayer
+from aserve.kernels.ops import KVLayer, Ops
 from aserve.models.interface import ForwardBatch
 from aserve.models.spec import ModelSpec
 from aserve.runner.device import StepDevice
@@ -111,13 +111,14 @@ def toy_runner(
     max_num_seqs: int = 8,
     num_host_blocks: int = 0,
     device: StepDevice | None = None,
+    ops: Ops | None = None,
 ) -> ModelRunner:
     kv = allocate_kv(
         ToyLM.spec, num_blocks=num_blocks, block_size=block_size, dtype=torch.float32, device=torch.device("cpu")
     )
     return ModelRunner(
         ToyLM(),
-        CpuOps(),
+        ops or CpuOps(),
         kv,
         max_num_seqs=max_num_seqs,
         max_model_len=ToyLM.spec.context_len,

@@ -5,13 +5,15 @@ of that is the same at the next step of as many rows, if only the memory stays w
 kept, with the addresses that it called it with, and the memory that these are of:
 
     capture   work() ----> kernel(a, b), kernel(b, c), ...      a, b, c are kept
-    repeat                 kernel(a, b), kernel(b, c), ...      as often as wanted; the result lies in c again
+    repeat                 kernel(a, b), kernel(b, c), ...      as often as wanted, by one call from Python (CallTable);
+                                                                the result lies in c again
 
 What differs from step to step is written to where it was read, but for attention, whose work is dealt anew.
 The idea is that of CUDA's graphs, see runner/graphs.py; a CPU has nobody to hand them to.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from ctypes import addressof
 from functools import partial
 from typing import Any, Final
 
@@ -19,16 +21,16 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from aserve.kernels.native.library import Kernel
+from aserve.kernels.native.call_table import CallTable
+from aserve.kernels.native.library import Kernel, Seen
 from aserve.kernels.native.native_ops import NativeOps
 from aserve.kernels.ops import AttentionBatch
-
-Call = tuple[Callable[..., object], list[Any]]
-"""A kernel, and what it is called with."""
 
 _ATEN: Final = torch.ops.aten
 _MAKES_ROOM: Final = frozenset({_ATEN.empty.memory_format, _ATEN.empty_like.default, _ATEN.new_empty.default})
 _PLANS: Final = "plan_attention"
+_ATTENTION, _ITEMS, _PARTIALS = 0, 1, 7
+"""What a step's plan of attention is among the integers that attention takes."""
 _REPEATABLE: Final = (
     *("product_", "unpack_rows_", "rms_norm_", "silu_and_mul_", "gelu_and_mul_", "rope_and_write_kv_"),
     *("attend_", _PLANS),
@@ -54,44 +56,59 @@ class CapturedCalls:
             raise UnrepeatableError(memory.objection)
         self._attention = ops.attention
         self._kept = memory.kept
-        self._calls: list[Call] = []
-        self._attends: dict[tuple[int, Any], list[list[Any]]] = {}
-        """Arguments that a step's plan of attention goes to, by the group of the layer and its layout."""
+        self._before: list[Callable[[], object]] = []
+        """What torch does before all kernels."""
+        self._attends: dict[tuple[int, Any], list[int]] = {}
+        """Calls that a step's plan of attention goes to, by the group of the layer and its layout."""
         groups = batch.groups or (batch,)
+        calls: list[tuple[Kernel, tuple[Any, ...]]] = []
         for kernel, arguments in seen:
+            if not isinstance(kernel, Kernel):
+                if calls:
+                    raise UnrepeatableError("an embedding behind kernels")
+                self._before.append(kernel)
+                continue
             if not kernel.name.startswith(_REPEATABLE):
                 raise UnrepeatableError(kernel.name)
             if kernel.name == _PLANS:
                 continue
-            self._calls.append((kernel.call, list(arguments)))
             if kernel.name.startswith("attend_"):
-                if (plan := self._attention.planned(arguments[0])) is None:
+                if (plan := self._attention.planned(arguments[_ATTENTION])) is None:
                     raise UnrepeatableError("layers of very many kinds")
                 place = next(place for place, group in enumerate(groups) if group is plan.batch)
-                self._attends.setdefault((place, plan.layout), []).append(self._calls[-1][1])
+                self._attends.setdefault((place, plan.layout), []).append(len(calls))
+            calls.append((kernel, arguments))
+        self._table = CallTable(ops.library, calls)
 
     @property
     def num_bytes(self) -> int:
         """Of the memory that it keeps."""
         return sum(x.untyped_storage().nbytes() for x in self._kept)
 
-    def repeat(self, batch: AttentionBatch) -> Tensor:
-        """Compute it for another step's contexts: `result`, where it then lies. Slots are not read from the batch."""
+    def repeat(self, batch: AttentionBatch, beginning: Callable[[], object]) -> Tensor:
+        """Compute it for another step's contexts: `result`, where it then lies. Slots are not read from the batch.
+
+        beginning: is called right before the kernels, which leave Python's lock to others until they have ended.
+        """
         groups = batch.groups or (batch,)
+        plans = []  # what is pointed to has to stay until kernels have run
         for (place, layout), calls in self._attends.items():
             plan = self._attention.plan(groups[place], layout)
-            partials = plan.partials.data_ptr()
-            for arguments in calls:
-                arguments[0], arguments[1], arguments[7] = plan.attention, plan.items, partials
-        for function, arguments in self._calls:
-            function(*arguments)
+            plans.append(plan)
+            self._table.change(calls, _ATTENTION, addressof(plan.attention))
+            self._table.change(calls, _ITEMS, addressof(plan.items))
+            self._table.change(calls, _PARTIALS, plan.partials.data_ptr())
+        for prepare in self._before:
+            prepare()
+        beginning()
+        self._table.call()
         return self.result
 
 
 class _Memory(TorchDispatchMode):
     """Keeps what torch makes, and notes the first thing that it does besides making room and looking at it anew."""
 
-    def __init__(self, seen: list[tuple[Kernel, tuple[Any, ...]]]) -> None:
+    def __init__(self, seen: Seen) -> None:
         super().__init__()
         self._seen = seen
         self.kept: list[Tensor] = []
@@ -111,7 +128,7 @@ class _Memory(TorchDispatchMode):
         elif func is _ATEN.embedding.default:
             table, ids = args[:2]
             self.kept.append(out)
-            self._seen.append((Kernel("unpack_rows_of_torch", partial(torch.index_select, table, 0, ids, out=out)), ()))
+            self._seen.append((partial(torch.index_select, table, 0, ids, out=out), ()))
         elif not (func.is_view and _is_same_memory(args[0], out)):
             self.objection = self.objection or str(func)
         return out

@@ -63,6 +63,8 @@ class Library:
         self.variant = variant
         self._dll = ctypes.CDLL(str(path))
         self._watch = _Watch()
+        self.call_all = self.function("call_all", [ctypes.c_void_p, ctypes.c_int64]).call
+        """Make the calls of a `CallTable`, of which it takes the address and how many there are."""
 
     def function(self, name: str, argument_types: Sequence[Any]) -> "Kernel":
         """A kernel by its name in C, which takes such arguments and returns nothing."""
@@ -71,8 +73,8 @@ class Library:
         return Kernel(name, function, self._watch)
 
     @contextmanager
-    def observed(self) -> Iterator["list[tuple[Kernel, tuple[Any, ...]]]"]:
-        """What this thread calls meanwhile, in order: kernels, and their arguments."""
+    def observed(self) -> Iterator["Seen"]:
+        """What this thread calls meanwhile, in order."""
         self._watch.seen = seen = []
         try:
             yield seen
@@ -81,12 +83,14 @@ class Library:
 
 
 class Kernel:
-    """A function in C, to be called. call: the same, unseen by `Library.observed`."""
+    """A function in C, to be called. call: the same, unseen by `Library.observed`. address: where its code lies."""
 
-    __slots__ = ("_watch", "call", "name")
+    __slots__ = ("_watch", "address", "argument_types", "call", "name")
 
-    def __init__(self, name: str, call: Callable[..., object], watch: "_Watch | None" = None) -> None:
-        self.name, self.call, self._watch = name, call, watch or _Watch()
+    def __init__(self, name: str, function: Any, watch: "_Watch") -> None:
+        self.name, self.call, self._watch = name, function, watch
+        self.argument_types: Sequence[Any] = function.argtypes
+        self.address = ctypes.cast(function, ctypes.c_void_p).value or 0
 
     def __call__(self, *arguments: Any) -> None:
         """Call it, without Python's lock."""
@@ -95,10 +99,14 @@ class Kernel:
             seen.append((self, arguments))
 
 
+Seen = list[tuple[Kernel | Callable[[], object], tuple[Any, ...]]]
+"""Kernels, and what they were called with; and what else somebody notes among them, which takes nothing."""
+
+
 class _Watch(threading.local):
     """What a thread has called, while that is asked for."""
 
-    seen: list[tuple[Kernel, tuple[Any, ...]]] | None = None
+    seen: Seen | None = None
 
 
 @cache

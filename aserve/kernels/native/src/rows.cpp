@@ -1,4 +1,5 @@
-// Norms and activations: what is done to each row of a step by itself; and copies of blocks. Twins: reference.py.
+// Norms and activations: what is done to each row of a step by itself; copies of blocks; and calls of many kernels.
+// Twins: reference.py.
 #include "simd.h"
 
 using namespace aserve;
@@ -14,6 +15,14 @@ struct Heads {
 // Blocks that are copied, each plane of a cache by itself; strides count bytes, as does what a block has of a plane.
 struct Moves {
     int64_t num_blocks, num_planes, bytes, from_plane, from_block, to_plane, to_block;
+};
+
+// A kernel, and what it is called with: integers and addresses, numbers behind them. It takes as many as it has. All are
+// called by one signature: on Linux integers and floats travel apart from each other, and the caller clears up.
+struct Call {
+    void (*kernel)(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
+        int64_t, float, float);
+    int64_t i[12]; float f[2];
 };
 
 namespace {
@@ -125,5 +134,11 @@ void move_blocks(const Moves* moves, const char* from, const int64_t* from_ids, 
         memcpy(to + plane * moves->to_plane + (to_ids ? to_ids[n] : n) * moves->to_block,
             from + plane * moves->from_plane + (from_ids ? from_ids[n] : n) * moves->from_block, moves->bytes);
     }
+}
+
+void call_all(const Call* c, int64_t num_calls) {
+    for (const Call* end = c + num_calls; c < end; c++)
+        c->kernel(c->i[0], c->i[1], c->i[2], c->i[3], c->i[4], c->i[5], c->i[6], c->i[7], c->i[8], c->i[9], c->i[10], c->i[11],
+            c->f[0], c->f[1]);
 }
 }

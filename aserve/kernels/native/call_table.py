@@ -1,0 +1,59 @@
+"""CallTable: calls of kernels that are written down, so that all of them are made by one call from Python.
+
+What Python takes for a call, a microsecond or two, is then taken once for a whole step, and so is Python's lock: from
+the first kernel to the last other threads may have it.
+"""
+
+import ctypes
+import struct
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aserve.kernels.native.library import Kernel, Library
+
+MAX_INTEGERS: Final = 12
+"""Or addresses, that a kernel takes."""
+MAX_FLOATS: Final = 2
+
+
+class CallTable:
+    """Calls in their order. What they are called with has to stay where it is; the table keeps it.
+
+    words_CW: the calls as they lie in memory, `Call` of rows.cpp, int64: a kernel's address, what it takes, and two
+    floats in the last.
+    """
+
+    def __init__(self, library: Library, calls: Sequence[tuple[Kernel, Sequence[Any]]]) -> None:
+        self._call_all = library.call_all
+        self._kept = tuple(calls)
+        rows = [_words(kernel, arguments) for kernel, arguments in calls]
+        self.words_CW: NDArray[np.int64] = np.array(rows, np.int64).reshape(len(rows), MAX_INTEGERS + 2)
+        self._address = self.words_CW.ctypes.data
+
+    def change(self, calls: Sequence[int], place: int, value: int) -> None:
+        """Have calls, by their places in the table, take another integer or address: their so-manieth, from 0."""
+        self.words_CW[calls, 1 + place] = value
+
+    def call(self) -> None:
+        """Make all calls."""
+        self._call_all(self._address, len(self.words_CW))
+
+
+def _words(kernel: Kernel, arguments: Sequence[Any]) -> list[int]:
+    integers: list[int] = []
+    floats: list[float] = []
+    for taken, argument in zip(kernel.argument_types, arguments, strict=True):
+        if taken is ctypes.c_float:
+            floats.append(argument)
+        elif isinstance(argument, ctypes.Structure | ctypes.Array):
+            integers.append(ctypes.addressof(argument))
+        else:
+            integers.append(argument or 0)
+    assert len(integers) <= MAX_INTEGERS
+    assert len(floats) <= MAX_FLOATS
+    integers += [0] * (MAX_INTEGERS - len(integers))
+    floats += [0.0] * (MAX_FLOATS - len(floats))
+    return [kernel.address, *integers, *struct.unpack("=q", struct.pack("=2f", *floats))]
