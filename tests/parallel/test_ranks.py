@@ -184,3 +184,14 @@ def test_frames_arrive_whole_however_they_are_cut() -> None:
     os.close(write_fd)
     assert reader.read() is None
     os.close(read_fd)
+
+
+def test_where_memory_has_no_files_ranks_meet_at_one_that_goes_with_the_meeting(monkeypatch):
+    """As on macOS."""
+    monkeypatch.delattr(os, "memfd_create")
+    meeting = MeetingFile()
+    assert Path(meeting.path).exists()
+    assert meeting.fds == ()
+    meeting.close()
+    assert not Path(meeting.path).exists()
+    meeting.close()

@@ -10,7 +10,7 @@ import yaml
 
 from aserve.cli.settings import parse_command
 from aserve.core.errors import ConfigError
-from aserve.ray.command import cluster, run
+from aserve.ray.command import cluster, deploy, run
 from aserve.ray.options import RayOptions
 
 WAITING = """
@@ -100,3 +100,35 @@ def test_nothing_is_left_running_on_a_cluster_that_ends_with_the_command(fake_ra
     with cluster(RayOptions(detach=True), {}):
         pass
     assert connected.asked == ["auto", "shutdown"]
+
+
+class FakeServe(SimpleNamespace):
+    """Runs what it is given, or says of a deployment why not."""
+
+    def __init__(self, told: str = "") -> None:
+        super().__init__()
+        self.told, self.ran = told, []
+
+    def run(self, app: object, **how: object) -> None:
+        self.ran.append((app, how))
+        if self.told:
+            raise RuntimeError("deploying failed")
+
+    def status(self) -> SimpleNamespace:
+        deployments = {"replicas": SimpleNamespace(message=self.told)}
+        return SimpleNamespace(applications={RayOptions().ray_app: SimpleNamespace(deployments=deployments)})
+
+
+def test_what_is_deployed_is_run_by_serve_at_its_place(monkeypatch):
+    serving = FakeServe()
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(serve=serving))
+    deploy("app", RayOptions())
+    how = {"name": RayOptions().ray_app, "route_prefix": RayOptions().ray_route, "blocking": False}
+    assert serving.ran == [("app", how)]
+
+
+def test_a_replica_that_does_not_start_is_told_by_its_deployment(monkeypatch):
+    serving = FakeServe("no such model")
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(serve=serving))
+    with pytest.raises(ConfigError, match="a replica did not start: no such model"):
+        deploy("app", RayOptions())

@@ -117,6 +117,17 @@ def test_a_damaged_file_is_refused_where_it_is_damaged(tmp_path: Path, place: fl
         list(Recording(path).records())
 
 
+def test_a_frame_whose_checksum_is_wrong_is_refused_though_it_can_be_unpacked(tmp_path: Path):
+    path = tmp_path / "a.rec"
+    record(path)
+    data = bytearray(path.read_bytes())
+    last = _last_frame(bytes(data))
+    data[last + FRAME.size - 1] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(RecordingError, match=f"damaged at byte {last}: the checksum of a frame is wrong"):
+        list(Recording(path).records())
+
+
 @pytest.mark.parametrize(
     ("data", "told"),
     [
