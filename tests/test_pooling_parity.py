@@ -15,10 +15,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
+from transformers.models.bert.modeling_bert import BertEncoder
 
 from aserve import AsyncEngine
 from aserve.core.errors import CheckpointError
 from aserve.core.pooling import PoolingParams, TokenizedInput
+from aserve.models.checkpoint import resolve_checkpoint
+from aserve.models.encoder import Encoder, load_encoder
+from aserve.models.pooling import read_pooling
 from tests.pooling_checkpoints import write_pooling
 
 INPUTS = ((104,), tuple(range(40, 60)), tuple(range(7, 107)), tuple(range(7, 107)), (258, 105, 300))
@@ -100,6 +104,57 @@ async def check(folder: Path, case: Case) -> None:
 @pytest.mark.parametrize("name", CASES)
 async def test_embeddings_are_those_of_transformers(name: str, tmp_path: Path):
     await check(tmp_path / "model", CASES[name])
+
+
+def encoder_of(folder: Path) -> Encoder:
+    checkpoint = resolve_checkpoint(str(folder))
+    plan = read_pooling(checkpoint)
+    assert plan is not None
+    return load_encoder(checkpoint, plan, torch.float32, torch.device("cpu"), None)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "auto", "pads"),
+    [
+        ("bert", "AutoModel", False),
+        ("modernbert", "AutoModel", False),
+        ("mpnet", "AutoModel", True),  # its attention cannot be replaced
+        ("bert", "AutoModelForSequenceClassification", True),  # its head looks at the first token of a row
+    ],
+)
+def test_nothing_is_padded_where_attention_can_tell_sequences_apart(recipe: str, auto: str, pads: bool, tmp_path: Path):
+    assert encoder_of(write_pooling(tmp_path, recipe, auto)).pads is pads
+
+
+def test_a_model_that_does_not_tell_its_attention_is_padded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    folder = write_pooling(tmp_path, "bert", method="mean")
+    forward = BertEncoder.forward
+
+    def keeping(self: BertEncoder, *given: Any, aserve_runs: object, **others: Any) -> Any:
+        return forward(self, *given, **others)
+
+    sequences = [(list(token_ids), None) for token_ids in INPUTS]
+    with torch.inference_mode():
+        wanted = encoder_of(folder)(sequences)
+        with monkeypatch.context() as patched:
+            patched.setattr(BertEncoder, "forward", keeping)
+            padded = encoder_of(folder)
+        assert padded.pads
+        assert torch.allclose(padded(sequences), wanted, atol=1e-5)
+
+
+def test_two_texts_are_told_apart_in_a_row_of_several(tmp_path: Path):
+    """Each by the place where its own second text begins."""
+    encoder = encoder_of(write_pooling(tmp_path, "bert", method="mean"))
+    ids = list(range(40, 60))
+    sequences = [(ids, 7), (ids, None), (ids, 1), (ids[:9], 3)]
+    with torch.inference_mode():
+        alone = torch.cat([encoder([sequence]) for sequence in sequences])
+        assert torch.allclose(encoder(sequences), alone, atol=1e-5)
+        types = torch.tensor([[0] * 7 + [1] * 13])
+        wanted_E = hidden_states(tmp_path, tuple(ids), token_type_ids=types).mean(0)
+    assert torch.allclose(alone[0], wanted_E, atol=TOLERANCE)
+    assert not torch.allclose(alone[0], alone[1], atol=TOLERANCE)
 
 
 async def test_an_encoder_of_no_two_positions_is_told(tmp_path: Path):

@@ -1,12 +1,15 @@
 """Encoder: a model that transformers computes on whole sequences, each position seeing all others; no cache.
 
-    token ids, padded [S, L]  ->  hidden states [S, L, E]  ->  pooled [S, E]  ->  head  ->  [S, O]
-    a classifier of its own   ->  its scores [S, O]
+    token ids, padded [S, L]      ->  hidden states [S, L, E]  ->  pooled [S, E]  ->  head  ->  [S, O]
+    on a CPU, unpadded [1, T]     ->  hidden states [T, E]     ->  pooled [S, E]  ->  head  ->  [S, O]
+    a classifier of its own       ->  its scores [S, O]
 
-S sequences, L tokens of the longest. Importing this module imports transformers.
+S sequences, L tokens of the longest, T tokens of all. On a GPU a launch more for each length would cost more than
+padding. Importing this module imports transformers.
 """
 
 import inspect
+from itertools import accumulate
 from typing import Any, Final
 
 import torch
@@ -21,18 +24,27 @@ from aserve.models.pooler_head import PoolerHead, load_head
 from aserve.models.pooling import PoolingPlan
 from aserve.models.spec import read_architecture
 from aserve.models.transformers_loading import check_size, random_model, read_model
+from aserve.models.unpadded import ATTENTION, NotHandedOnError, register, runs_of
 from aserve.models.weights import RandomWeights
 
 OFFSET_POSITIONS: Final = ("roberta", "xlm-roberta", "camembert", "mpnet")
 """Model types that count positions from behind the padding token's id."""
 
 
-class Encoder:
-    """Whole sequences to what they are pooled to. context_len: tokens of one at most."""
+Sequence = tuple[list[int], int | None]
+"""Token ids, and where the second text begins in them, if one does."""
 
-    def __init__(self, model: Any, plan: PoolingPlan, head: PoolerHead) -> None:
+
+class Encoder:
+    """Whole sequences to what they are pooled to. context_len: tokens of one at most.
+
+    pads: whether sequences are computed as if all had the length of the longest; else `model` attends by ATTENTION.
+    """
+
+    def __init__(self, model: Any, plan: PoolingPlan, head: PoolerHead, *, pads: bool = True) -> None:
         config = model.config
         self._model = model
+        self.pads = pads
         self._method = plan.pooling.method
         self._head = head
         self._classifies = plan.has_head
@@ -40,10 +52,8 @@ class Encoder:
         self.hidden_size: int = config.hidden_size
         self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
         self._pad_id = config.pad_token_id or 0
-        num_positions: int = config.max_position_embeddings
-        if config.model_type in OFFSET_POSITIONS:
-            num_positions -= self._pad_id + 1
-        self.context_len = num_positions
+        self._first_position = self._pad_id + 1 if config.model_type in OFFSET_POSITIONS else 0
+        self.context_len: int = config.max_position_embeddings - self._first_position
         self._takes_types = "token_type_ids" in inspect.signature(model.forward).parameters and (
             getattr(config, "type_vocab_size", 0) > 1
         )
@@ -54,20 +64,50 @@ class Encoder:
         device: torch.device = self._model.device
         return device
 
-    def __call__(self, sequences: list[tuple[list[int], int | None]]) -> Tensor:
-        """[S, O], float32, of token ids and where the second text begins in them, if one does."""
-        output, lens_S = self._computed(sequences)
+    def __call__(self, sequences: list[Sequence]) -> Tensor:
+        """[S, O], float32."""
         if self._classifies:
+            output, _ = self._padded(sequences)
             logits: Tensor = output.logits
             return logits.float()
-        return self._head(pool_padded(output.last_hidden_state, lens_S, self._method))
+        if self.pads:
+            output, lens_S = self._padded(sequences)
+            return self._head(pool_padded(output.last_hidden_state, lens_S, self._method))
+        lens = [len(token_ids) for token_ids, _ in sequences]
+        return self._head(pool_unpadded(self._unpadded(sequences, lens), lens, self._method))
 
-    def of_tokens(self, sequence: tuple[list[int], int | None]) -> Tensor:
+    def of_tokens(self, sequence: Sequence) -> Tensor:
         """[its tokens, O], float32: the same of each token. The model is no classifier."""
-        output, _ = self._computed([sequence])
-        return self._head(output.last_hidden_state[0])
+        if self.pads:
+            output, _ = self._padded([sequence])
+            return self._head(output.last_hidden_state[0])
+        return self._head(self._unpadded([sequence], [len(sequence[0])]))
 
-    def _computed(self, sequences: list[tuple[list[int], int | None]]) -> tuple[Any, Tensor]:
+    def hands_on(self) -> bool:
+        """Whether the model tells its attention what it has to know of sequences that are not padded."""
+        try:
+            self._unpadded([([0, 0], None), ([0], None)], [2, 1])
+        except NotHandedOnError:
+            return False
+        return True
+
+    def _unpadded(self, sequences: list[Sequence], lens: list[int]) -> Tensor:
+        """Hidden states, [T, E]."""
+        ids_1T = torch.tensor([[token_id for token_ids, _ in sequences for token_id in token_ids]], device=self.device)
+        positions = [place for length in lens for place in range(self._first_position, self._first_position + length)]
+        given: dict[str, Tensor] = {"position_ids": torch.tensor([positions], device=self.device)}
+        if self._takes_types and any(second is not None for _, second in sequences):
+            types = [
+                int(second is not None and place >= second)
+                for (_, second), length in zip(sequences, lens, strict=True)
+                for place in range(length)
+            ]
+            given["token_type_ids"] = torch.tensor([types], device=self.device)
+        output = self._model(ids_1T, return_dict=True, aserve_runs=runs_of(lens), **given)
+        hidden_TE: Tensor = output.last_hidden_state[0]
+        return hidden_TE
+
+    def _padded(self, sequences: list[Sequence]) -> tuple[Any, Tensor]:
         """What transformers' model gives, and how many tokens each sequence has."""
         lens = [len(token_ids) for token_ids, _ in sequences]
         longest = max(lens)
@@ -93,6 +133,15 @@ def pool_padded(hidden_SLE: Tensor, lens_S: Tensor, method: PoolingMethod) -> Te
     return torch.einsum("sle,sl->se", hidden_SLE.float(), mask_SL.float()) / lens_S[:, None]
 
 
+def pool_unpadded(hidden_TE: Tensor, lens: list[int], method: PoolingMethod) -> Tensor:
+    """[S, E]: the same of sequences behind each other."""
+    if method == "mean":
+        return torch.stack([hidden_LE.float().mean(0) for hidden_LE in torch.split(hidden_TE, lens)])
+    ends = list(accumulate(lens))
+    firsts = [end - length for end, length in zip(ends, lens, strict=True)]
+    return hidden_TE[firsts if method == "cls" else [end - 1 for end in ends]]
+
+
 def load_encoder(
     checkpoint: Checkpoint, plan: PoolingPlan, dtype: torch.dtype, device: torch.device, seed: int | None
 ) -> Encoder:
@@ -102,6 +151,10 @@ def load_encoder(
     with foreign(f"{checkpoint.path}: {architecture} does not run through transformers"):
         config = AutoConfig.from_pretrained(checkpoint.path, local_files_only=True)
         auto: Any = AutoModelForSequenceClassification if plan.has_head else AutoModel
+        pads = plan.has_head or device.type != "cpu" or not MODEL_MAPPING[type(config)]._supports_attention_backend
+        if not pads:
+            register()
+            options["attn_implementation"] = ATTENTION
         if not plan.has_head and "add_pooling_layer" in inspect.signature(MODEL_MAPPING[type(config)]).parameters:
             options["add_pooling_layer"] = False
         if seed is None:
@@ -111,4 +164,10 @@ def load_encoder(
             model = random_model(auto, config, options, RandomWeights(dtype, device, seed), device)
     if config.max_position_embeddings < 2:
         raise CheckpointError("config.json: max_position_embeddings must be at least 2")
-    return Encoder(model.to(device).eval(), plan, load_head(checkpoint, plan, config.hidden_size, (), device, seed))
+    head = load_head(checkpoint, plan, config.hidden_size, (), device, seed)
+    model = model.to(device).eval()
+    encoder = Encoder(model, plan, head, pads=pads)
+    if pads or encoder.hands_on():
+        return encoder
+    model.set_attn_implementation("sdpa")
+    return Encoder(model, plan, head)

@@ -122,7 +122,8 @@ class EncoderRunner:
                 vectors_TO = self._encoder.of_tokens(whole[place])
                 outputs[place] = vectors_TO.reshape(-1).tolist()
                 marks[place] = int(marked(vectors_TO).amin())
-            for own in batches([len(whole[place][0]) for place in pooled], self._batch_tokens):
+            lens = [len(whole[place][0]) for place in pooled]
+            for own in batches(lens, self._batch_tokens, pads=self._encoder.pads):
                 places = [pooled[index] for index in own]
                 vectors_SO = self._encoder([whole[place] for place in places])
                 outputs.update(zip(places, vectors_SO.tolist(), strict=True))
@@ -131,8 +132,9 @@ class EncoderRunner:
         return tuple(array("f", outputs[place]) for place in order), tuple(marks[place] for place in order)
 
 
-def batches(lens: list[int], most: int) -> Iterator[list[int]]:
-    """Places of sequences that are computed together, which are of much the same length: padding is computed too.
+def batches(lens: list[int], most: int, *, pads: bool = True) -> Iterator[list[int]]:
+    """Places of sequences that are computed together, longer ones first: where padding is computed too, of much the
+    same length.
 
     most: tokens of a batch of several, padding included.
     """
@@ -140,7 +142,7 @@ def batches(lens: list[int], most: int) -> Iterator[list[int]]:
     num_tokens = 0
     for place in sorted(range(len(lens)), key=lens.__getitem__, reverse=True):
         num_tokens += lens[place]
-        num_padded = lens[places[0]] * (len(places) + 1) if places else 0
+        num_padded = lens[places[0]] * (len(places) + 1) if places and pads else num_tokens
         num_free = FREE_PADDING + num_tokens // PADDING_SHARE
         if places and (num_padded > most or num_padded - num_tokens > num_free):
             yield places

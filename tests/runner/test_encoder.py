@@ -19,6 +19,7 @@ class SumEncoder:
     """
 
     device = torch.device("cpu")
+    pads = True
 
     def __init__(self) -> None:
         self.batches: list[list[tuple[int, ...]]] = []
@@ -104,3 +105,9 @@ def test_batches_have_everybody_once_and_little_padding(lens: list[int]):
         num_padded = max(lens[place] for place in places) * len(places)
         assert num_padded <= 512 or len(places) == 1
         assert num_padded - num_tokens <= FREE_PADDING + num_tokens // PADDING_SHARE
+
+
+def test_where_nothing_is_padded_a_batch_is_full_whatever_the_lengths():
+    lens = [1, 700, 300, 24, 2000]
+    assert list(batches(lens, 1024, pads=False)) == [[4], [1, 2, 3], [0]]
+    assert list(batches(lens, 1024)) == [[4], [1], [2], [3, 0]]
