@@ -2,14 +2,9 @@
 
 import pytest
 
-from aserve.core.config import ModelInfo
-from aserve.core.errors import InvalidRequestError
-from aserve.core.params import MAX_SCORES, SamplingParams
-from aserve.core.request import Request, Terms
 from aserve.http import create_app
 from aserve.http.openai.logprobs import CompletionLogprobs, Speller
-from aserve.intake import new_request
-from tests.engines import EOS, byte_tokenizer, scripted_engine
+from tests.engines import EOS, scripted_engine
 from tests.fakes import FakeKV, ScriptedRunner, continuation, scores_of
 from tests.http.conftest import client_of
 from tests.http.events import events_of
@@ -95,21 +90,6 @@ async def test_all_tokens_are_scored_where_the_operator_lets_them():
         error = too_much.json()["error"]
         assert (too_much.status_code, error["param"]) == (400, "logprobs")
         assert "more than 16777216 scores" in error["message"]
-
-
-def test_as_many_scores_as_that_are_given_and_not_one_place_more():
-    ids = frozenset[int]()
-    info = ModelInfo(
-        names=("m",), root="", vocab_size=260, max_model_len=2**18, eos_ids=ids, created_s=0, max_logprobs=260
-    )
-
-    def ask(num_places: int) -> Request:
-        params = SamplingParams(logprobs=128, max_tokens=num_places)
-        return new_request(info, byte_tokenizer(), (1,), params, Terms(arrival_s=0.0))
-
-    assert ask(MAX_SCORES // 128).params.logprobs == 128
-    with pytest.raises(InvalidRequestError, match="more than 16777216 scores"):
-        ask(MAX_SCORES // 128 + 1)
 
 
 async def test_chat_without_logprobs_has_none(client):

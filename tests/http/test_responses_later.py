@@ -109,6 +109,7 @@ async def test_a_conversation_goes_on_from_a_response():
         page = await client.responses.input_items.list(second.id, order="asc", limit=3)
         assert [item.type for item in page.data] == ["message", "reasoning", "message"]
         assert (page.data[0].content[0].text, page.has_more) == ("hi", True)
+        assert (page.first_id, page.last_id) == (page.data[0].id, page.data[2].id)
         kinds = [item.type async for item in client.responses.input_items.list(second.id, limit=2)]
         assert kinds == ["function_call_output", "function_call", "message", "reasoning", "message"]
 

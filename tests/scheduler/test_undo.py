@@ -112,6 +112,21 @@ def test_when_everybody_lands_in_smaller_company_steps_stay_small_for_a_while(co
     assert aftermath.is_on
 
 
+def test_when_a_culprit_is_found_steps_stay_as_large_as_they_were():
+    """They were not too large: it was the culprit's doing."""
+    aftermath = Aftermath(64)
+    found = aftermath.failed(names(2), 64, out_of_memory=False)
+    while found is None:
+        [*trial] = aftermath.trial(set(names(2)))
+        if RequestId("r1") in trial:
+            found = aftermath.failed(trial, 8, out_of_memory=False)
+        else:
+            aftermath.landed()
+    assert found == "r1"
+    assert not aftermath.is_inquest
+    assert aftermath.budget.num_tokens == 64
+
+
 def test_steps_are_planned_behind_one_another_again_once_nobody_is_on_trial():
     """Two share a step that fails: each is tried alone, and when both have landed it was by chance."""
     loop = SyncLoop()
