@@ -50,7 +50,7 @@ MIXTURES = {
 
 
 @pytest.mark.parametrize("mixture", MIXTURES, ids=str)
-@pytest.mark.parametrize(("sizes", "num_inputs"), [((40, 16, 5), 50), ((70,), 300), ((33, 33), 64)], ids=str)
+@pytest.mark.parametrize(("sizes", "num_inputs"), [((40, 64, 5), 50), ((70,), 300), ((33, 33), 64)], ids=str)
 def test_the_twins_agree_and_rows_without_an_adapter_are_left_alone(fast: Fast, mixture, sizes, num_inputs):
     """A tile, an offset of a part or a rank that was wrong would show in some row; rank 0 is a slot without adapter."""
     weights = factors(fast, sizes, num_inputs, [RANK, 3, 16, 17])
