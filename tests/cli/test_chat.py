@@ -20,6 +20,8 @@ from aserve.cli.chat.run import history_file
 from aserve.cli.chat.screen import RichScreen
 from aserve.cli.chat.session import Session
 from aserve.cli.chat.stats import Stopwatch
+from aserve.cli.settings import parse_command
+from aserve.cli.tool_flags import ChatOptions
 from aserve.core.errors import ConfigError
 from aserve.engine import Engine
 from tests.cli.fake_openai import MARKDOWN, fake_openai
@@ -209,6 +211,13 @@ def test_where_typed_lines_are_kept():
     assert history_file(None, {}) == Path.home() / ".local/state/aserve/chat_history"
     assert history_file("none", {}) is None
     assert history_file("/x/y", {}) == Path("/x/y")
+
+
+def test_all_of_an_answer_is_shown_where_nothing_is_left_out():
+    shown = parse_command(["chat"], {}).of(ChatOptions)
+    assert (shown.markdown, shown.thoughts, shown.stats) == (True, True, True)
+    bare = parse_command(["chat", "--no-markdown", "--no-thoughts", "--no-stats"], {}).of(ChatOptions)
+    assert (bare.markdown, bare.thoughts, bare.stats) == (False, False, False)
 
 
 # The real command, through a pipe

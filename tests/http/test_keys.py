@@ -217,7 +217,8 @@ async def test_a_tenant_can_have_a_cache_of_its_own(path):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "spelled"), [(0.0, "0ms"), (0.02, "20ms"), (1.5, "1.5s"), (59.9996, "1m0s"), (360.0, "6m0s")]
+    ("seconds", "spelled"),
+    [(0.0, "0ms"), (0.02, "20ms"), (0.999, "999ms"), (1.0, "1s"), (1.5, "1.5s"), (59.9996, "1m0s"), (360.0, "6m0s")],
 )
 def test_times_are_spelled_as_openai_does(seconds, spelled):
     assert duration(seconds) == spelled

@@ -115,6 +115,13 @@ async def test_text_format_is_enforced(format):
     assert answer["text"]["format"] == format
 
 
+async def test_structured_outputs_as_vllm_spells_them_are_enforced():
+    runner = ScriptedRunner(model=FakeKV(8, range(260)))
+    async with scripted_engine(runner=runner) as engine:
+        answer = await ask(engine, tools=[], structured_outputs={"choice": ["red", "blue"]})
+    assert answer["output"][0]["content"][0]["text"] in ("red", "blue")
+
+
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "name": "weather"}, {"mode": "required", "name": None}]
 )
@@ -267,6 +274,11 @@ CALLED = {"type": "function_call", "call_id": "c", "name": "f"}
         ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "g"}}, "tool_choice", "'g' is none of the tools"),
         ({"tools": TOOLS, "tool_choice": {"type": "file_search"}}, "tool_choice", "file_search"),
         ({"text": {"format": {"type": "json_schema"}}}, "text", "needs a schema"),
+        (
+            {"text": {"format": {"type": "json_object"}}, "structured_outputs": {"choice": ["a"]}},
+            "structured_outputs",
+            "leave one out",
+        ),
         ({"text": {"format": {"type": "text", "schema": SCHEMA}}}, "text", "has no schema"),
         ({"text": {"format": {"type": "json_schema", "schema": {"not": {}}}}}, "text", "#/not"),
         ({"text": {"formt": {}}}, "text", "did you mean format?"),

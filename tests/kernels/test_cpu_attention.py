@@ -9,6 +9,7 @@ from torch import Tensor
 from aserve.kernels import cpu_attention
 from aserve.kernels.cpu import CpuOps
 from aserve.kernels.cpu_attention import ContextGather, Layer, attend_all, padded_keys, plan_reads
+from aserve.kernels.reference import ReferenceOps
 from tests.kernels.cases import Fast, paged
 
 pytestmark = pytest.mark.torch
@@ -34,6 +35,12 @@ def test_a_window_reads_a_long_context_from_the_tile_on_where_it_begins(num_quer
     reads = plan_reads(case.batch, case.k_cache_BPKD, sliding_window=20)
     attend_all(reads, case.q_THD, layer, 0.25, None)
     assert gather.nums_blocks == [(1200 - 1024) // 8] * 2, "of keys and of values, from the tile's beginning on"
+
+
+def test_chunks_of_queries_read_each_its_own_keys_behind_that_tile() -> None:
+    case = paged(Fast(CpuOps(), torch.device("cpu"), torch.float32), [2100], [1000])
+    expected = case.attend(ReferenceOps(), sliding_window=20)
+    torch.testing.assert_close(case.attend(CpuOps(), sliding_window=20), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 20}, {"soft_cap": 2.0}], ids=str)

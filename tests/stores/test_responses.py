@@ -99,6 +99,15 @@ async def test_what_is_too_old_is_gone(make):
     assert await ids_of(store, "abc") == ["b", "c"], "what is too old is dropped, and not only hidden"
 
 
+async def test_what_is_just_as_old_as_may_be_is_there(make):
+    clock = Clock()
+    store = make(max_age_s=60.0, clock=clock)
+    await store.put(of("a"))
+    clock.now += 60
+    await store.put(of("b"))
+    assert await ids_of(store, "ab") == ["a", "b"]
+
+
 async def test_a_file_is_gone_on_from(tmp_path):
     """Catches bytes of a former process that do not count."""
     with closing(SqliteStore(tmp_path / "a.db")) as store:
