@@ -22,7 +22,8 @@ class LateLanding:
     """Tells how the last step ended, when the next one's kernels begin. Used by the runner's thread alone.
 
     Whoever is told takes Python's lock at once, to send tokens and to plan. Where the host computes, and the next step
-    is there already, it would be made ready without the lock, while cores wait for it; kernels do without the lock:
+    is there already, that one cannot be made ready meanwhile, and cores have nothing to do. Its kernels do without the
+    lock, so they are the time in which to tell:
 
         told at its end      kernels t | lock: sending, planning | make ready | kernels t+1
         told late            kernels t | make ready | kernels t+1

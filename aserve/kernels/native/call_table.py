@@ -20,7 +20,8 @@ MAX_FLOATS: Final = 2
 
 
 class CallTable:
-    """Calls in their order. What they are called with has to stay where it is; the table keeps it.
+    """Calls in their order. The table keeps what they are called with; memory that is given by its address is kept by
+    whoever makes the table, and has to stay where it is.
 
     words_CW: the calls as they lie in memory, `Call` of rows.cpp, int64: a kernel's address, what it takes, and two
     floats in the last.
