@@ -12,6 +12,7 @@ from aserve.core.config import (
 )
 from aserve.core.defaults import default_max_in_flight, default_max_num_queued_reqs
 from aserve.core.errors import ConfigError
+from aserve.core.lora import DEFAULT_LORAS, LoraOptions
 
 MiB = 1024**2
 FACTS = Facts(device="cpu", context_len=1024, kv_bytes_per_token=1024, kv_budget_bytes=64 * MiB)
@@ -196,3 +197,18 @@ def test_a_step_of_a_small_model_holds_a_wave_of_prompts(device, flops_per_token
     facts = msgspec.structs.replace(FACTS, device=device, flops_per_token=flops_per_token)
     assert resolve(Options(), facts).max_num_batched_tokens == expected
     assert resolve(Options(max_num_batched_tokens=64), facts).max_num_batched_tokens == 64
+
+
+@pytest.mark.parametrize(
+    ("options", "in_a_step", "in_memory"),
+    [
+        ({}, DEFAULT_LORAS, DEFAULT_LORAS),
+        ({"max_loras": 3}, 3, 3),
+        ({"max_loras": 3, "max_cpu_loras": 8}, 3, 8),
+        ({"max_cpu_loras": 2}, 2, 2),
+        ({"max_cpu_loras": 50}, DEFAULT_LORAS, 50),
+    ],
+)
+def test_how_many_adapters_there_are_at_once(options: dict[str, int], in_a_step: int, in_memory: int):
+    lora = LoraOptions(enable_lora=True, **options)
+    assert (lora.num_loras, lora.num_cpu_loras) == (in_a_step, in_memory)

@@ -102,6 +102,15 @@ def test_when_memory_runs_out_once_half_a_step_is_tried_with_everybody():
     assert aftermath.is_inquest
 
 
+def test_when_memory_runs_out_again_behind_a_step_that_landed_half_of_it_is_tried_first_again():
+    aftermath = Aftermath(64)
+    for num_tokens in (60, 30):
+        assert aftermath.failed(names(8), num_tokens, out_of_memory=True) is None
+        assert not aftermath.is_inquest
+        assert aftermath.budget.num_tokens == num_tokens // 2
+        aftermath.landed()
+
+
 @pytest.mark.parametrize("count", [1, 8])
 def test_when_everybody_lands_in_smaller_company_steps_stay_small_for_a_while(count):
     aftermath = Aftermath(64)
