@@ -24,6 +24,8 @@ import openai
 PROMPT = "Tell me a long story about a number."
 BEGUN = 8
 """Streams that have begun when a replica is hit."""
+NUM_LEAST = 2
+"""Replicas where nothing is to do, for `scale`."""
 NUM_TALKS, NUM_TURNS, WORDS_A_TURN = 8, 3, 80
 """Conversations at once, of so many turns, each of which adds so many words to the prompt."""
 WORDS = PROMPT.split()
@@ -209,7 +211,7 @@ async def retry(live: Live) -> None:
 @part
 async def busy(live: Live) -> None:
     """Far more than fits: refused with 429 and Retry-After, and what is taken is answered."""
-    body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 64}
+    body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": live.num_tokens, "ignore_eos": True}
     asked = [live.http.post("/v1/chat/completions", json=body) for _ in range(600)]
     answers = await asyncio.gather(*asked)
     counts = Counter(answer.status_code for answer in answers)
@@ -222,7 +224,7 @@ async def busy(live: Live) -> None:
 @part
 async def scale(live: Live) -> None:
     """A queue of tokens: one replica more, and one less when it is gone (start with --min-replicas 2 and 3 at most)."""
-    num_before = len(await live.replicas())
+    await live.until(lambda found: len(found) == NUM_LEAST, f"{NUM_LEAST} replicas, all others of earlier load gone,")
     stop = asyncio.Event()
     answers: list[Answer] = []
 
@@ -232,12 +234,12 @@ async def scale(live: Live) -> None:
             index += 1000
 
     tasks = [asyncio.create_task(ask(index)) for index in range(live.num_streams)]
-    await live.until(lambda found: len(found) == num_before + 1, f"{num_before + 1} replicas")
+    await live.until(lambda found: len(found) == NUM_LEAST + 1, f"{NUM_LEAST + 1} replicas")
     stop.set()
     await asyncio.gather(*tasks)
     print(f"  {tally(answers)}")
     live.check(all(answer.outcome == "length" for answer in answers), "every answer is whole while it grows")
-    await live.until(lambda found: len(found) == num_before, f"{num_before} replicas again")
+    await live.until(lambda found: len(found) == NUM_LEAST, f"{NUM_LEAST} replicas again")
 
 
 @part

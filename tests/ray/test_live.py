@@ -33,6 +33,13 @@ def aserve(*words: str, timeout_s: float = 200.0) -> subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, cwd=ROOT, check=False)
 
 
+def test_replicas_that_have_no_room_are_one_line():
+    """Before those below are there, whose cluster would be the one that is found."""
+    done = aserve("--port", str(free_port()), "--replicas", "1000")
+    assert done.returncode == 1
+    assert "1000 replicas reserve 1000 CPU" in done.stderr.splitlines()[-1]
+
+
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
     """Two replicas, which may become three."""
@@ -91,9 +98,3 @@ def test_a_cluster_that_is_not_there_is_one_line():
     done = aserve("--address", "127.0.0.1:1", "--port", str(free_port()))
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("aserve: connecting: ")
-
-
-def test_replicas_that_have_no_room_are_one_line():
-    done = aserve("--port", str(free_port()), "--replicas", "1000")
-    assert done.returncode == 1
-    assert "1000 replicas reserve 1000 CPU" in done.stderr.splitlines()[-1]
