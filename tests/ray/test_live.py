@@ -44,15 +44,16 @@ def test_replicas_that_have_no_room_are_one_line():
 def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
     """Two replicas, which may become three."""
     port = free_port()
-    log = (tmp_path_factory.mktemp("ray") / "log").open("wb")
+    log = tmp_path_factory.mktemp("ray") / "log"
     environ = {**os.environ, "RAY_worker_niceness": "0"}
     command = [sys.executable, "-m", "aserve", "ray", "run", "--port", str(port), *FLAGS]
-    process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT, env=environ)
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, cwd=ROOT, env=environ)
     url, end_s = f"http://127.0.0.1:{port}", time.monotonic() + START_S
     try:
         while process.poll() is None and time.monotonic() < end_s and not is_ready(url):
             time.sleep(0.5)
-        assert is_ready(url), Path(log.name).read_text()[-2000:]
+        assert is_ready(url), log.read_text()[-2000:]
         yield url
     finally:
         process.send_signal(signal.SIGINT)
