@@ -31,8 +31,8 @@ OFFSET_POSITIONS: Final = ("roberta", "xlm-roberta", "camembert", "mpnet")
 """Model types that count positions from behind the padding token's id."""
 
 
-Sequence = tuple[list[int], int | None]
-"""Token ids, and where the second text begins in them, if one does."""
+Whole = tuple[list[int], int | None]
+"""A sequence's tokens, and where the second text begins in them, if one does."""
 
 
 class Encoder:
@@ -64,7 +64,7 @@ class Encoder:
         device: torch.device = self._model.device
         return device
 
-    def __call__(self, sequences: list[Sequence]) -> Tensor:
+    def __call__(self, sequences: list[Whole]) -> Tensor:
         """[S, O], float32."""
         if self._classifies:
             output, _ = self._padded(sequences)
@@ -76,7 +76,7 @@ class Encoder:
         lens = [len(token_ids) for token_ids, _ in sequences]
         return self._head(pool_unpadded(self._unpadded(sequences, lens), lens, self._method))
 
-    def of_tokens(self, sequence: Sequence) -> Tensor:
+    def of_tokens(self, sequence: Whole) -> Tensor:
         """[its tokens, O], float32: the same of each token. The model is no classifier."""
         if self.pads:
             output, _ = self._padded([sequence])
@@ -91,7 +91,7 @@ class Encoder:
             return False
         return True
 
-    def _unpadded(self, sequences: list[Sequence], lens: list[int]) -> Tensor:
+    def _unpadded(self, sequences: list[Whole], lens: list[int]) -> Tensor:
         """Hidden states, [T, E]."""
         ids_1T = torch.tensor([[token_id for token_ids, _ in sequences for token_id in token_ids]], device=self.device)
         positions = [place for length in lens for place in range(self._first_position, self._first_position + length)]
@@ -107,7 +107,7 @@ class Encoder:
         hidden_TE: Tensor = output.last_hidden_state[0]
         return hidden_TE
 
-    def _padded(self, sequences: list[Sequence]) -> tuple[Any, Tensor]:
+    def _padded(self, sequences: list[Whole]) -> tuple[Any, Tensor]:
         """What transformers' model gives, and how many tokens each sequence has."""
         lens = [len(token_ids) for token_ids, _ in sequences]
         longest = max(lens)

@@ -19,7 +19,7 @@ import torch
 
 from aserve.core.ids import Row, SeqId
 from aserve.core.plan import SeqSlice, StepPlan, StepResult
-from aserve.models.encoder import Encoder
+from aserve.models.encoder import Encoder, Whole
 from aserve.runner.failures import SkippedStepError, out_of_memory
 from aserve.runner.flight import Landed, StepFlight
 from aserve.runner.pooling import marked
@@ -34,9 +34,6 @@ BATCH_TOKENS: Final = {"cpu": 1024}
 """Of a batch, padding included, by kind of device: what a layer makes of more leaves a CPU's caches."""
 MOST_TOKENS: Final = 2**14
 """On others."""
-
-Whole = tuple[list[int], int | None]
-"""A sequence's tokens, and where the second text begins in them."""
 
 
 class EncoderRunner:
