@@ -19,13 +19,14 @@ SLOW_CPU_FLOPS: Final = 100_000_000
 def default_max_num_batched_tokens(device: str, flops_per_token: int) -> int:
     """Tokens a step computes at most. flops_per_token: of the model; 0 where that is not known.
 
-    On a CPU a small model computes 2048 in less time than in pieces of 512. They are 16 prompts of 128: of a wave of 32
-    half have their first token while the others' are computed. Of a large model they take minutes, during which nobody
-    else can come or go.
+    On a CPU a prompt has its first token when the step is over that computes its last part, and so have those that came
+    with it. 512 tokens are four prompts of 128: with half a billion parameters some seconds on two slow cores, after
+    which the next four follow, where the first of a step of 2048 wait for the last. Of a model that computes 2048 in
+    a tenth of a second the pieces would be slower than the whole.
     """
     if device == "cuda":
         return 8192
-    return 2048 if 0 < flops_per_token <= SMALL_MODEL_FLOPS else 512
+    return 2048 if 0 < flops_per_token <= SLOW_CPU_FLOPS else 512
 
 
 def default_max_num_seqs() -> int:
@@ -36,14 +37,6 @@ def default_max_num_seqs() -> int:
 def default_max_num_queued_reqs(max_num_seqs: int | None) -> int:
     """Requests that wait for a server at most: who comes last waits for some four answers, not for an hour."""
     return 4 * (max_num_seqs or default_max_num_seqs())
-
-
-def default_itl_factor(device: str) -> float:
-    """How much longer than without prompts a step may take in which somebody decodes, where no target is set.
-
-    More on a CPU, which computes a hundred tokens of a prompt at half of the speed of a thousand.
-    """
-    return 4.0 if device == "cpu" else 2.5
 
 
 def default_max_in_flight(device: str, flops_per_token: int, windows: Sequence[Window]) -> int:

@@ -32,8 +32,10 @@ AUTO_LEAST_SHARE: Final = 48
 long. More is often more than fits into that time, and then those who decode wait for longer than they should."""
 LATE_SHARE: Final = 0.01
 """Of the tokens of answers: so many may come later than the target, so that the 99th percentile keeps to it."""
-MAX_LATE: Final = 32.0
+MAX_LATE: Final = 20.0
 """Late tokens that are saved up at most while none is late; as many may be late at first."""
+LATE_S: Final = 0.25
+"""Such a step may take, at most: a wait that is hardly noticed. A large model's prompts on a CPU would take seconds."""
 DECODES_PER_NEWCOMER: Final = 2
 """So many who decode wait for one newcomer: its first token is late by all of its prompt, theirs by one step."""
 MIN_PROMPT_STEPS: Final = 3
@@ -42,6 +44,11 @@ MIN_PROMPT_STEPS: Final = 3
 _DECAY: Final = 0.5 ** (1 / HALF_LIFE_STEPS)
 _RIDGE: Final = 1e-9
 """Of the diagonal: which of two features counts that were never seen apart is then decided, and not divided by 0."""
+_ROW: Final = 2
+"""The place of rows among the features."""
+_ROW_RIDGE: Final = 0.3
+"""Theirs, over the number of steps. Of one row that decodes it cannot be told what the row takes, and what the step:
+were it the row, four would take four times as long, and others' prompts might take as much beside them."""
 
 Vector = list[float]
 
@@ -129,7 +136,8 @@ class StepCost:
     def rough_prices(self) -> Prices | None:
         """As `prices`, also while no step was seen that only decodes."""
         if self._is_stale and self._prompts.num_steps >= MIN_PROMPT_STEPS:
-            self._prices = _fit(self._decodes, self._prompts)
+            row_ridge = _ROW_RIDGE / (self._decodes.num_steps + self._prompts.num_steps)
+            self._prices = _fit(self._decodes, self._prompts, row_ridge=row_ridge)
             self._is_stale = False
         return self._prices
 
@@ -148,9 +156,9 @@ class Allowance:
         return not self._least and self._spare_s < self._prices.row + self._prices.token + self._prices.key
 
     @property
-    def is_overdrawn(self) -> bool:
-        """Whether the step will take longer than it should."""
-        return self._spare_s < 0.0
+    def left_s(self) -> float:
+        """Of the time for prompts; below 0 where the least took longer."""
+        return self._spare_s
 
     def take(self, start: int, num_wanted: int) -> int:
         """Of the next `num_wanted` tokens of a prompt, from position `start` on, how many there are: 0 if none."""
@@ -172,8 +180,9 @@ class StreamPace:
     of prompts, so that who waits with n tokens of prompts before its first token waits for n / share steps at most.
 
     Where no target is set, one token in a hundred may come late, and these are spent where most is gained by it: while
-    at least half as many newcomers wait as others decode, a step is filled with prompts. A wave of 32 prompts is then
-    computed in two or three steps, while next to nobody decodes, and not piece by piece for as long as it is decoded.
+    at least half as many newcomers wait as others decode, a step gets as many prompts as `LATE_S` takes. A wave of 32
+    prompts of a small model is then computed in two or three steps, while next to nobody decodes, and not piece by
+    piece for as long as it is decoded.
     """
 
     def __init__(self, cost: StepCost, target_s: float | None, budget: int, factor: float = AUTO_FACTOR) -> None:
@@ -185,8 +194,8 @@ class StreamPace:
         self._num_late = MAX_LATE
         """Tokens that may still be late."""
         self._num_seen = 0
-        self._full: tuple[Allowance, int] | None = None
-        """Of a step that may be late, and who decode in it."""
+        self._late: tuple[Allowance, float, int] | None = None
+        """Of a step that may be late, the seconds of it that make it so, and how many decode in it."""
 
     def allowance(self, decoding: Iterable[Sequence], num_newcomers: int = 1) -> Allowance | None:
         """For a step in which these decode, while so many wait for their first token, or have begun their prompts.
@@ -205,19 +214,20 @@ class StreamPace:
         if self._target_s is not None:
             return Allowance(prices, self._target_s - decode_s, self._least)
         spare_s = (self._factor - 1.0) * decode_s
-        if DECODES_PER_NEWCOMER * num_newcomers < num_rows or self._may_be_late() < num_rows:
+        late_s = LATE_S - decode_s - spare_s
+        if late_s <= 0.0 or DECODES_PER_NEWCOMER * num_newcomers < num_rows or self._may_be_late() < num_rows:
             return Allowance(prices, spare_s, self._least)
-        allowance = Allowance(prices, spare_s, inf)
-        self._full = allowance, num_rows
+        allowance = Allowance(prices, spare_s + late_s, self._least)
+        self._late = allowance, late_s, num_rows
         return allowance
 
     def _may_be_late(self) -> float:
-        """How many tokens may be late now, those of the last step that was to be filled taken off."""
+        """How many tokens may be late now, those of the last step that could be taken off."""
         num_rows, self._num_seen = self._cost.num_rows - self._num_seen, self._cost.num_rows
-        if self._full is not None:
-            allowance, num_decoding = self._full
-            self._num_late -= num_decoding if allowance.is_overdrawn else 0
-            self._full = None
+        if self._late is not None:
+            allowance, late_s, num_decoding = self._late
+            self._num_late -= num_decoding if allowance.left_s < late_s else 0
+            self._late = None
         self._num_late = min(MAX_LATE, self._num_late + LATE_SHARE * num_rows)
         return self._num_late
 
@@ -230,10 +240,11 @@ def prices_of(steps: Iterable[tuple[Load, float]]) -> Prices:
     return _fit(moments)
 
 
-def _fit(*kinds: _Moments) -> Prices:
+def _fit(*kinds: _Moments, row_ridge: float = _RIDGE) -> Prices:
     """The four prices of the least relative error, none of them negative: what would be is left out."""
     products = [[sum(kind.products[i][j] for kind in kinds) for j in range(4)] for i in range(4)]
     sums = [sum(kind.sums[i] for kind in kinds) for i in range(4)]
+    products[_ROW][_ROW] *= 1.0 + row_ridge
     used = list(range(4))
     while True:
         found = _solve([[products[i][j] for j in used] for i in used], [sums[i] for i in used])

@@ -28,7 +28,6 @@ def test_defaults_take_the_models_context_and_no_more_blocks_than_can_be_used():
         max_num_batched_tokens=512,
         watermark=0.01,
         enable_prefix_caching=True,
-        itl_factor=4.0,
         plans_behind_prompts=False,
         notes=("KV cache: 256 blocks are enough for 4 sequences at full length",),
     )
@@ -177,10 +176,10 @@ def test_the_device_runs_ahead_as_far_as_its_steps_are_short(facts, expected):
 
 
 @pytest.mark.parametrize("given", [None, 0.0, 40.0])
-@pytest.mark.parametrize(("device", "factor"), [("cpu", 4.0), ("cuda", 2.5)])
-def test_steps_with_prompts_are_bounded_on_every_device_or_as_asked(device, factor, given):
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_steps_with_prompts_are_bounded_on_every_device_or_as_asked(device, given):
     config = resolve(Options(target_itl_ms=given), msgspec.structs.replace(FACTS, device=device))
-    assert (config.target_itl_ms, config.itl_factor) == (given, factor)
+    assert (config.target_itl_ms, config.itl_factor) == (given, 2.5)
 
 
 @pytest.mark.parametrize(("device", "behind"), [("cpu", False), ("cuda", True)])
@@ -190,10 +189,10 @@ def test_only_a_gpu_runs_ahead_of_a_step_with_prompts(device, behind):
 
 @pytest.mark.parametrize(
     ("device", "flops_per_token", "expected"),
-    [("cuda", 10**9, 8192), ("cpu", 10**9, 2048), ("cpu", 10**7, 2048), ("cpu", 16 * 10**9, 512), ("cpu", 0, 512)],
+    [("cuda", 10**9, 8192), ("cpu", 10**9, 512), ("cpu", 10**7, 2048), ("cpu", 16 * 10**9, 512), ("cpu", 0, 512)],
 )
 def test_a_step_of_a_small_model_holds_a_wave_of_prompts(device, flops_per_token, expected):
-    """Of a large model on a CPU such a step would take minutes."""
+    """Of a larger model on a CPU such a step would take seconds, and minutes."""
     facts = msgspec.structs.replace(FACTS, device=device, flops_per_token=flops_per_token)
     assert resolve(Options(), facts).max_num_batched_tokens == expected
     assert resolve(Options(max_num_batched_tokens=64), facts).max_num_batched_tokens == 64

@@ -91,3 +91,9 @@ def test_it_sees_a_part_that_is_told_wrongly():
 def json_of(block):
     (event,) = events_of(f"{block}\n\n")
     return event
+
+
+def test_a_part_is_found_from_the_first_byte_on():
+    tokens = Tokens(lambda ids: [bytes([token_id]) for token_id in ids])
+    tokens.add(b"aba", scored(b"aba"))
+    assert [tokens.take(part) for part in "aba"] == [(1, [each]) for each in scored(b"aba")]

@@ -6,11 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aserve.core.outputs import FinishReason, TextDelta
+from aserve.http.anthropic.messages import MessagesFields, MessagesWire
 from aserve.http.openai.chat import ChatFields, ChatWire
 from aserve.http.openai.completions import CompletionFields, TextWire
 from aserve.http.openai.schema import Message
+from aserve.http.reading import CONTENT, Reading
+from aserve.text.formats.parser import parser_of
 from tests.engines import scripted_engine
 from tests.http.events import events_of
+from tests.text.formats.reading import FORMATS
 
 DELTAS = st.builds(
     TextDelta,
@@ -67,3 +71,14 @@ def test_a_delta(wire, delta, model, with_token_ids, usage):
     token_ids = {"token_ids": list(delta.token_ids)} if with_token_ids else {}
     choice = {"index": delta.index, **text, "logprobs": None, **ending(delta), **token_ids}
     assert chunk == {"object": kind, "choices": [choice], **({} if usage is None else {"usage": usage})}
+
+
+@given(text=st.text(min_size=1))
+def test_a_frame_around_a_messages_text_is_its_delta(text):
+    fields = MessagesFields(messages=[], max_tokens=8)
+    made = MessagesWire("some-id", "tiny", fields, CONTENT)
+    made.opening(0, (), (), None)
+    head, tail = made.frame(0)
+    assert head + msgspec.json.encode(text) + tail == made.delta(TextDelta(text, (7,)), None)
+    parsed = Reading(new_parser=lambda: parser_of(FORMATS["hermes"], {}, in_thought=False), has_thoughts=True)
+    assert MessagesWire("some-id", "tiny", fields, parsed).frame(0) is None

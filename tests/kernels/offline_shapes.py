@@ -1,7 +1,7 @@
 """Compile every kernel for sm_90 in the head sizes and types that models have, and print what came of each as JSON.
 
 Run in a process of its own (`python -m tests.kernels.offline_shapes PART...`, parts as in PARTS), for the reasons that
-offline.py gives. `--thorough` takes every shape and not only those that are counted on, `--capability 89` another GPU.
+offline.py gives. `--thorough` takes every shape and not only the most usual, `--capability 89` another GPU.
 """
 
 import argparse
@@ -25,8 +25,8 @@ LIMITED = {"sliding_window": 1000, "soft_cap": 30.0}
 
 HEADS = {64: (14, 2), 80: (32, 32), 128: (32, 8), 256: (8, 4)}
 """(query heads, key heads) by head dimension, as in Qwen2.5-0.5B, Phi-2, Llama-3.1-8B and Gemma-2."""
-SHAPES = [*((BF16, head_dim, {}) for head_dim in (64, 128, 256)), (BF16, 128, LIMITED)]
-RARE_SHAPES = [(BF16, 80, {}), (FP16, 64, {}), (FP32, 64, {}), (FP32, 256, {})]
+SHAPES = [(BF16, 128, {}), (BF16, 128, LIMITED)]
+OTHER_SHAPES = [(BF16, 64, {}), (BF16, 256, {}), (BF16, 80, {}), (FP16, 64, {}), (FP32, 64, {}), (FP32, 256, {})]
 STEPS = {
     "decode, split": ([1], 8192),
     "decode": ([1] * 300, 64),
@@ -192,7 +192,7 @@ class Job:
     def __init__(self, capability: tuple[int, int], thorough: bool) -> None:
         self.capability, self.thorough = capability, thorough
         self.ops = TritonOps(num_sms=132, capability=capability)
-        self.shapes = SHAPES + RARE_SHAPES * thorough
+        self.shapes = SHAPES + OTHER_SHAPES * thorough
         self.dtypes = (BF16, FP16, FP32) if thorough else (BF16,)
         self._compiled: dict[str, dict[int, CompiledKernel]] = defaultdict(dict)
         self._reported: set[int] = set()

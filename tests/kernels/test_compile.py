@@ -113,9 +113,18 @@ def folder(triton: str | None, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(scope="module")
 def variants(triton: str | None, folder: Path) -> Iterator[Variants]:
-    """For an H100 or H200: the shapes that are counted on, each part in a process of its own."""
+    """For an H100 or H200: the most usual shapes, each part in a process of its own."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         parts = pool.map(lambda part: compiled_variants(folder, triton, part), ("attention", "fixed", "others"))
+        yield [variant for part in parts for variant in part]
+
+
+@pytest.fixture(scope="module")
+def all_variants(triton: str | None, folder: Path) -> Iterator[Variants]:
+    """Of the other shapes, too, which takes minutes."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        jobs = [("attention", "--thorough"), ("fixed", "others", "--thorough")]
+        parts = pool.map(lambda arguments: compiled_variants(folder, triton, *arguments), jobs)
         yield [variant for part in parts for variant in part]
 
 
@@ -136,22 +145,24 @@ def assert_fit(variants: Variants, shared_bytes: int) -> None:
     assert [v for v in variants if v["stack_bytes"] > MAX_STACK_BYTES] == []
 
 
-@pytest.mark.parametrize("case", ATTENTION, ids=str)
-def test_attention_keeps_a_processor_busy(variants: Variants, case: tuple[str, int, str]) -> None:
+def assert_busy(variants: Variants, cases: set[tuple[str, int, str]]) -> None:
     """Spills, fewer programs side by side, another kind of product or a longer loop: each would cost what it costs."""
-    kernel, head_dim, step = case
-    limit = ATTENTION[case]
-    found = [
-        v
-        for v in variants
-        if (v["kernel"], v.get("head_dim"), v.get("step")) == (kernel, head_dim, step) and "soft_cap" not in v
-    ]
-    assert found
-    for variant in found:
+    found = set()
+    for variant in variants:
+        case = variant["kernel"], variant.get("head_dim"), variant.get("step")
+        if case not in cases or variant["dtype"] != "torch.bfloat16" or "soft_cap" in variant:
+            continue
+        found.add(case)
+        limit = ATTENTION[case]
         assert variant["stack_bytes"] == 0, variant
         assert variant["programs_per_sm"] >= limit.programs_per_sm, variant
         assert variant["instructions"] <= limit.instructions, variant
         assert (variant["wgmma"], variant["mma"]) == (limit.wgmma, limit.mma), variant
+    assert found == cases
+
+
+def test_attention_keeps_a_processor_busy(variants: Variants) -> None:
+    assert_busy(variants, {case for case in ATTENTION if case[1] == 128})
 
 
 @pytest.mark.parametrize("kernel", PROGRAMS_PER_SM)
@@ -188,17 +199,19 @@ def test_no_kernel_is_compiled_again_as_lengths_change(kernels: Variants) -> Non
 
 @pytest.mark.thorough
 @pytest.mark.timeout(900)
-def test_every_shape_compiles_and_fits(triton: str | None, tmp_path: Path) -> None:
-    """The rarer shapes too, and attention for an L4 or RTX 40, whose tiles are smaller."""
-    jobs = (
-        ("attention", "--thorough"),
-        ("fixed", "others", "--thorough"),
-        ("attention", "--thorough", "--capability=89"),
-    )
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        *hopper, ada = pool.map(lambda arguments: compiled_variants(tmp_path, triton, *arguments), jobs)
+def test_every_shape_compiles_and_fits(all_variants: Variants) -> None:
+    assert_fit(all_variants, SHARED_BYTES_OF_A_HOPPER_SM)
+    usual = [v for v in all_variants if v.get("head_dim") in (64, 128) and v["dtype"] == "torch.bfloat16"]
+    assert [v for v in usual if v["stack_bytes"]] == []
+    assert_busy(all_variants, set(ATTENTION))
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(900)
+def test_attention_fits_an_ada(triton: str | None, folder: Path) -> None:
+    """An L4 or RTX 40, whose tiles are smaller."""
+    ada = compiled_variants(folder, triton, "attention", "--thorough", "--capability=89")
     assert {"_decode_kernel", "_combine_kernel", "_prefill_kernel"} <= {variant["kernel"] for variant in ada}
-    assert_fit([variant for part in hopper for variant in part], SHARED_BYTES_OF_A_HOPPER_SM)
     assert_fit(ada, SHARED_BYTES_OF_AN_ADA_SM)
 
 

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -27,3 +29,15 @@ def test_cuda_gets_triton() -> None:
     from aserve.kernels.triton_ops import TritonOps
 
     assert isinstance(select_ops(torch.device("cuda")), TritonOps)
+
+
+@pytest.mark.parametrize(("batch_invariant", "kind"), [(False, "TritonOps"), (True, "FixedOps")])
+def test_cuda_operations_are_told_of_the_device(
+    monkeypatch: pytest.MonkeyPatch, batch_invariant: bool, kind: str
+) -> None:
+    device = SimpleNamespace(multi_processor_count=132, major=9, minor=0)
+    told = []
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: device)
+    monkeypatch.setattr("aserve.kernels.triton_ops.TritonOps.__init__", lambda _ops, *given: told.append(given))
+    ops = select_ops(torch.device("cuda"), batch_invariant=batch_invariant)
+    assert (type(ops).__name__, told) == (kind, [(132, (9, 0))])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aserve.runner.warm_up import warm_up_plans
+from aserve.runner.warm_up import GREEDY, one_slice, warm_up_plans
 from tests.runner.toy import VOCAB_SIZE, toy_runner
 
 pytestmark = pytest.mark.torch
@@ -67,3 +67,9 @@ def test_no_kernel_is_compiled_after_start_up(tmp_path):
     compiled = json.loads(child.stdout)
     assert len(compiled["warm_up"]) == 19
     assert {name: n for name, n in compiled["later"].items() if n} == {}
+
+
+def test_a_single_token_is_the_rows_last_and_more_are_given():
+    for num_tokens, given in [(1, ()), (2, (0, 0))]:
+        (piece,) = one_slice(3, num_tokens, GREEDY, block_size=2).slices
+        assert (piece.num_tokens, piece.token_ids) == (num_tokens, given)

@@ -141,3 +141,22 @@ def test_a_flood_gets_on_a_little_in_any_step():
     assert allowance.take(0, 400) == LEAST_TOKENS
     assert tenants.queue._this_step().is_closed_to(tenants.queue._tenancies["flood"])
     assert not tenants.queue._this_step().is_closed_to(tenants.queue._tenancies["guest"])
+
+
+def test_the_only_guest_of_a_flood_may_begin_any_number_of_prompts():
+    tenants = Tenants()
+    step = lambda: tenants.queue._this_step()  # noqa: E731
+    tenancies = tenants.queue._tenancies
+    tenants.waits("guest", 50)
+    tenants.queue.next_step(0.0)
+    assert step().is_free(tenancies["guest"])
+    assert not step().is_free(tenancies["flood"]), "somebody is near"
+    tenants.waits("second guest", 50)
+    tenants.queue.next_step(0.0)
+    assert not step().is_free(tenancies["guest"])
+
+
+def test_a_flood_that_nobody_is_near_may_begin_any_number_of_prompts():
+    tenants = Tenants()
+    tenants.queue.next_step(0.0)
+    assert tenants.queue._this_step().is_free(tenants.queue._tenancies["flood"])

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import os
 import signal
 import threading
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +16,7 @@ from aserve.core.errors import CheckpointError
 from aserve.core.plan import StepResult
 from aserve.engine import Engine, EngineState
 from aserve.http import create_app
-from aserve.server import Server, ServerConfig
+from aserve.server import Server, ServerConfig, lifecycle
 from tests.engines import says, scripted_engine, scripted_loader
 from tests.fakes import FakeScript, ScriptedRunner
 from tests.server.wire import Answer, Client, request, until
@@ -314,3 +316,36 @@ async def test_a_dead_engine_ends_the_server_with_one_line_and_an_exit_code_of_i
         assert (access.name, access.fields["error"]) == ("aserve.access", "engine_unavailable")
         assert (record.name, record.levelname) == ("aserve.server.lifecycle", "CRITICAL")
         assert "landed before" not in caplog.text
+
+
+async def test_a_signal_more_leaves_a_server_that_does_not_stop_a_tenth_of_a_second(monkeypatch):
+    """In a thread that does not keep the process: what hangs is left behind."""
+    timers = []
+
+    class Timer:
+        daemon = False
+
+        def __init__(self, *given: object) -> None:
+            self.given = given
+            timers.append(self)
+
+        def start(self) -> None:
+            self.given += (self.daemon,)
+
+    class Stubborn:
+        stopping = False
+
+        def stop(self, signum: int) -> None:
+            self.stopping = True
+
+        async def run(self) -> int:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await until(lambda: self.stopping)
+            assert not timers
+            os.kill(os.getpid(), signal.SIGINT)
+            await until(lambda: bool(timers))
+            return 7
+
+    monkeypatch.setattr(lifecycle, "threading", SimpleNamespace(Timer=Timer))
+    assert await lifecycle.run_until_signal(Stubborn()) == 7
+    assert [each.given for each in timers] == [(lifecycle.BACKSTOP_S, os._exit, [128 + signal.SIGINT], True)]

@@ -166,6 +166,14 @@ def test_the_figures_of_three_requests():
     assert (found.hit_rate, found.preemptions) == (0.5, 0)
 
 
+def test_nothing_is_kept_of_who_has_ended():
+    meter = Meter()
+    for record in (Arrived(10.0, RequestId("a"), 10.0, 8, 1, 2), *one_request("a", 0, 11.0, 12.0)):
+        meter.tell(record)
+    kept = {name: value for name, value in vars(meter).items() if isinstance(value, dict | set)}
+    assert {name: value for name, value in kept.items() if value} == {}
+
+
 def test_who_left_without_a_token_has_no_latency_and_counts_as_a_request():
     found = figures(arrived("a"), Ended(1.0, RequestId("a"), 0, 0, 0), arrived("b", 2.0))
     assert (found.requests, found.output_tokens, found.hit_rate) == (2, 0, 0.0)
