@@ -251,8 +251,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     recompute_cost_s, swap_cost_s: of a token computed anew, of a block moved one way; measured if there is swap space.
     max_in_flight: steps that are launched and have not landed, at most.
     plans_behind_prompts: whether a step with prompts may be in flight while the next is planned. On a CPU it takes so
-    long that who comes meanwhile is worth waiting for. itl_factor: how much longer than
-    without prompts a step may take in which somebody decodes, where no target is set.
+    long that who comes meanwhile is worth waiting for. itl_factor: how much longer than without prompts a
+    step may take in which somebody decodes, where no target is set.
     draft_context_len: of the draft model; 0 without one. draft_step_s: what its steps take, measured.
     pools: whether vectors come out in place of tokens.
     metrics_prefix and the nine before max_loras are the options of those names; that is 0 where there are no adapters.

@@ -35,7 +35,8 @@ LATE_SHARE: Final = 0.01
 MAX_LATE: Final = 20.0
 """Late tokens that are saved up at most while none is late; as many may be late at first."""
 LATE_S: Final = 0.25
-"""Such a step may take, at most: a wait that is hardly noticed. A large model's prompts on a CPU would take seconds."""
+"""A full step may take, at most, for tokens to be late: a wait that is hardly noticed. A large model's on a CPU takes
+seconds."""
 DECODES_PER_NEWCOMER: Final = 2
 """So many who decode wait for one newcomer: its first token is late by all of its prompt, theirs by one step."""
 MIN_PROMPT_STEPS: Final = 3
@@ -156,9 +157,9 @@ class Allowance:
         return not self._least and self._spare_s < self._prices.row + self._prices.token + self._prices.key
 
     @property
-    def left_s(self) -> float:
-        """Of the time for prompts; below 0 where the least took longer."""
-        return self._spare_s
+    def is_overdrawn(self) -> bool:
+        """Whether the step will take longer than it should."""
+        return self._spare_s < 0.0
 
     def take(self, start: int, num_wanted: int) -> int:
         """Of the next `num_wanted` tokens of a prompt, from position `start` on, how many there are: 0 if none."""
@@ -180,22 +181,23 @@ class StreamPace:
     of prompts, so that who waits with n tokens of prompts before its first token waits for n / share steps at most.
 
     Where no target is set, one token in a hundred may come late, and these are spent where most is gained by it: while
-    at least half as many newcomers wait as others decode, a step gets as many prompts as `LATE_S` takes. A wave of 32
-    prompts of a small model is then computed in two or three steps, while next to nobody decodes, and not piece by
-    piece for as long as it is decoded.
+    at least half as many newcomers wait as others decode, a step is filled with prompts, unless that takes longer than
+    `LATE_S`. A wave of 32 prompts of a small model is then computed in two or three steps, while next to nobody
+    decodes, and not piece by piece for as long as it is decoded.
     """
 
     def __init__(self, cost: StepCost, target_s: float | None, budget: int, factor: float = AUTO_FACTOR) -> None:
         self._cost = cost
         self._target_s = target_s
+        self._budget = budget
         self._factor = factor
         share = 1 / LEAST_SHARE if target_s is not None else (factor - 1.0) / AUTO_LEAST_SHARE
         self._least = max(1, int(budget * share))
         self._num_late = MAX_LATE
         """Tokens that may still be late."""
         self._num_seen = 0
-        self._late: tuple[Allowance, float, int] | None = None
-        """Of a step that may be late, the seconds of it that make it so, and how many decode in it."""
+        self._full: tuple[Allowance, int] | None = None
+        """Of a step that may be late, and who decode in it."""
 
     def allowance(self, decoding: Iterable[Sequence], num_newcomers: int = 1) -> Allowance | None:
         """For a step in which these decode, while so many wait for their first token, or have begun their prompts.
@@ -214,20 +216,20 @@ class StreamPace:
         if self._target_s is not None:
             return Allowance(prices, self._target_s - decode_s, self._least)
         spare_s = (self._factor - 1.0) * decode_s
-        late_s = LATE_S - decode_s - spare_s
-        if late_s <= 0.0 or DECODES_PER_NEWCOMER * num_newcomers < num_rows or self._may_be_late() < num_rows:
+        is_long = decode_s + prices.token * self._budget > LATE_S
+        if is_long or DECODES_PER_NEWCOMER * num_newcomers < num_rows or self._may_be_late() < num_rows:
             return Allowance(prices, spare_s, self._least)
-        allowance = Allowance(prices, spare_s + late_s, self._least)
-        self._late = allowance, late_s, num_rows
+        allowance = Allowance(prices, spare_s, inf)
+        self._full = allowance, num_rows
         return allowance
 
     def _may_be_late(self) -> float:
-        """How many tokens may be late now, those of the last step that could be taken off."""
+        """How many tokens may be late now, those of the last step that was to be filled taken off."""
         num_rows, self._num_seen = self._cost.num_rows - self._num_seen, self._cost.num_rows
-        if self._late is not None:
-            allowance, late_s, num_decoding = self._late
-            self._num_late -= num_decoding if allowance.left_s < late_s else 0
-            self._late = None
+        if self._full is not None:
+            allowance, num_decoding = self._full
+            self._num_late -= num_decoding if allowance.is_overdrawn else 0
+            self._full = None
         self._num_late = min(MAX_LATE, self._num_late + LATE_SHARE * num_rows)
         return self._num_late
 
@@ -241,7 +243,10 @@ def prices_of(steps: Iterable[tuple[Load, float]]) -> Prices:
 
 
 def _fit(*kinds: _Moments, row_ridge: float = _RIDGE) -> Prices:
-    """The four prices of the least relative error, none of them negative: what would be is left out."""
+    """The four prices of the least relative error, none of them negative: what would be is left out.
+
+    row_ridge: how much the price of a row is held back, as a share of its part in the squares.
+    """
     products = [[sum(kind.products[i][j] for kind in kinds) for j in range(4)] for i in range(4)]
     sums = [sum(kind.sums[i] for kind in kinds) for i in range(4)]
     products[_ROW][_ROW] *= 1.0 + row_ridge

@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.thorough
 def test_the_dry_run_measures_every_kernel() -> None:
     command = [sys.executable, "scripts/bench_kernels.py", "--dry-run"]
     env = os.environ | {"PYTHONPATH": str(ROOT)}

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.e2e
 def test_the_event_loop_stays_free_under_load():
     sizes = ["--streams", "16", "--rounds", "1", "--prompt-tokens", "200000"]

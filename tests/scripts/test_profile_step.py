@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.torch
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_operators_and_the_rest_are_the_step():
     command = [sys.executable, "scripts/profile_step.py", "--decode", "2", "--prefill", "16", "--steps", "4"]
     ran = subprocess.run(command, cwd=ROOT, env={"PYTHONPATH": "."}, capture_output=True, text=True, check=True)
