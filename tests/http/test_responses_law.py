@@ -97,3 +97,4 @@ def test_a_part_is_found_from_the_first_byte_on():
     tokens = Tokens(lambda ids: [bytes([token_id]) for token_id in ids])
     tokens.add(b"aba", scored(b"aba"))
     assert [tokens.take(part) for part in "aba"] == [(1, [each]) for each in scored(b"aba")]
+    assert tokens.take("b") == tokens.take("") == (0, []), "no text of the tokens"

@@ -151,6 +151,9 @@ def test_the_only_guest_of_a_flood_may_begin_any_number_of_prompts():
     tenants.queue.next_step(0.0)
     assert step().is_free(tenancies["guest"])
     assert not step().is_free(tenancies["flood"]), "somebody is near"
+    assert step().is_guest_of(tenancies["guest"], tenancies["flood"])
+    assert not step().is_guest_of(tenancies["flood"], tenancies["flood"])
+    assert not step().is_guest_of(tenancies["guest"], tenancies["guest"])
     tenants.waits("second guest", 50)
     tenants.queue.next_step(0.0)
     assert not step().is_free(tenancies["guest"])
