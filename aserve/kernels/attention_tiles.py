@@ -50,8 +50,8 @@ _MANY: Final = 1 << 20
 _FEW_ROWS: Final = (16, 64)
 """Of tiles for prompts so short that a larger one would stay empty."""
 _DECODE_128: Final = Tiles(16, 64, 4, 5, 3)
-_CROWDED_128: Final = Tiles(16, 64, 4, 3, 4)
-"""Decoding over heads of 128: two tiles under way, or one and a program more on each processor."""
+_CROWDED_128: Final = Tiles(16, 64, 2, 3, 4)
+"""Decoding over heads of 128: two tiles under way, or one and a program more, of half the warps, on each processor."""
 # fmt: off
 _DECODE: Final = (
     #     bytes  dim  group   rows keys warps stages per SM
@@ -97,8 +97,9 @@ def decode_tiles(head_dim: int, group: int, element_bytes: int, capability: Capa
 def crowded_tiles(tiles: Tiles) -> Tiles:
     """For decoding in so many programs that a few would be left over for a second wave: all in one, where they fit.
 
-    That is slower where there is room, and takes 0.77 to 0.91 of the time where there is none (an H200: 50 to 66
-    sequences of 8 key heads of 128, contexts of 512 to 4,096). Tiles that have no such twin are returned as they are.
+    That is slower where there is room, unless contexts are split, and takes 0.77 to 0.91 of the time where there is
+    none (an H200: 50 to 66 sequences of 8 key heads of 128, contexts of 512 to 4,096). Tiles that have no such twin are
+    returned as they are.
     """
     return _CROWDED_128 if tiles == _DECODE_128 else tiles
 

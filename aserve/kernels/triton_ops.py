@@ -7,6 +7,7 @@ from torch import Tensor
 from aserve.kernels import activation, block_copy, logit_controls, lora, norm, rope, sampling, scores, token_masks
 from aserve.kernels.attention_tiles import Capability
 from aserve.kernels.decode_attention import decode_attention
+from aserve.kernels.few_rows_linear import few_rows_linear, is_few
 from aserve.kernels.ops import (
     AttentionBatch,
     LogitControls,
@@ -30,6 +31,7 @@ class TritonOps:
     def __init__(self, num_sms: int, capability: Capability = (9, 0)) -> None:
         self._num_sms = num_sms
         self._capability = capability
+        self._is_hopper = capability[0] == 9
 
     def rms_norm(self, x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
         """One kernel."""
@@ -48,8 +50,12 @@ class TritonOps:
         return activation.gelu_and_mul(gate_up_TF2)
 
     def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-        """One kernel for a row or two, else cuBLAS."""
-        return (thin_linear if is_thin(x_TI, weight_OI) else F.linear)(x_TI, weight_OI, bias_O)
+        """One kernel for a row or two, one or two for some more on Hopper, else cuBLAS."""
+        if is_thin(x_TI, weight_OI):
+            return thin_linear(x_TI, weight_OI, bias_O)
+        if self._is_hopper and is_few(x_TI, weight_OI):
+            return few_rows_linear(x_TI, weight_OI, bias_O, self._num_sms)
+        return F.linear(x_TI, weight_OI, bias_O)
 
     def linear_silu_and_mul(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
         """Likewise; one kernel more for many rows."""

@@ -25,6 +25,11 @@ from aserve.runner.cuda import Cuda, Graph, TorchCuda
 _FAILED: Final[list[Graph]] = []
 """Graphs whose capture failed, for as long as the process lives. See `CudaGraphDevice._abandon`."""
 
+_FLOPS_OF_A_LARGE_SM: Final = 4.5e12
+"""Of Hopper and Blackwell in data centres: an H200 computes prompts at some 600 TFLOP/s."""
+_FLOPS_OF_AN_SM: Final = 1.5e12
+"""Of others: an A100 has 312 TFLOP/s in 108 processors, an L4 121 in 58, by their datasheets."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -133,6 +138,14 @@ class Captures:
             return None
         self._num_graphs += 1
         return replay
+
+
+def matrix_flops(device: torch.device) -> float:
+    """Operations a second in products of 16 bits, about, as they come in a model; 0 for a CPU, which has no graphs."""
+    if device.type != "cuda":
+        return 0.0
+    properties = torch.cuda.get_device_properties(device)
+    return properties.multi_processor_count * (_FLOPS_OF_A_LARGE_SM if properties.major in (9, 10) else _FLOPS_OF_AN_SM)
 
 
 def graph_device(device: torch.device) -> GraphDevice | None:

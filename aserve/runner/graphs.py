@@ -64,11 +64,11 @@ CAPTURE_AFTER: Final = 2
 """Eager steps of a kind before its graph is captured: a batch that only grows through a size is not worth one."""
 REPLACE_AFTER: Final = 16
 """Steps that another graph stands in for, before: a capture takes as long as some ten of them."""
-REPLACE_CLOSE_AFTER: Final = 64
-"""The same for a graph of at most twice the size, which costs a step less."""
+REPLACE_CLOSE_AFTER: Final = 256
+"""The same for a graph of at most twice the size, which costs a step less than a capture costs those who wait."""
 START_UP_S: Final = 1.0
-"""Of start-up for graphs beyond the largest of each kind; on a large GPU some forty of them."""
-START_UP_GRAPHS: Final = 40
+"""Of start-up for graphs beyond the largest of each kind; on a large GPU some sixty of them."""
+START_UP_GRAPHS: Final = 60
 """So many, where ranks capture in lockstep."""
 
 
@@ -120,6 +120,7 @@ class DecodeGraphs:
         self._padding_row = num_rows - 1
         self._buckets = buckets(num_rows - 1)
         self._unasked = capture_order(num_rows - 1, max_model_len, adapted=slots is not None)
+        self._coarse = [key for key in self._unasked if key.kind == FILTERED and key.bucket.bit_count() == 1]
         self._slots = slots
         self._max_model_len = max_model_len
 
@@ -249,14 +250,20 @@ class DecodeGraphs:
             self._try_to_capture(key)
 
     def capture_next(self) -> bool:
-        """Capture the next graph that is missing, which takes some 20 ms; whether there may be more.
+        """Capture the next graph that is missing, which takes some 15 ms; whether there may be more.
 
-        Prompts that come alone are first: without its graph, such a prompt's first token waits for some 300 launches.
+        Those first that stand in for many: of few batch sizes, that filter, and all of prompts that filter.
         """
-        if self._mixed.capture_next(alone=True):
-            return True
-        key = next((key for key in self._unasked if key not in self._graphs), None)
-        return self._mixed.capture_next() if key is None else self._try_to_capture(key)
+        return (
+            self._capture_next_of(self._coarse)
+            or self._mixed.capture_next(FILTERED)
+            or self._capture_next_of(self._unasked)
+            or self._mixed.capture_next(GREEDY)
+        )
+
+    def _capture_next_of(self, keys: Sequence[GraphKey]) -> bool:
+        key = next((key for key in keys if key not in self._graphs), None)
+        return key is not None and self._try_to_capture(key)
 
     def _choose(self, key: GraphKey) -> GraphKey | None:
         """The graph for a kind of step: its own, captured now if it is time to, or the cheapest that stands in."""

@@ -8,8 +8,9 @@ the end, the last of which takes what tokens are left. So a padded step is a ste
             0            d                   D                             D + t              D + T
 
 Where rows may have adapters, every graph computes them (adapters.py): beside prompts some launches more do not matter.
-All inputs travel at each step, in one copy, to where the graph reads them. A step that has no graph goes the eager way,
-until its kind has come up a few times. Letters: kernels/ops.py and rows.py.
+All inputs travel at each step, in one copy, to where the graph reads them. A graph of more tokens, or one that filters
+where nobody does, stands in for one that is missing. A step that has neither goes the eager way, until its kind has
+come up a few times. Letters: kernels/ops.py and rows.py.
 """
 
 from collections import Counter
@@ -26,27 +27,33 @@ from torch import Tensor
 from aserve.core.ids import Row, SeqId
 from aserve.core.plan import SeqSlice, StepPlan
 from aserve.kernels.ops import LoraBatch
+from aserve.models.spec import ModelSpec
 from aserve.runner.adapters import AdapterSlots
 from aserve.runner.batch import BatchBuilder, StepShape, Uploads
 from aserve.runner.device import Array, StepDevice
-from aserve.runner.graph_device import Captures
-from aserve.runner.graph_keys import FILTERED, GREEDY, Kind, context_bound, context_bounds
+from aserve.runner.graph_device import Captures, matrix_flops
+from aserve.runner.graph_keys import FILTERED, GREEDY, KINDS, Kind, context_bound, context_bounds
 from aserve.runner.rows import RowChanges, RowTable
 from aserve.runner.step import Step, StepOutput
 
 CAPTURE_AFTER: Final = 4
 """Eager steps of a kind before its graph is captured, which takes as long as some five of them."""
-DECODE_BUCKETS: Final = (0, 8, 32, 128)
+DECODE_BUCKETS: Final = (0, 8, 32, 64, 128, 192)
 """And as many as there are rows."""
-NUM_PROMPTS: Final = 8
+NUM_PROMPTS: Final = 16
 """In every step, at least one of them padding. Of those that pad all but the last have one token."""
 TOKEN_BUCKETS: Final = (64, 128, 256, 512)
 """Tokens of prompts in a step, padding included; beyond, the device is busy for longer than launches take."""
+SMALL_MODEL_BUCKETS: Final = (1024, 2048)
+"""Of a model that computes so many while it would be launched."""
+LAYER_LAUNCH_S: Final = 2e-4
+"""What launching takes, one by one, the ten kernels of a layer: beside the event loop of a server twice as long, or
+more (an H200 with cores of a Xeon: a step of Qwen3-0.6B, of 28 layers, takes 10 to 15 ms so, and 5.8 ms as a graph)."""
 FREE_TOKENS: Final = 256
 """So many a large GPU computes in about the time in which it reads the weights: up to there padding costs nothing."""
 MOST_PADDED: Final = 1.25
 """Beyond, tokens with padding for each one without; more would take longer than launches do."""
-MAX_MIXED_GRAPHS: Final = 64
+MAX_MIXED_GRAPHS: Final = 96
 """Each takes memory for its nodes, beside what all share."""
 
 NOBODY: Final = SeqId(-1)
@@ -60,6 +67,21 @@ class MixedKey(NamedTuple):
     num_tokens: int
     max_seq_len: int
     kind: Kind
+
+    @property
+    def size(self) -> int:
+        """Tokens that it computes."""
+        return self.num_decodes + self.num_tokens
+
+    def covers(self, other: "MixedKey", cheap_tokens: int) -> bool:
+        """Whether its graph computes the steps of the other one too, where so many tokens may be computed for fewer."""
+        return (
+            self.num_decodes >= other.num_decodes
+            and self.num_tokens >= other.num_tokens
+            and self.max_seq_len >= other.max_seq_len
+            and KINDS.index(self.kind) <= KINDS.index(other.kind)
+            and self.size <= max(cheap_tokens, other.size)
+        )
 
 
 class _Captured(NamedTuple):
@@ -97,16 +119,17 @@ class MixedGraphs:
         self._step = step
         self._padding_row = Row(len(rows.last_token_R) - 1)
         self._max_model_len = max_model_len
-        self._sizes = padded_sizes(self._padding_row, max_model_len)
+        launch_tokens = tokens_while_launching(step.model.spec, matrix_flops(rows.last_token_R.device))
+        self._cheap_tokens = max(FREE_TOKENS, launch_tokens)
+        self._sizes = padded_sizes(self._padding_row, max_model_len, launch_tokens)
         self._graphs: dict[MixedKey, _Captured] = {}
+        self._stand_ins: dict[MixedKey, MixedKey | None] = {}
         self._num_without: Counter[MixedKey] = Counter()
-        bound = context_bounds(max_model_len)[0]
-        self._unasked = [MixedKey(*size, bound, kind) for size in self._sizes for kind in (FILTERED, GREEDY)]
 
     def execute(self, plan: StepPlan) -> StepOutput | None:
         """Launch the plan's graph; None where it has none, and nothing was done. plan: nothing of it is controlled."""
-        key = self._key(plan)
-        if key is None or not self._has(key):
+        key = self._choose(self._key(plan))
+        if key is None:
             return None
         self._builder.take_in(plan)
         captured = self._graphs[key]
@@ -124,18 +147,20 @@ class MixedGraphs:
         for size in self._sizes[:1]:
             self._capture(MixedKey(*size, self._max_model_len, FILTERED))
 
-    def capture_next(self, *, alone: bool = False) -> bool:
-        """Capture the next of those for short contexts that is missing; whether there may be more.
+    def capture_next(self, kind: Kind) -> bool:
+        """Capture the next of this kind that is missing, for short contexts; whether there may be more.
 
-        alone: of those of prompts beside which nobody decodes.
+        Prompts that come alone are first: without its graph, such a prompt's first token waits for some 300 launches.
         """
-        missing = (key for key in self._unasked if key not in self._graphs and not (alone and key.num_decodes))
-        key = next(missing, None)
+        bound = context_bounds(self._max_model_len)[0]
+        alone_first = sorted(self._sizes, key=lambda size: size[0] > 0)
+        keys = (MixedKey(*size, bound, kind) for size in alone_first)
+        key = next((key for key in keys if key not in self._graphs), None)
         return key is not None and self._capture(key)
 
     def _key(self, plan: StepPlan) -> MixedKey | None:
         """The kind of a step; None for one that is too large, would be padded too much, or has no prompt."""
-        size = choose_size(self._sizes, plan.slices)
+        size = choose_size(self._sizes, plan.slices, self._cheap_tokens)
         if size is None:
             return None
         seq_len = max(piece.start + piece.num_tokens for piece in plan.slices)
@@ -149,12 +174,18 @@ class MixedGraphs:
         all_greedy = self._rows.samplings(known, np.zeros_like(known)).all_greedy
         return GREEDY if all_greedy and not any(new.values()) else FILTERED
 
-    def _has(self, key: MixedKey) -> bool:
-        """Whether there is a graph, which is captured now if it is time to."""
-        if key in self._graphs:
-            return True
+    def _choose(self, key: MixedKey | None) -> MixedKey | None:
+        """The graph for a kind of step: its own, the smallest that stands in, or its own captured now if it is time."""
+        if key is None or key in self._graphs:
+            return key
+        if key not in self._stand_ins:
+            larger = (other for other in self._graphs if other.covers(key, self._cheap_tokens))
+            self._stand_ins[key] = min(larger, key=lambda other: (other.size, other.max_seq_len), default=None)
+        stand_in = self._stand_ins[key]
+        if stand_in is not None:
+            return stand_in
         self._num_without[key] += 1
-        return self._num_without[key] > CAPTURE_AFTER and self._capture(key)
+        return key if self._num_without[key] > CAPTURE_AFTER and self._capture(key) else None
 
     def _pad(self, key: MixedKey, slices: Sequence[SeqSlice]) -> list[SeqSlice]:
         """The slices, and behind them padding up to the key."""
@@ -196,6 +227,7 @@ class MixedGraphs:
         replay = self._captures.capture(key, partial(self._run, key, inputs, lora, ids_N))
         if replay is not None:
             self._graphs[key] = _Captured(inputs, lora, ids_N, replay)
+            self._stand_ins.clear()
         return replay is not None
 
     def _run(self, key: MixedKey, inputs: Uploads[Tensor], lora: LoraBatch | None, ids_N: Tensor) -> None:
@@ -212,20 +244,31 @@ class MixedGraphs:
         ids_N.copy_(self._step.execute(batch).ids_N)
 
 
-def padded_sizes(max_num_seqs: int, max_model_len: int) -> list[tuple[int, int]]:
+def tokens_while_launching(spec: ModelSpec, flops_per_s: float) -> int:
+    """How many tokens a device computes in the time in which a step's kernels are launched one by one."""
+    return int(spec.num_layers * LAYER_LAUNCH_S * flops_per_s / spec.flops_per_token)
+
+
+def padded_sizes(max_num_seqs: int, max_model_len: int, launch_tokens: int = 0) -> list[tuple[int, int]]:
     """Sequences that decode and tokens of prompts, both with padding, of all graphs; the largest first."""
     decodes = (*(size for size in DECODE_BUCKETS if size < max_num_seqs), max_num_seqs)
-    tokens = [size for size in TOKEN_BUCKETS if size <= max_model_len]  # of one padding prompt, nearly
-    return sorted(product(decodes, tokens), key=lambda size: (sum(size), size), reverse=True)
+    tokens = (*TOKEN_BUCKETS, *(size for size in SMALL_MODEL_BUCKETS if size <= launch_tokens))
+    fitting = [size for size in tokens if size <= max_model_len]  # of one padding prompt, nearly
+    return sorted(product(decodes, fitting), key=lambda size: (sum(size), size), reverse=True)
 
 
-def choose_size(sizes: Sequence[tuple[int, int]], slices: Sequence[SeqSlice]) -> tuple[int, int] | None:
-    """The smallest of the sizes that holds the slices; None where none does, or only by too much padding."""
+def choose_size(
+    sizes: Sequence[tuple[int, int]], slices: Sequence[SeqSlice], cheap_tokens: int = FREE_TOKENS
+) -> tuple[int, int] | None:
+    """The smallest of the sizes that holds the slices; None where none does, or only by too much padding.
+
+    cheap_tokens: so many may be computed for fewer.
+    """
     lens = [len(piece.token_ids) for piece in slices if piece.token_ids]
     if not 0 < len(lens) < NUM_PROMPTS:
         return None
     num_decodes, num_tokens = len(slices) - len(lens), sum(lens)
-    limit = max(FREE_TOKENS, MOST_PADDED * (num_decodes + num_tokens))
+    limit = max(cheap_tokens, MOST_PADDED * (num_decodes + num_tokens))
     return min(
         (
             (decodes, tokens)

@@ -122,9 +122,11 @@ def adapt(ops: TritonOps, dtype: torch.dtype, rank: int) -> None:
 
 
 def multiply(ops: TritonOps, dtype: torch.dtype, num_rows: int) -> None:
-    """A layer of Llama-3.1-8B, plain and gated, and one of few outputs that no tile divides."""
+    """Layers of Llama-3.1-8B, plain and gated, whose sums are whole and split, and one that no tile divides."""
     x_TI, weight_OI = torch.empty(num_rows, 4096, dtype=dtype), torch.empty(6144, 4096, dtype=dtype)
-    ops.linear(x_TI, weight_OI, None)
+    for layer_OI in (weight_OI, weight_OI[:4096]):
+        ops.linear(x_TI, layer_OI, None)
+        ops.linear(x_TI, layer_OI, layer_OI[:, 0].contiguous())
     ops.linear_silu_and_mul(x_TI, weight_OI, None)
     weight_OI = torch.empty(1000, 100, dtype=dtype)
     ops.linear(x_TI[:, :100], weight_OI, weight_OI[:, 0].contiguous())
@@ -144,8 +146,7 @@ def run_attention(job: "Job") -> None:
             if options and name not in LIMITED_STEPS and not job.thorough:
                 continue
             attend(job.ops, dtype, head_dim, step, options)
-            has_figures = not options and name != "decode, split"
-            job.report(loops=has_figures, dtype=str(dtype), head_dim=head_dim, step=name, **options)
+            job.report(loops=not options, dtype=str(dtype), head_dim=head_dim, step=name, **options)
 
 
 def run_fixed(job: "Job") -> None:
@@ -166,9 +167,9 @@ def run_others(job: "Job") -> None:
         for width in (80, 5120):
             elementwise(job.ops, dtype, width)
             job.report(dtype=str(dtype), width=width)
-        for num_rows in (1, 2):
+        for num_rows in (1, 2, 3, 32):
             multiply(job.ops, dtype, num_rows)
-            job.report(dtype=str(dtype), rows=num_rows)
+            job.report(loops=num_rows > 2, dtype=str(dtype), step=f"{num_rows} rows")
         for rank in (16, 256):
             adapt(job.ops, dtype, rank)
             job.report(dtype=str(dtype), rank=rank)

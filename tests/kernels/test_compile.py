@@ -43,7 +43,7 @@ class Figures(NamedTuple):
     mma: int
 
 
-ATTENTION = {
+FIGURES = {
     ("_prefill_kernel", 64, "long prompts"): Figures(2, 330, 8, 0),
     ("_prefill_kernel", 128, "long prompts"): Figures(1, 610, 16, 0),
     ("_prefill_kernel", 256, "long prompts"): Figures(1, 415, 18, 0),
@@ -52,9 +52,12 @@ ATTENTION = {
     ("_decode_kernel", 64, "decode"): Figures(3, 460, 0, 32),
     ("_decode_kernel", 128, "decode"): Figures(3, 440, 0, 32),
     ("_decode_kernel", 256, "decode"): Figures(3, 450, 0, 32),
-    ("_decode_kernel", 128, "decode, crowded"): Figures(4, 440, 0, 32),
+    ("_decode_kernel", 128, "decode, crowded"): Figures(4, 710, 0, 64),
+    ("_decode_kernel", 128, "decode, split"): Figures(4, 710, 0, 64),
+    ("_few_rows_kernel", None, "3 rows"): Figures(1, 100, 8, 0),
+    ("_few_rows_kernel", None, "32 rows"): Figures(1, 110, 8, 0),
 }
-"""By kernel, head dimension and step, in bfloat16 without a window or a cap."""
+"""By kernel, head dimension if any, and step, in bfloat16 without a window or a cap."""
 PROGRAMS_PER_SM = {
     "_tile_max_kernel": 6,
     "_tile_mass_kernel": 7,
@@ -66,6 +69,7 @@ PROGRAMS_PER_SM = {
     "_rms_norm_kernel": 3,
     "_rope_kernel": 8,
     "_gated_kernel": 8,
+    "_sum_splits_kernel": 8,
 }
 """Of kernels that wait for memory, at least."""
 
@@ -73,9 +77,11 @@ PROGRAMS_PER_SM = {
 OVERLAPPING = {
     "_combine_kernel",
     "_decode_kernel",
+    "_few_rows_kernel",
     "_gated_kernel",
     "_rms_norm_kernel",
     "_rope_kernel",
+    "_sum_splits_kernel",
     "_thin_linear_kernel",
 }
 """Of a decoding step, one launch after another."""
@@ -155,7 +161,7 @@ def assert_busy(variants: Variants, cases: set[tuple[str, int, str]]) -> None:
         if case not in cases or variant["dtype"] != "torch.bfloat16" or "soft_cap" in variant:
             continue
         found.add(case)
-        limit = ATTENTION[case]
+        limit = FIGURES[case]
         assert variant["stack_bytes"] == 0, variant
         assert variant["programs_per_sm"] >= limit.programs_per_sm, variant
         assert variant["instructions"] <= limit.instructions, variant
@@ -163,8 +169,8 @@ def assert_busy(variants: Variants, cases: set[tuple[str, int, str]]) -> None:
     assert found == cases
 
 
-def test_attention_keeps_a_processor_busy(variants: Variants) -> None:
-    assert_busy(variants, {case for case in ATTENTION if case[1] == 128})
+def test_matrix_products_keep_a_processor_busy(variants: Variants) -> None:
+    assert_busy(variants, {case for case in FIGURES if case[1] in (128, None)})
 
 
 @pytest.mark.parametrize("kernel", PROGRAMS_PER_SM)
@@ -205,7 +211,7 @@ def test_every_shape_compiles_and_fits(all_variants: Variants) -> None:
     assert_fit(all_variants, SHARED_BYTES_OF_A_HOPPER_SM)
     usual = [v for v in all_variants if v.get("head_dim") in (64, 128) and v["dtype"] == "torch.bfloat16"]
     assert [v for v in usual if v["stack_bytes"]] == []
-    assert_busy(all_variants, set(ATTENTION))
+    assert_busy(all_variants, set(FIGURES))
 
 
 @pytest.mark.thorough

@@ -46,23 +46,47 @@ def test_the_chosen_splits_keep_the_device_busy(batch: int) -> None:
         assert ideal / launch_cost(batch * 8, num_tiles, splits, H200_PLACES) > 0.8, num_tiles
 
 
-@pytest.mark.parametrize(("num_seqs", "programs_per_sm"), [(1, 3), (49, 3), (50, 4), (66, 4), (67, 3), (256, 3)])
+@pytest.mark.parametrize(("num_seqs", "programs_per_sm"), [(49, 3), (50, 4), (64, 4), (66, 4), (67, 3), (256, 3)])
 def test_a_few_programs_too_many_are_crowded_together(num_seqs: int, programs_per_sm: int) -> None:
     """Of 8 key heads and 132 processors: 396 places, or 528 with a tile less under way in each."""
     tiles, num_splits = fit_to_device(decode_tiles(128, 4, 2, (9, 0)), num_seqs * 8, 1024, 132)
-    assert tiles.programs_per_sm == programs_per_sm
-    assert num_splits == (8 if num_seqs == 1 else 1)
+    assert (tiles.programs_per_sm, num_splits) == (programs_per_sm, 1)
+
+
+@pytest.mark.parametrize(
+    ("num_seqs", "context", "programs_per_sm", "num_splits"),
+    [
+        (1, 1024, 4, 8),
+        (16, 1024, 3, 1),
+        (32, 1024, 3, 1),
+        (1, 4096, 4, 32),
+        (2, 4096, 4, 32),
+        (4, 4096, 4, 16),
+        (6, 4096, 4, 11),
+        (8, 4096, 4, 8),
+        (12, 4096, 4, 5),
+        (16, 4096, 4, 4),
+        (48, 4096, 3, 1),
+        (1, 16384, 4, 64),
+    ],
+)
+def test_split_contexts_are_crowded(num_seqs: int, context: int, programs_per_sm: int, num_splits: int) -> None:
+    """By as many splits as an H200 was fastest with at 4,096; what fits unsplit is neither split nor crowded."""
+    tiles, splits = fit_to_device(decode_tiles(128, 4, 2, (9, 0)), num_seqs * 8, context, 132)
+    assert (tiles.programs_per_sm, splits) == (programs_per_sm, num_splits)
 
 
 def test_tiles_that_were_not_measured_crowded_are_not() -> None:
     for tiles in decode_tiles(128, 4, 2, (8, 9)), decode_tiles(64, 4, 2, (9, 0)), decode_tiles(128, 32, 2, (9, 0)):
         assert fit_to_device(tiles, tiles.programs_per_sm * 132 + 1, 16, 132) == (tiles, 1)
+        assert fit_to_device(tiles, 8, 8192, 132)[0] == tiles
 
 
-def test_crowded_tiles_give_the_same_result(triton_each: Fast) -> None:
-    """Four programs for one processor, which runs three of them otherwise."""
-    case = paged(triton_each, [500, 130], [1, 1], heads=(8, 2), head_dim=128)
-    triton_each.assert_close(case.attend(TritonOps(num_sms=1)), case.attend(ReferenceOps()))
+@pytest.mark.parametrize("num_sms", [1, 64])
+def test_crowded_tiles_give_the_same_result(triton_each: Fast, num_sms: int) -> None:
+    """Four programs for one processor, which runs three of them otherwise; by four splits each for 64 processors."""
+    case = paged(triton_each, [700, 130], [1, 1], heads=(8, 2), head_dim=128)
+    triton_each.assert_close(case.attend(TritonOps(num_sms)), case.attend(ReferenceOps()))
 
 
 @pytest.mark.parametrize("num_sms", [1, 2, 8, 64])

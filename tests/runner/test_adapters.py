@@ -163,8 +163,11 @@ async def test_random_traffic_with_adapters_is_answered_as_without_graphs(
     assert await answers(None, with_adapters=False) != eager
 
 
-def test_a_graph_for_adapters_stands_in_for_steps_without_until_they_have_come_up_often(tmp_path: Path) -> None:
+def test_a_graph_for_adapters_stands_in_for_steps_without_until_they_have_come_up_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Adapters are a key of decoding graphs: steps that have none need not pay for them for ever."""
+    monkeypatch.setattr(graphs_module, "REPLACE_CLOSE_AFTER", 64)
 
     def tokens(graphs: TapeGraphs | None) -> list[tuple[int, ...]]:
         runner = marked_runner(graphs, tmp_path / str(graphs is None), 2, num_blocks=200)

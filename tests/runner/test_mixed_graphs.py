@@ -1,15 +1,21 @@
 """Steps with prompts as graphs give what eager ones give: padded with tokens, prompts and decoding rows of nobody's."""
 
+import json
 import random
+from pathlib import Path
+from typing import Final
 
 import pytest
 import torch
 
 from aserve.core import columns
 from aserve.core.plan import RowControls, RowSampling, StepPlan
+from aserve.models.spec import read_spec
 from aserve.runner import mixed_graphs
 from aserve.runner.device import CudaDevice
 from aserve.runner.graph_device import CudaGraphDevice
+from aserve.runner.graph_keys import FILTERED as FILTERS
+from aserve.runner.graph_keys import GREEDY, Kind
 from aserve.runner.runner import ModelRunner
 from aserve.scheduler.scheduler import Scheduler
 from tests.runner.fake_cuda import FakeCuda
@@ -18,6 +24,7 @@ from tests.runner.toy import answer, chunk, fed, init, request
 
 pytestmark = pytest.mark.torch
 
+SHAPES: Final = Path(__file__).parents[2] / "scripts/shapes"
 FILTERED = RowSampling(columns.NEUTRAL._replace(temperature=0.9, top_k=7, top_p=0.9, seed=5))
 TWO_PROMPTS = StepPlan(0, (chunk(0, 0, [1, 2, 3], 1, 2, 3), chunk(1, 0, [4], 4, 5)), (init(0), init(1)))
 MIXED = StepPlan(
@@ -114,7 +121,6 @@ EAGER = {
     "scores": StepPlan(0, (chunk(0, 0, [1, 2], 1),), (init(0, sampling=SCORED),)),
     "penalties": StepPlan(0, (chunk(0, 0, [1, 2], 1),), (init(0, sampling=PENALIZED),)),
     "tokens": StepPlan(0, (chunk(0, 0, [1] * 58, *range(1, 16)),), (init(0),)),
-    "prompts": StepPlan(0, tuple(chunk(row, 0, [1], row + 1) for row in range(8)), tuple(map(init, range(8)))),
     "no slice": StepPlan(0, (), (init(0, 1),)),
 }
 
@@ -123,13 +129,17 @@ EAGER = {
     ("num_decoding", "num_tokens", "num_padded"),
     [
         (0, 1, 64),
-        (0, 57, 64),
-        (0, 58, 128),
+        (0, 49, 64),
+        (0, 50, 128),
         (3, 220, 264),
         (32, 32, 96),
-        (33, 57, 192),
-        (60, 260, None),
-        (130, 60, None),
+        (33, 49, 128),
+        (33, 50, 192),
+        (50, 260, None),
+        (120, 100, 256),
+        (180, 110, 320),
+        (140, 60, None),
+        (200, 120, None),
     ],
 )
 def test_padding_costs_nothing_or_little(num_decoding: int, num_tokens: int, num_padded: int | None) -> None:
@@ -137,6 +147,60 @@ def test_padding_costs_nothing_or_little(num_decoding: int, num_tokens: int, num
     slices = [*(fed(row, 3) for row in range(num_decoding)), chunk(199, 0, [1] * num_tokens)]
     size = mixed_graphs.choose_size(mixed_graphs.padded_sizes(256, 4096), slices)
     assert (None if size is None else sum(size)) == num_padded
+
+
+@pytest.mark.parametrize(("num_prompts", "num_padded"), [(0, None), (1, 64), (15, 64), (16, None)])
+def test_so_many_prompts_have_a_place(num_prompts: int, num_padded: int | None) -> None:
+    slices = [fed(0, 3), *(chunk(row, 0, [1, 2]) for row in range(1, num_prompts + 1))]
+    size = mixed_graphs.choose_size([(8, 64), (8, 128)], slices)
+    assert (None if size is None else size[1]) == num_padded
+
+
+def test_a_small_model_is_padded_as_long_as_that_takes_less_than_its_launches() -> None:
+    """Qwen3-0.6B on an H200: 28 layers, 5.6 ms of launches, 1.2 GFLOP a token. A tenth of its speed has none of it."""
+    spec = read_spec(json.loads((SHAPES / "qwen3-0.6b/config.json").read_text()))
+    h200 = mixed_graphs.tokens_while_launching(spec, 6e14)
+    assert 2500 < h200 < 3000
+    sizes = mixed_graphs.padded_sizes(256, 4096, h200)
+    assert max(sizes) == (256, 2048)
+    slices = [*(fed(row, 3) for row in range(40)), chunk(199, 0, [1] * 600)]
+    assert mixed_graphs.choose_size(sizes, slices, h200) == (64, 1024)
+    slow = mixed_graphs.tokens_while_launching(spec, 6e13)
+    assert mixed_graphs.padded_sizes(256, 4096, slow) == mixed_graphs.padded_sizes(256, 4096)
+    assert mixed_graphs.choose_size(sizes, slices, slow) is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "stands_in"),
+    [
+        ((8, 64, 2048, GREEDY), True),
+        ((8, 128, 2048, FILTERS), True),
+        ((9, 64, 2048, GREEDY), False),
+        ((8, 129, 2048, GREEDY), False),
+        ((8, 64, 8192, GREEDY), False),
+        ((0, 64, 2048, GREEDY), True),
+    ],
+    ids=str,
+)
+def test_a_larger_graph_stands_in(wanted: tuple[int, int, int, Kind], stands_in: bool) -> None:
+    there = mixed_graphs.MixedKey(8, 128, 2048, FILTERS)
+    assert there.covers(mixed_graphs.MixedKey(*wanted), 256) == stands_in
+
+
+def test_what_stands_in_is_no_dearer_than_launches_and_filters_where_it_has_to() -> None:
+    there = mixed_graphs.MixedKey(8, 128, 2048, GREEDY)
+    assert there.covers(mixed_graphs.MixedKey(8, 64, 2048, GREEDY), 136)
+    assert not there.covers(mixed_graphs.MixedKey(8, 64, 2048, GREEDY), 135)
+    assert not there.covers(mixed_graphs.MixedKey(8, 128, 2048, FILTERS), 256)
+
+
+def test_the_graph_that_start_up_captures_stands_in_for_every_step_with_prompts() -> None:
+    tape = TapeGraphs()
+    runner = recordable_runner(tape)
+    runner.capture_largest()
+    num_captures = tape.num_captures
+    assert results_of(runner, TWO_PROMPTS, MIXED, REST) == results_of(recordable_runner(None), TWO_PROMPTS, MIXED, REST)
+    assert (tape.num_captures, tape.num_replays) == (num_captures, 3)
 
 
 @pytest.mark.parametrize("why", EAGER)
