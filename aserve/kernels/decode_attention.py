@@ -51,6 +51,8 @@ _ALONE = 0.15
 device: about 0.5 us of latency and arithmetic, against 396 tiles of 32 KiB at an H200's 4 TB/s, 3.2 us."""
 _ALONE_CROWDED = 0.2
 """Likewise of crowded tiles, which have half the warps for the arithmetic: so their splits come out as measured."""
+_FEW_PROGRAMS = 16
+"""Unsplit, one for so many processors: a sequence of 8 key heads on an H200."""
 _SPLITS_AT_ONCE = 16
 
 
@@ -200,9 +202,10 @@ def choose_num_splits(num_programs: int, num_tiles: int, num_places: int, alone:
 def fit_to_device(tiles: Tiles, num_programs: int, num_keys: int, num_sms: int) -> tuple[Tiles, int]:
     """The tiles for so many programs, and into how many parts each context of `num_keys` is split.
 
-    Crowded ones where they save a second wave, and where contexts are split by either: there they take 0.93 to 0.98 of
-    the time (an H200: 1 to 16 sequences of 8 key heads, contexts of 4,096; 1.03 of a single one of 16,384). A batch
-    that fits unsplit stays so: 32 sequences of 1,024 take 35.5 us, and 40.2 in crowded tiles by two splits.
+    Crowded ones where they save a second wave, and where contexts of several sequences are split by either: there they
+    take 0.93 to 0.98 of the time (an H200: 2 to 16 sequences of 8 key heads, contexts of 4,096). A single sequence is
+    no faster by them, and a whole step of one slower. A batch that fits unsplit stays so: 32 sequences of 1,024 take
+    35.5 us, and 40.2 in crowded tiles by two splits.
     """
     crowded = crowded_tiles(tiles)
     places, crowded_places = num_sms * tiles.programs_per_sm, num_sms * crowded.programs_per_sm
@@ -210,7 +213,7 @@ def fit_to_device(tiles: Tiles, num_programs: int, num_keys: int, num_sms: int) 
         return crowded, 1
     num_tiles = triton.cdiv(num_keys, tiles.keys)  # of as many keys in either
     num_splits = choose_num_splits(num_programs, num_tiles, places)
-    if num_splits > 1 and crowded != tiles:
+    if num_splits > 1 and crowded != tiles and num_programs > num_sms // _FEW_PROGRAMS:
         crowded_splits = choose_num_splits(num_programs, num_tiles, crowded_places, _ALONE_CROWDED)
         if crowded_splits > 1:
             return crowded, crowded_splits

@@ -11,7 +11,7 @@ bits:
 """
 
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 import triton
@@ -20,18 +20,28 @@ from torch import Tensor
 
 from aserve.kernels.launch import SHAPES, Launch, let_next_start, wait_for_previous
 
-MAX_ROWS: Final = 32
-"""At 64 an H200's cuBLAS is as fast, but for large layers."""
+MAX_ROWS: Final = 64
+"""More fill matrix units by themselves."""
 MAX_OUTPUTS: Final = 1 << 16
 """A layer as tall as the head of a large vocabulary has programs enough by any tile."""
 _LEAST_ROWS: Final = 16
 """Of a tile: fewer are a product of another kind, which takes longer but for the smallest layers."""
-_OUTPUTS: Final = 64
-_INPUTS: Final = 128
-_NUM_STAGES: Final = 6
 _LEAST_INPUT_TILES: Final = 2
 """Of a split."""
 _SUM_BLOCK: Final = 512
+
+
+class Tile(NamedTuple):
+    """outputs, inputs: of a program's step. num_stages: of its pipeline."""
+
+    outputs: int
+    inputs: int
+    num_stages: int
+
+
+_TILE: Final = Tile(64, 128, 6)
+_TALL: Final = Tile(128, 64, 4)
+"""For a layer that has more of the other tiles than there are processors: two of these share one."""
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -104,8 +114,8 @@ def is_few(x_TI: Tensor, weight_OI: Tensor) -> bool:
         0 < x_TI.shape[0] <= MAX_ROWS
         and x_TI.element_size() == 2
         and num_outputs <= MAX_OUTPUTS
-        and num_outputs % _OUTPUTS == 0
-        and num_inputs % _INPUTS == 0
+        and num_outputs % _TILE.outputs == 0
+        and num_inputs % _TILE.inputs == 0
     )
 
 
@@ -128,26 +138,29 @@ def few_rows_linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, num_
     return out_TO
 
 
-def choose_num_splits(num_outputs: int, num_inputs: int, num_sms: int) -> int:
-    """Into how many parts the inputs are split: the fewest by which two thirds of the processors have a program."""
-    most = max(1, num_inputs // _INPUTS // _LEAST_INPUT_TILES)
-    return min(most, triton.cdiv(2 * num_sms, 3 * (num_outputs // _OUTPUTS)))
+def choose_tile(num_outputs: int, num_inputs: int, num_sms: int) -> tuple[Tile, int]:
+    """The tile, and into how many parts the inputs are split: the fewest by which two thirds of the processors work."""
+    num_tiles = num_outputs // _TILE.outputs
+    if num_tiles > num_sms and num_outputs % _TALL.outputs == 0:
+        return _TALL, 1
+    most = max(1, num_inputs // _TILE.inputs // _LEAST_INPUT_TILES)
+    return _TILE, min(most, -(-2 * num_sms // (3 * num_tiles)))
 
 
 @lru_cache(maxsize=SHAPES)
 def _shaped(shape_TI: torch.Size, x_stride: int, num_outputs: int, num_sms: int) -> tuple[int, Launch, Launch]:
     """The number of splits, the product, and what adds up its splits."""
     num_rows, num_inputs = shape_TI
-    num_splits = choose_num_splits(num_outputs, num_inputs, num_sms)
+    tile, num_splits = choose_tile(num_outputs, num_inputs, num_sms)
     multiply = Launch(
         _few_rows_kernel,
-        (num_outputs // _OUTPUTS, num_splits),
+        (num_outputs // tile.outputs, num_splits),
         (num_rows, x_stride, num_inputs, num_outputs),
         overlaps=True,
         BLOCK_T=max(_LEAST_ROWS, triton.next_power_of_2(num_rows)),
-        BLOCK_O=_OUTPUTS,
-        BLOCK_I=_INPUTS,
-        NUM_STAGES=_NUM_STAGES,
+        BLOCK_O=tile.outputs,
+        BLOCK_I=tile.inputs,
+        NUM_STAGES=tile.num_stages,
         num_warps=4,
     )
     add_up = Launch(

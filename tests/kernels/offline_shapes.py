@@ -28,7 +28,8 @@ HEADS = {64: (14, 2), 80: (32, 32), 128: (32, 8), 256: (8, 4)}
 SHAPES = [(BF16, 128, {}), (BF16, 128, LIMITED)]
 OTHER_SHAPES = [(BF16, 64, {}), (BF16, 256, {}), (BF16, 80, {}), (FP16, 64, {}), (FP32, 64, {}), (FP32, 256, {})]
 STEPS = {
-    "decode, split": ([1], 8192),
+    "decode, alone": ([1], 8192),
+    "decode, split": ([1] * 2, 8192),
     "decode": ([1] * 300, 64),
     "decode, crowded": ([1] * 56, 64),
     "short prompts": ([5, 3], 8192),
@@ -122,9 +123,9 @@ def adapt(ops: TritonOps, dtype: torch.dtype, rank: int) -> None:
 
 
 def multiply(ops: TritonOps, dtype: torch.dtype, num_rows: int) -> None:
-    """Layers of Llama-3.1-8B, plain and gated, whose sums are whole and split, and one that no tile divides."""
+    """Layers of Llama-3.1-8B, whose sums are whole, split, and of tall tiles; gated; and one that no tile divides."""
     x_TI, weight_OI = torch.empty(num_rows, 4096, dtype=dtype), torch.empty(6144, 4096, dtype=dtype)
-    for layer_OI in (weight_OI, weight_OI[:4096]):
+    for layer_OI in (weight_OI, weight_OI[:4096], torch.empty(28672, 4096, dtype=dtype)):
         ops.linear(x_TI, layer_OI, None)
         ops.linear(x_TI, layer_OI, layer_OI[:, 0].contiguous())
     ops.linear_silu_and_mul(x_TI, weight_OI, None)
@@ -167,7 +168,7 @@ def run_others(job: "Job") -> None:
         for width in (80, 5120):
             elementwise(job.ops, dtype, width)
             job.report(dtype=str(dtype), width=width)
-        for num_rows in (1, 2, 3, 32):
+        for num_rows in (1, 2, 3, 64):
             multiply(job.ops, dtype, num_rows)
             job.report(loops=num_rows > 2, dtype=str(dtype), step=f"{num_rows} rows")
         for rank in (16, 256):

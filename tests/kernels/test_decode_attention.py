@@ -56,10 +56,10 @@ def test_a_few_programs_too_many_are_crowded_together(num_seqs: int, programs_pe
 @pytest.mark.parametrize(
     ("num_seqs", "context", "programs_per_sm", "num_splits"),
     [
-        (1, 1024, 4, 8),
+        (1, 1024, 3, 8),
         (16, 1024, 3, 1),
         (32, 1024, 3, 1),
-        (1, 4096, 4, 32),
+        (1, 4096, 3, 32),
         (2, 4096, 4, 32),
         (4, 4096, 4, 16),
         (6, 4096, 4, 11),
@@ -67,7 +67,8 @@ def test_a_few_programs_too_many_are_crowded_together(num_seqs: int, programs_pe
         (12, 4096, 4, 5),
         (16, 4096, 4, 4),
         (48, 4096, 3, 1),
-        (1, 16384, 4, 64),
+        (1, 16384, 3, 43),
+        (2, 16384, 4, 32),
     ],
 )
 def test_split_contexts_are_crowded(num_seqs: int, context: int, programs_per_sm: int, num_splits: int) -> None:

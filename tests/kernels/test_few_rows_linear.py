@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 
 from aserve.kernels import triton_ops
-from aserve.kernels.few_rows_linear import MAX_OUTPUTS, MAX_ROWS, choose_num_splits, few_rows_linear, is_few
+from aserve.kernels.few_rows_linear import MAX_OUTPUTS, MAX_ROWS, choose_tile, few_rows_linear, is_few
 from aserve.kernels.triton_ops import TritonOps
 from tests.kernels.cases import Fast
 
 pytestmark = pytest.mark.torch
-SHAPES = [(256, 128, 1), (1024, 64, 4), (1280, 64, 8)]
-"""(inputs, outputs, processors): whole; by 3 splits of 8 tiles of inputs, and by 5 of 10."""
+SHAPES = [(256, 128, 2), (1024, 64, 4), (1280, 64, 8), (256, 256, 3)]
+"""(inputs, outputs, processors): whole; by 3 splits of 8 tiles of inputs, and by 5 of 10; by tiles of 128 outputs."""
 UNEVEN = SHAPES[1]
 
 
@@ -87,25 +87,31 @@ def test_a_row_is_the_same_whatever_the_others_hold(triton_half: Fast, shape):
 
 
 @pytest.mark.parametrize(
-    ("num_outputs", "num_inputs", "num_splits"),
+    ("num_outputs", "num_inputs", "tile_outputs", "num_splits"),
     [
-        (6144, 4096, 1),
-        (4096, 4096, 2),
-        (2560, 4096, 3),
-        (1024, 2048, 6),
-        (1024, 3072, 6),
-        (4096, 1024, 2),
-        (64, 1024, 4),
-        (64, 128, 1),
+        (6144, 4096, 64, 1),
+        (4096, 4096, 64, 2),
+        (2560, 4096, 64, 3),
+        (1024, 2048, 64, 6),
+        (1024, 3072, 64, 6),
+        (4096, 1024, 64, 2),
+        (64, 1024, 64, 4),
+        (64, 128, 64, 1),
+        (8448, 128, 64, 1),
+        (8576, 128, 128, 1),
+        (8640, 128, 64, 1),
+        (19456, 2560, 128, 1),
     ],
 )
-def test_inputs_are_split_until_most_processors_have_a_program(num_outputs, num_inputs, num_splits):
-    """By hand, for 132: 88 programs of 64 outputs, of two tiles of 128 inputs at least."""
-    assert choose_num_splits(num_outputs, num_inputs, 132) == num_splits
+def test_most_processors_have_a_program(num_outputs, num_inputs, tile_outputs, num_splits):
+    """By hand, for 132: 88 programs of 64 outputs, of two tiles of 128 inputs at least; of 128 outputs, beyond 132."""
+    tile, splits = choose_tile(num_outputs, num_inputs, 132)
+    assert (tile.outputs, splits) == (tile_outputs, num_splits)
 
 
-def test_the_splits_of_these_shapes():
-    assert [choose_num_splits(outputs, inputs, sms) for inputs, outputs, sms in SHAPES] == [1, 3, 5]
+def test_the_tiles_of_these_shapes():
+    chosen = [choose_tile(outputs, inputs, sms) for inputs, outputs, sms in SHAPES]
+    assert [(tile.outputs, splits) for tile, splits in chosen] == [(64, 1), (64, 3), (64, 5), (128, 1)]
 
 
 @pytest.mark.parametrize("capability", [(9, 0), (8, 0), (10, 0)], ids=str)
