@@ -175,6 +175,26 @@ def small_tree(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+def test_a_draw_is_the_same_while_lines_are(tmp_path):
+    """Above, below and in another file: what is drawn of the rest stays, and a line that stands twice is two places."""
+    file = tmp_path / "aserve/room/mod.py"
+    file.parent.mkdir(parents=True)
+    lines = [f"    a{n} = b{n} + {n}" for n in range(40)] + ["    a = b + 1"] * 2
+
+    def drawn(body: list[str], seed: int = 0) -> list[str]:
+        file.write_text("\n".join(["def f():", *body]) + "\n")
+        everything = mutate.places(tmp_path)
+        chosen = mutate.draw(tmp_path, everything, 20, seed)
+        assert len(set(chosen)) == len(chosen) == 20
+        return [body[place.mutant.line - 2] + place.mutant.new for place in chosen]
+
+    before = drawn(lines)
+    assert drawn(["    x = []", *lines, "    y = [x]"]) == before
+    assert drawn(lines, seed=1) != before
+    kept = [words for words in before if lines[3] not in words]
+    assert drawn([line for line in lines if line != lines[3]])[: len(kept)] == kept
+
+
 def test_what_is_looked_at_is_caught_and_what_is_not_survives_and_is_told(small_tree, capsys):
     where = ["--root", str(small_tree), "--map", str(small_tree / "map")]
     assert mutate.main([*where, "--gather"]) == 0
