@@ -40,9 +40,9 @@ FIRST_SECONDS: Final = 4.0
 """Of the tests that are tried in a process of their own, before the others are imported."""
 FARTHER_S: Final = 1.0
 """A test of another room waits as if it took so much longer."""
-STARTING_S: Final = 60.0
+STARTING_S: Final = 30.0
 """For the interpreter, imports and collection on a busy machine."""
-PATIENCE: Final = 4.0
+PATIENCE: Final = 3.0
 """How much longer the second try may take of tests that hang in the first."""
 SLOWER: Final = 8.0
 """By how much tests may be slower than the map says before they count as hanging."""
