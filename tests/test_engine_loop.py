@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers
@@ -131,6 +132,31 @@ async def test_the_loop_runs_ahead_of_the_device(tokenizer, max_in_flight):
         bench.runner.let_land()
         ids = [token_id async for delta in mailbox for token_id in delta.token_ids]
         assert ids == continuation([1, 2, 3], 5, vocabulary=BYTES)
+
+
+async def test_a_step_takes_as_long_as_the_device_had_it(tokenizer, monkeypatch):
+    """From its launch, or from where the step before it landed, if that was later: not while nothing was asked."""
+    bench = Bench(tokenizer, fake_kv())
+    commit, told = bench.scheduler.commit, []
+
+    def commit_and_go_on(result, took_s):
+        told.append(took_s)
+        bench.clock.advance(3.0)
+        return commit(result, took_s)
+
+    monkeypatch.setattr(bench.scheduler, "commit", commit_and_go_on)
+    bench.clock.advance(50.0)
+    bench.runner.hold()
+    async with running(bench), bench.open("a", [1, 2, 3], 4) as mailbox:
+        while len(bench.runner.plans) < 2:
+            await asyncio.sleep(0)
+        bench.clock.advance(2.0)
+        bench.runner.let_land()
+        assert await choices_of(mailbox, 1) == [continuation([1, 2, 3], 4, vocabulary=BYTES)]
+        assert told == [2.0, 3.0, 3.0, 3.0]
+        bench.clock.advance(100.0)
+        await bench.ask("b", [1, 2, 3], 1)
+        assert told[4:] == [0.0]
 
 
 async def test_nothing_is_planned_behind_a_prompt_where_it_is_worth_waiting_for(tokenizer):
@@ -343,6 +369,19 @@ async def test_the_end_of_the_loop_ends_every_request(tokenizer):
     assert all(reader.done() for reader in readers)
     with pytest.raises(UnavailableError):
         await bench.ask("late", [1], 1)
+
+
+async def test_no_branches_are_taken_up_once_the_loop_has_ended(tokenizer):
+    """Caught: `fork` asks the scheduler, which knows nobody any more, instead of saying that the engine has stopped."""
+    bench = Bench(tokenizer, fake_kv())
+    async with running(bench), bench.open("a", [1, 2, 3], 30) as mailbox:
+        await anext(mailbox)
+        await stop_soon(bench)
+        branch = replace(bench.loop.request(RequestId("a")), id=RequestId("b"))
+        with pytest.raises(UnavailableError):
+            async with bench.loop.fork(RequestId("a"), 0, [branch], [partial(TextStream, tokenizer, branch.params)]):
+                pass
+    assert bench.held() == (0, 0, 0, 0)
 
 
 async def stop_soon(bench):

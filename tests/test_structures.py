@@ -1,6 +1,7 @@
 """Structures are compiled in threads, some at once, each within its time; what is late keeps its turn to the end."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import Iterator
 
@@ -75,6 +76,32 @@ async def test_what_takes_too_long_is_a_400_and_has_its_turn_until_it_is_done(wo
             break
         except OverloadedError:
             await asyncio.sleep(0.01)
+
+
+async def test_of_one_that_fails_when_nobody_waits_for_it_the_log_says_nothing(workers: Workers, short: None) -> None:
+    """Its client was told that it takes too long."""
+
+    class Failing(SlowStructures):
+        def compile(self, structured: StructuredOutputs) -> Structure:
+            super().compile(structured)
+            raise InvalidRequestError("no such structure", "structured")
+
+    unheard: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unheard.append(context))
+    failing = Failing(workers)
+    late = await asyncio.gather(*(failing.compiled(JSON) for _ in range(AT_ONCE)), return_exceptions=True)
+    assert "takes more than" in str(late.pop(0))
+    late.clear()  # with the frames of their tracebacks
+    failing.may_end.set()
+    while True:  # the turns come back through the event loop
+        try:
+            await failing.compiled(JSON)
+        except OverloadedError:
+            await asyncio.sleep(0)
+        except InvalidRequestError:
+            break
+    gc.collect()
+    assert not unheard
 
 
 async def test_a_structure_that_finds_no_thread_is_not_to_blame(short: None) -> None:

@@ -245,7 +245,12 @@ class MixedGraphs:
 
 
 def tokens_while_launching(spec: ModelSpec, flops_per_s: float) -> int:
-    """How many tokens a device computes in the time in which a step's kernels are launched one by one."""
+    """How many tokens a device computes in the time in which a step's kernels are launched one by one.
+
+    0 where transformers computes the model, of which the spec does not say what a token costs.
+    """
+    if not spec.intermediate_size:
+        return 0
     return int(spec.num_layers * LAYER_LAUNCH_S * flops_per_s / spec.flops_per_token)
 
 

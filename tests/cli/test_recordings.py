@@ -49,6 +49,7 @@ def test_a_step_is_shown_without_a_model(scripted: Path, capsys: pytest.CaptureF
     assert "scripted as float32 on cpu, recorded by aserve 0 without prompts" in out
     assert "step 1 at" in out
     assert "set up row" in out
+    assert "row 0: request r0 choice 0, position 3" in out  # which was set up in the step before
 
 
 @pytest.mark.parametrize(

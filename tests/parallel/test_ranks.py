@@ -18,9 +18,21 @@ from aserve.models.sharding import Group
 from aserve.parallel.leader import Team
 from aserve.runner.following import followed, masked_rows
 from aserve.runner.groups import GroupBrokenError, MeetingFile
-from aserve.runner.rank_messages import Load, Loaded, Measured, PipeReader, PipeWriter, Run, decode_told, frame
+from aserve.runner.rank_messages import (
+    Begin,
+    Load,
+    Loaded,
+    Measured,
+    PipeReader,
+    PipeWriter,
+    Ready,
+    Run,
+    decode_told,
+    frame,
+)
 from aserve.runner.ranks import Ranks, python_command
 from aserve.runner.warm_up import CONTROLS, AnyToken
+from tests.simulation.worlds import config_of
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
@@ -43,6 +55,31 @@ def test_the_cache_is_what_the_least_has_room_for() -> None:
     facts = Facts(device="cpu", context_len=100, kv_bytes_per_token=8, kv_budget_bytes=500)
     for others, least in (((700, 300), 300), ((700, 600), 500), ((700,), 500)):
         assert Team(ranks=Answers(*others)).least(facts).kv_budget_bytes == least
+
+
+class Short:
+    """Ranks that are told to begin, and one of which finds no room for its runner."""
+
+    def __init__(self) -> None:
+        self.told: list[Begin] = []
+
+    def tell(self, message: Begin) -> None:
+        self.told.append(message)
+
+    def answers(self, kind: type[Ready]) -> list[Ready]:
+        assert kind is Ready
+        assert self.told, "they are told before they are waited for"
+        raise InsufficientMemoryError("rank 1 has no room for its KV cache")
+
+
+def test_where_one_cannot_make_its_runner_beginning_raises_that() -> None:
+    """Caught: not waiting until all are ready, so that the first step reaches a rank that has no runner yet."""
+    short = Short()
+    with pytest.raises(InsufficientMemoryError, match="rank 1 has no room"):
+        Team(ranks=short).begin(config_of())
+    assert short.told == [
+        Begin(num_blocks=64, block_size=8, num_host_blocks=0, max_num_seqs=8, max_model_len=128, num_drafts=0)
+    ]
 
 
 class NoGroup(Group):

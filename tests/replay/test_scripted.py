@@ -202,6 +202,14 @@ def test_a_step_is_shown(tmp_path: Path):
     assert "temperature 0.5" in text
     assert "request r1 choice 1, position " in text
     assert ": 1 row, 1 token; " in text
+    assert "masked" not in text
+
+
+def test_a_row_that_a_mask_binds_is_shown_as_masked(tmp_path: Path):
+    first = next(one for one in record(tmp_path / "a.rec").records() if isinstance(one, Planned))
+    init = msgspec.structs.replace(first.plan.inits[0], has_mask=True)
+    masked = msgspec.structs.replace(first, plan=msgspec.structs.replace(first.plan, inits=(init,)))
+    assert sum("masked" in line for line in step_lines(masked, None, {init.seq_id: init})) == 1
 
 
 def test_what_came_of_it_is_told(tmp_path: Path):
