@@ -52,10 +52,13 @@ KEPT: Final = (
     "scripts",
     "examples",
     "docs",
+    "ops",
     "pyproject.toml",
     "README.md",
+    "CONTRIBUTING.md",
     "Makefile",
     "constraints.txt",
+    ".dockerignore",
 )
 FAILED: Final = re.compile(r"^(?:FAILED|ERROR) (tests/\S+?\.py(?:::[^\s\[]+)?)", re.MULTILINE)
 OK: Final = 0
