@@ -28,6 +28,7 @@ from aserve.core.request import Request
 from aserve.engine_loop import WATCH_S, EngineLoop
 from aserve.metrics.engine_metrics import EngineMetrics
 from aserve.scheduler.scheduler import Scheduler
+from aserve.stepping import MAX_RESTARTS
 from aserve.text.stream import TextStream
 from aserve.text.tokenizer import Tokenizer
 from tests.fakes import FakeClock, FakeKV, FakeScript, ScriptedRunner, continuation
@@ -148,7 +149,7 @@ async def test_a_step_takes_as_long_as_the_device_had_it(tokenizer, monkeypatch)
     bench.clock.advance(50.0)
     bench.runner.hold()
     async with running(bench), bench.open("a", [1, 2, 3], 4) as mailbox:
-        while len(bench.runner.plans) < 2:
+        for _ in range(10):
             await asyncio.sleep(0)
         bench.clock.advance(2.0)
         bench.runner.let_land()
@@ -298,6 +299,15 @@ async def test_bookkeeping_that_tears_once_costs_nobody_anything(tokenizer, capl
     assert "secret" not in caplog.text
 
 
+async def test_bookkeeping_may_tear_many_times_before_it_goes_on(tokenizer):
+    bench = Bench(tokenizer, fake_kv())
+    plan, num_calls = bench.scheduler.plan, itertools.count(1)
+    bench.scheduler.plan = lambda now: raise_(ValueError()) if next(num_calls) <= MAX_RESTARTS else plan(now)
+    async with running(bench):
+        ids, _, _ = await bench.ask("a", [1, 2, 3], 5)
+        assert ids == continuation([1, 2, 3], 5, vocabulary=BYTES)
+
+
 async def test_bookkeeping_that_tears_for_ever_ends_the_loop(tokenizer):
     bench = Bench(tokenizer, fake_kv())
     bench.scheduler.plan = lambda _now: raise_(ValueError())
@@ -372,12 +382,13 @@ async def test_the_end_of_the_loop_ends_every_request(tokenizer):
 
 
 async def test_no_branches_are_taken_up_once_the_loop_has_ended(tokenizer):
-    """Caught: `fork` asks the scheduler, which knows nobody any more, instead of saying that the engine has stopped."""
+    """Caught: branches that the scheduler takes in and nobody steps, so that who reads them waits for ever."""
     bench = Bench(tokenizer, fake_kv())
     async with running(bench), bench.open("a", [1, 2, 3], 30) as mailbox:
         await anext(mailbox)
+        request, history = bench.loop.request(RequestId("a")), bench.scheduler.history(RequestId("a"))
         await stop_soon(bench)
-        branch = replace(bench.loop.request(RequestId("a")), id=RequestId("b"))
+        branch = replace(request, id=RequestId("b"), prompt_token_ids=history)
         with pytest.raises(UnavailableError):
             async with bench.loop.fork(RequestId("a"), 0, [branch], [partial(TextStream, tokenizer, branch.params)]):
                 pass

@@ -362,6 +362,26 @@ def test_any_pieces_end_as_the_whole(text):
         assert drawn(*(text[i : i + size] for i in range(0, len(text), size))) == whole
 
 
+@pytest.mark.parametrize("markdown", [False, True])
+def test_an_empty_line_is_between_the_thoughts_and_the_answer_and_nowhere_else(markdown):
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=40, height=10, highlight=False, color_system=None)
+    screen = RichScreen(console, markdown=markdown, clock=lambda: 0.0)
+    for pieces in (("One", " and", " two."), ("Three.",)):
+        screen.thought("Let me")
+        screen.thought(" see.")
+        for piece in pieces:
+            screen.answer(piece)
+        screen.end(None)
+    screen.answer("Four.")
+    screen.end(None)
+    assert [line.strip() for line in terminal_text(out.getvalue()).splitlines()] == [
+        *("Let me see.", "", "One and two."),
+        *("Let me see.", "", "Three."),
+        "Four.",
+    ]
+
+
 def test_a_block_that_is_higher_than_the_terminal_is_whole_at_the_end():
     lines = [f"- line {i}" for i in range(30)]
     shown = drawn(*(f"{line}\n" for line in lines))

@@ -174,6 +174,13 @@ def test_a_wish_for_a_shorter_context_is_told_as_such():
     assert "(all that there is room for; the model could do 2048)" in told
 
 
+def test_formats_of_calls_and_thoughts_are_told_where_there_are_any():
+    plan = plan_of(model="demo")
+    assert "calls of tools as hermes writes them; no thoughts" in in_words(plan, 200)
+    thinks = msgspec.structs.replace(plan, call_format=None, thought_format="think")
+    assert "no calls of tools; thoughts as think writes them" in in_words(thinks, 200)
+
+
 def test_what_does_not_fit_is_told_and_stops():
     small = msgspec.structs.replace(MACHINE, free_bytes=2**20)
     plan = plan_of(small, model="demo")
@@ -268,6 +275,13 @@ def test_what_the_kernel_calls_available_is_free(monkeypatch, tmp_path):
     assert free_memory_bytes() == 3 * 1024
 
 
+@pytest.mark.parametrize(("cpu_count", "expected"), [(6, 6), (None, 1)])
+def test_all_cores_are_counted_where_nobody_says_which_may_be_used(monkeypatch, cpu_count, expected):
+    monkeypatch.delattr("os.sched_getaffinity", raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: cpu_count)
+    assert machine_room.num_cores() == expected
+
+
 def test_sizes_for_people():
     assert [size(n) for n in (5, 3 * 2**10, 1.5 * 2**20, 2**31)] == ["5 bytes", "3.0 KiB", "1.5 MiB", "2.0 GiB"]
 
@@ -342,7 +356,11 @@ def test_a_plan_of_ranks_is_of_what_each_of_them_has():
     assert alone is not None
     assert shared is not None
     assert shared.bytes_per_token * 2 == alone.bytes_per_token
-    assert "2 processes compute each step together" in in_words(plan_of(tensor_parallel_size=2), 200)
+    told, told_alone = in_words(plan_of(tensor_parallel_size=2), 200), in_words(plan_of(), 200)
+    for words in ("processes compute each step together", "MiB in each rank: what is remembered"):
+        assert words in told
+        assert words not in told_alone
+    assert "2 processes" in told
 
 
 def test_gpus_share_the_weights():

@@ -5,6 +5,8 @@ The model makes four numbers of an input: how many tokens, the first, the last, 
 
 import asyncio
 import base64
+import struct
+import sys
 from array import array
 from contextlib import asynccontextmanager
 from math import sqrt
@@ -14,6 +16,7 @@ import pytest
 
 from aserve.core.pooling import Pooling
 from aserve.http import create_app
+from aserve.http.pooling.fields import encoded
 from tests.engines import scripted_engine
 from tests.http.conftest import client_of
 
@@ -110,6 +113,14 @@ async def test_base64_is_of_little_endian_float32():
     async with served() as client:
         [item] = await data_of(client, input="abc", encoding_format="base64")
         assert array("f", base64.b64decode(item["embedding"])).tolist() == [3, 97, 99, -1]
+
+
+def test_base64_is_little_endian_where_numbers_are_not(monkeypatch):
+    """As seen from a machine on which they are: the bytes are the other way round. The vector is as it was."""
+    values = array("f", [1.0, 2.0])
+    monkeypatch.setattr(sys, "byteorder", "big")
+    assert base64.b64decode(encoded(values, "base64")) == struct.pack(">2f", 1.0, 2.0)
+    assert values.tolist() == encoded(values, "float") == [1.0, 2.0]
 
 
 async def test_shortened_embeddings_are_normalized_anew_and_only_where_the_model_allows_it():

@@ -348,6 +348,16 @@ async def test_large_schemas_and_those_that_cannot_be_enforced_are_refused():
         assert await error({"properties": {"a": {"not": {}}}}) == ""
 
 
+async def test_tools_that_are_too_large_together_are_refused():
+    large = [named(f"f{index}") for index in range(9)]
+    for tool in large:
+        tool["function"]["parameters"] = {"description": "x" * 130000}
+    async with speaking("x") as engine, client_of(create_app(engine)) as client:
+        error = (await client.post(URL, json={"messages": HI, "tools": large})).json()["error"]
+    assert error["param"] == "tools"
+    assert error["message"].startswith("tools may have at most 1048576 bytes together, got 1170")
+
+
 async def test_a_template_without_tools_refuses_them():
     async with scripted_engine(call_format="hermes") as engine, client_of(create_app(engine)) as client:
         error = (await client.post(URL, json={"messages": HI, "tools": TOOLS})).json()["error"]

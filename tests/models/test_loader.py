@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from aserve.core.errors import CheckpointError
+from aserve.core.errors import CheckpointError, ConfigError
 from aserve.kernels.reference import ReferenceOps
 from aserve.models.checkpoint import resolve_checkpoint
 from aserve.models.inspection import inspect
@@ -120,6 +120,16 @@ def test_a_layer_that_a_config_names_beyond_the_last_is_no_number_of_layers(chec
     (folder / "model.safetensors").symlink_to("weights")
     (folder / "weights").write_bytes((source / "model.safetensors").read_bytes())
     assert load(folder).spec.windows == (None, None)
+
+
+def test_a_context_is_refused_unless_less_of_it_is_asked_for(checkpoints, tmp_path):
+    folder = copy_config(checkpoints("llama"), tmp_path / "config", max_position_embeddings=2**24, head_dim=4096)
+    checkpoint = resolve_checkpoint(str(folder))
+    with pytest.raises(CheckpointError, match=r"makes a rope table of 274877906944 bytes; .* set --max-model-len"):
+        inspect(checkpoint, dummy=True)
+    inspect(checkpoint, dummy=True, max_model_len=2048)
+    with pytest.raises(ConfigError, match="max_model_len 16777217 is over the model's context of 16777216 tokens"):
+        inspect(checkpoint, dummy=True, max_model_len=2**24 + 1)
 
 
 def test_quantized_weights_are_refused(checkpoints, tmp_path):

@@ -19,7 +19,7 @@ from transformers.masking_utils import (
 )
 
 from aserve.core.errors import CheckpointError
-from aserve.models.transformers_probe import LayerCall, Probe, check_company, read_windows, rule_mask
+from aserve.models.transformers_probe import LayerCall, Probe, check_calls, check_company, read_windows, rule_mask
 
 pytestmark = pytest.mark.torch
 
@@ -113,6 +113,12 @@ def test_every_layer_has_a_kind():
     two = Probe(calls=probe(None).calls * 2)
     with pytest.raises(CheckpointError, match="layer_types names 1 layers, of which 2 attend"):
         read_windows(config(layer_types=["full_attention"]), two, two, CONTEXT_LEN)
+
+
+@pytest.mark.parametrize("fields", [{"is_encoder_decoder": True}, {"num_kv_shared_layers": 1}], ids=str)
+def test_layers_that_share_keys_and_values_are_refused(fields):
+    with pytest.raises(CheckpointError, match="tested cannot run over a paged cache: its layers share keys and values"):
+        check_calls(config(num_hidden_layers=1, **fields), probe(None))
 
 
 def test_windows_as_long_as_the_context_are_none():

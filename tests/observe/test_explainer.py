@@ -153,6 +153,21 @@ def test_a_step_that_failed_is_told():
         assert {loss.because for loss in found.choices[0].preemptions} <= {"failed_step"}
 
 
+def test_a_prompt_that_goes_on_behind_a_failed_step_is_no_answer_yet():
+    """Caught: what is left of the prompt, once the failed step's tokens are computed again, told as decoding."""
+    loop = ExplainedLoop(num_blocks=40, max_num_batched_tokens=4, long_prefill_token_threshold=3, depth=1)
+    loop.add(request("a", LONG, 1))
+    loop.add(request("b", LONG[:3], 1))
+    loop.plan()
+    loop.fail()
+    loop.drain()
+    found = loop.explanation("a")
+    assert found.choices[0].preemptions[0].computed_tokens == 3
+    assert found.phases_ms["recompute"] > 0
+    assert found.phases_ms["prefill"] > 2 * 1000 * FLIGHT_S
+    assert found.phases_ms["decode"] == 0
+
+
 def test_choices_are_told_each():
     loop = ExplainedLoop(num_blocks=40)
     [found] = loop.explained(request("a", LONG, 3, n=3, temperature=1.0))

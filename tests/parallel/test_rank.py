@@ -1,6 +1,9 @@
 """A rank's own process, as far as it can be run in this one."""
 
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +18,8 @@ from aserve.parallel.task import RankTask, rank_device
 from aserve.runner.rank_messages import Close, Failed, PipeReader, decode_answer
 
 pytestmark = pytest.mark.torch
+
+PR_GET_PDEATHSIG = 2
 
 
 def test_ranks_have_a_gpu_each_from_the_one_that_was_named_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,6 +56,24 @@ def test_one_that_cannot_load_says_why_before_it_ends(monkeypatch: pytest.Monkey
     assert isinstance(answer, Failed)
     assert answer.kind == "CheckpointError"
     assert f"{tmp_path}: there is no config.json" in answer.message
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it sees its pipe end")
+def test_one_asks_the_kernel_to_be_killed_with_whoever_started_it() -> None:
+    """Catches one that stays for ever: it is stopped when rank 0 is killed, and cannot see its pipe end."""
+    program = f"""
+import ctypes, sys
+from aserve.parallel.child import main
+sys.argv[1:] = "", "0", "1", "-1"
+try:
+    main()
+except SystemExit:
+    signum = ctypes.c_int()
+    ctypes.CDLL(None).prctl({PR_GET_PDEATHSIG}, ctypes.byref(signum), 0, 0, 0)
+    print(signum.value)
+"""
+    asked = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True)
+    assert int(asked.stdout) == signal.SIGKILL
 
 
 @pytest.mark.parametrize("is_loaded", [True, False])

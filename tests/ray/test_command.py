@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ import yaml
 
 from aserve.cli.settings import parse_command
 from aserve.core.errors import ConfigError
-from aserve.ray.command import cluster, deploy, run
+from aserve.ray.command import cluster, deploy, run, wait_for_signal
 from aserve.ray.options import RayOptions
 
 WAITING = """
@@ -33,6 +34,27 @@ def test_a_first_signal_ends_it_in_its_own_way(signum):
         child.send_signal(signum)
         assert next(lines) == "ended by itself\n"
     assert child.returncode == 0
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_it_at_once(monkeypatch, signum):
+    handlers, exits, listens = {}, [], threading.Event()
+
+    def note(each, handler):
+        handlers[each] = handler
+        if len(handlers) == 2:
+            listens.set()
+
+    monkeypatch.setattr(signal, "signal", note)
+    monkeypatch.setattr("os._exit", exits.append)
+    waiting = threading.Thread(target=wait_for_signal)
+    waiting.start()
+    assert listens.wait(60)
+    handlers[signum](signum, None)
+    waiting.join(60)
+    assert (waiting.is_alive(), exits) == (False, [])
+    handlers[signum](signum, None)
+    assert exits == [128 + signum]
 
 
 class FakeRay(SimpleNamespace):

@@ -66,6 +66,12 @@ def test_the_file_says_what_the_flags_say():
         parse_mapping("ray", {"max_num_seq": 3}, "args")
 
 
+def test_a_flag_at_its_default_is_not_in_the_file():
+    """It goes by the defaults of the version that reads it; the model is named in any case."""
+    [application] = yaml.safe_load(config_of(parsed("--max-num-seqs", "7", "--no-ui", "--port", "9")))["applications"]
+    assert application["args"] == {"model": "demo", "max_num_seqs": 7, "ui": False}
+
+
 def test_what_the_file_says_of_engines_replicas_and_apis_goes_to_each(monkeypatch):
     """Ray's own part is a fake here, which gives back what it is asked for."""
     fake = types.SimpleNamespace(application=lambda *given: given)

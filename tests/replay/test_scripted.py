@@ -7,9 +7,10 @@ import msgspec
 import pytest
 
 from aserve.core.errors import RecordingError
-from aserve.core.plan import StepPlan, StepResult
+from aserve.core.ids import Row, SeqId
+from aserve.core.plan import SeqSlice, StepPlan, StepResult
 from aserve.recording.files import Recording, first_bytes, frame, landed_plans, pack
-from aserve.recording.records import Landed, Planned
+from aserve.recording.records import Landed, Plan, Planned
 from aserve.replay.forced import ForcedMask
 from aserve.replay.replaying import Replay, Replayed, check_replayable
 from aserve.replay.words import difference, outcome_lines, step_lines
@@ -210,6 +211,14 @@ def test_a_row_that_a_mask_binds_is_shown_as_masked(tmp_path: Path):
     init = msgspec.structs.replace(first.plan.inits[0], has_mask=True)
     masked = msgspec.structs.replace(first, plan=msgspec.structs.replace(first.plan, inits=(init,)))
     assert sum("masked" in line for line in step_lines(masked, None, {init.seq_id: init})) == 1
+
+
+@pytest.mark.parametrize(("num_samples", "told"), [(1, ""), (2, ", 1 draft"), (4, ", 3 drafts")])
+def test_drafts_of_a_row_are_counted(num_samples: int, told: str):
+    """Each position that yields a token, but for the first."""
+    piece = SeqSlice(SeqId(0), Row(0), 8, 4, (97, 98, 99, 100), num_samples=num_samples)
+    [_, line] = step_lines(Planned(0.0, Plan(0, (piece,))), None, {})
+    assert line == f"  row 0: ?, positions 8 to 11{told}"
 
 
 def test_what_came_of_it_is_told(tmp_path: Path):

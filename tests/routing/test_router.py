@@ -106,6 +106,11 @@ def test_options_out_of_bounds_are_named(name: str, value: float):
         RouterOptions(**{name: value})
 
 
+@pytest.mark.parametrize(("name", "value"), [("sticky_s", 0.0), ("max_open", 1), ("tokens_per_s", 1.0)])
+def test_options_at_their_bounds_are_taken(name: str, value: float):
+    assert getattr(RouterOptions(**{name: value}), name) == value
+
+
 def test_what_it_remembers_is_bounded():
     router = Router(RouterOptions(max_open=100, max_sessions=100))
     for number in range(1500):

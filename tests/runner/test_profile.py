@@ -8,7 +8,7 @@ import torch
 from aserve.core.config import GiB
 from aserve.core.speculation import MAX_STEP_DRAFTS
 from aserve.kernels.cpu import CpuOps
-from aserve.runner import profile
+from aserve.runner import host_budget, profile
 from aserve.runner.graph_keys import KINDS, MAX_GRAPHS
 from aserve.runner.host_budget import cpu_kv_budget
 from aserve.runner.kv_store import allocate_kv
@@ -60,6 +60,12 @@ def test_a_budget_is_never_negative():
 
 def test_a_cpu_gives_four_gibibytes_at_most():
     assert 0 < cpu_kv_budget() <= 4 * GiB
+
+
+@pytest.mark.parametrize(("memory_bytes", "budget"), [(2 * GiB, GiB // 2), (16 * GiB, 4 * GiB), (64 * GiB, 4 * GiB)])
+def test_a_cpu_with_less_memory_gives_a_quarter_of_it(monkeypatch, memory_bytes, budget):
+    monkeypatch.setattr(host_budget, "host_memory_bytes", lambda: memory_bytes)
+    assert cpu_kv_budget() == budget
 
 
 @pytest.fixture

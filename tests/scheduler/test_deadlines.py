@@ -103,6 +103,9 @@ def test_of_ranked_choices_the_best_so_far_are_told():
     lasts = [choice.last for choice in loop.answers["a"].choices]
     assert all(last.token_ids and last.stop_reason == DEADLINE for last in lasts)  # the third has none, and is last
     assert lasts[0].cumulative_logprob >= lasts[1].cumulative_logprob
+    for last in lasts:  # that its time is up makes none likelier
+        scores = loop.scores(loop.answers["a"].request, list(last.token_ids), 0)
+        assert last.cumulative_logprob == pytest.approx(sum(score.logprob for score in scores))
     loop.drain()
 
 

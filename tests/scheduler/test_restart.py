@@ -15,7 +15,7 @@ from aserve.scheduler.beam import BeamSearch
 from aserve.scheduler.held_back import Ranking
 from aserve.scheduler.residents import Residents
 from tests.fakes import deltas_of
-from tests.scheduler.sync_loop import LETTERS, SyncLoop, request
+from tests.scheduler.sync_loop import LETTERS, Guesser, SyncLoop, request
 from tests.scheduler.traces import run_trace
 
 CALLS = (
@@ -146,7 +146,7 @@ def test_many_traces_that_tear(owner, name, monkeypatch):
     assert run_torn_traces(owner, name, range(150), monkeypatch)
 
 
-@pytest.mark.parametrize("place", ["admit", "_settle_in", "remove"])
+@pytest.mark.parametrize("place", ["admit", "_settle_in", "make_room", "remove"])
 def test_a_request_at_which_the_bookkeeping_tears_every_time_ends_alone(place, monkeypatch):
     call = getattr(Residents, place)
 
@@ -163,6 +163,27 @@ def test_a_request_at_which_the_bookkeeping_tears_every_time_ends_alone(place, m
     loop.drain()
     loop.compare()
     assert TearingLoop.lost == {"r5": 1}
+
+
+def test_a_draft_that_may_be_ranked_already_ends_its_request(monkeypatch):
+    """Computed again, it would be counted twice."""
+    add, torn = Ranking.add, []
+
+    def tear(ranking, delta, logprob):
+        told = add(ranking, delta, logprob)
+        if not torn and all(piece.num_samples > 1 for piece in loop.plans[-1].slices):
+            torn.append(delta)
+            raise Tear
+        return told
+
+    monkeypatch.setattr(Ranking, "add", tear)
+    monkeypatch.setattr(TearingLoop, "lost", Counter())
+    loop = TearingLoop(depth=1, num_blocks=60, max_num_batched_tokens=40, proposer=Guesser())
+    loop.add(request("r", (*LETTERS, 1), 12, temperature=1.0, best_of=2))
+    loop.drain()
+    loop.compare()
+    assert torn
+    assert TearingLoop.lost == {"r": 1}
 
 
 def test_bookkeeping_that_is_made_anew_suspects_nobody():

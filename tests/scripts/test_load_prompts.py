@@ -6,6 +6,7 @@ import random
 import pytest
 from bench_startup import DEMO
 from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from aserve.load.drive import Target
 from aserve.load.prompts import Prompts
@@ -20,6 +21,18 @@ def test_text_turns_back_into_the_same_ids():
         text = prompts.render(ids)
         assert isinstance(text, str)
         assert (len(ids), tokenizer.encode(text).ids) == (length, ids)
+
+
+def test_what_a_server_puts_before_each_text_is_none_of_its_tokens(tmp_path):
+    tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
+    )
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    prompts = Prompts.of_tokenizer(tmp_path, as_text=True)
+    ids = prompts.draw(random.Random(0), 7)
+    assert tokenizer.encode(prompts.render(ids)).ids == [tokenizer.token_to_id("<s>"), *ids]
 
 
 def test_ids_are_sent_as_they_are_and_differ_from_prompt_to_prompt():

@@ -73,6 +73,17 @@ async def test_the_answer_reaches_a_client_that_is_still_sending():
         await site.quiet()
 
 
+async def test_however_much_a_client_sends_behind_its_answer_the_connection_is_not_reset():
+    """Which might take the answer with it, where it has not been read yet."""
+    async with serving(Recorder(), linger_s=PATIENCE_S) as site:
+        client = await site.connect()
+        assert (await client.ask(request(b"/", b"GET", b"Connection: close"))).status == 200
+        await client.send(b"x" * 2**22)
+        assert await client.rest() == b""
+        await client.close()
+        await site.quiet()
+
+
 async def test_a_client_that_is_gone_is_told_to_the_application():
     app = Stream()
     async with serving(app) as site:

@@ -17,6 +17,7 @@ from aserve.core.plan import StepResult
 from aserve.engine import Engine, EngineState
 from aserve.http import create_app
 from aserve.server import Server, ServerConfig, lifecycle
+from aserve.server.connections import Connections
 from tests.engines import says, scripted_engine, scripted_loader
 from tests.fakes import FakeScript, ScriptedRunner
 from tests.server.wire import Answer, Client, request, until
@@ -161,6 +162,24 @@ async def test_a_server_with_nothing_to_do_stops_at_once():
         assert await run.exit_code() == 0
         assert not run.server.left_behind
         assert await client.rest() == b""
+
+
+async def test_what_was_written_is_taken_before_the_server_ends(monkeypatch):
+    """Catches an end that drops what a client who reads slowly has not been sent yet of its answer."""
+    num_cut = []
+
+    class Noted(Connections):
+        def abort(self) -> None:
+            num_cut.append(len(self))
+            super().abort()
+
+    monkeypatch.setattr(lifecycle, "Connections", Noted)
+    async with running(scripted_engine()) as run:
+        client = await run.connect()
+        assert (await client.ask(request(b"/health"))).status == 200
+        run.server.stop()
+        assert await run.exit_code() == 0
+    assert num_cut == [0]
 
 
 async def test_h3_h4_a_stream_under_way_is_finished_and_new_requests_are_refused():

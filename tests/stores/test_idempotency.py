@@ -76,6 +76,16 @@ async def test_bytes_and_age_have_bounds():
     assert store.num_bytes == 0
 
 
+async def test_headers_take_room_too():
+    store = IdempotencyStore(max_bytes=10_000)
+    for index in range(10):
+        answer = store.begin(b"%d" % index, b"print")
+        answer.begin(200, ((b"x-" + b"a" * 998, b"b" * 1000),))
+        answer.end()
+        store.settle(b"%d" % index, answer, is_good=True)
+    assert [store.find(b"%d" % index, b"print") is not None for index in range(10)] == [False] * 7 + [True] * 3
+
+
 async def test_one_that_nobody_waits_for_is_as_if_it_were_not_there():
     store = IdempotencyStore()
     store.begin(b"a", b"print").abandoned.set()

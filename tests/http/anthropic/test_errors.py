@@ -85,6 +85,12 @@ async def test_what_cannot_be_is_a_400_that_names_the_field(fields, part):
         assert part in told(await client.post(URL, json=body), 400, "invalid_request_error")
 
 
+async def test_a_field_that_the_message_begins_with_is_not_put_before_it():
+    async with speaking("x") as engine, client_of(create_app(engine)) as client:
+        response = await client.post(URL, json={**BODY, "thinking": {"type": "enabled"}})
+    assert told(response, 400, "invalid_request_error") == "thinking of the type enabled needs budget_tokens"
+
+
 async def test_errors_of_http_and_of_the_guard():
     keys = {"api_keys": ("secret",), "max_body_bytes": 2000}
     async with scripted_engine() as engine, client_of(create_app(engine, **keys)) as client:

@@ -9,7 +9,7 @@ from aserve.core.errors import InvalidRequestError
 from aserve.http import AppOptions, create_app
 from aserve.http.batch import batches
 from aserve.http.batch.lines import LOWEST_PRIORITY
-from aserve.http.batch.multipart import parts_of
+from aserve.http.batch.multipart import MAX_PARTS, parts_of
 from aserve.stores.batches import BatchStore, StoredBatch, StoredFile
 from tests.engines import says, scripted_engine
 from tests.fakes import FakeScript, ScriptedRunner
@@ -325,6 +325,17 @@ def test_a_files_bytes_are_kept_as_they_are():
     head = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a b"\r\n\r\n'
     parts = parts_of('multipart/form-data; boundary="x"', head + content + b"\r\n--x--\r\n")
     assert (parts["file"].content, parts["file"].filename) == (content, "a b")
+
+
+def test_an_upload_has_so_many_parts_and_no_more():
+    def body(num_parts):
+        parts = (f'--x\r\nContent-Disposition: form-data; name="{i}"\r\n\r\n{i}\r\n' for i in range(num_parts))
+        return "".join(parts).encode() + b"--x--\r\n"
+
+    parts = parts_of("multipart/form-data; boundary=x", body(MAX_PARTS))
+    assert [part.content for part in parts.values()] == [b"%d" % i for i in range(MAX_PARTS)]
+    with pytest.raises(InvalidRequestError, match=f"more than {MAX_PARTS} parts"):
+        parts_of("multipart/form-data; boundary=x", body(MAX_PARTS + 1))
 
 
 async def test_a_store_says_whose_it_is_and_outlives_its_process(tmp_path):

@@ -63,6 +63,17 @@ async def test_a_line_that_fails_is_told_and_the_others_are_as_always(app, clien
     assert failed["error"]["message"].startswith("internal error (fault ")
 
 
+async def test_a_batch_whose_input_is_deleted_before_it_is_read_says_so(app, client):
+    """Caught: a fault of the server's in place of what its client has done."""
+    batches = app.state.batches
+    begun = await batches.create("", "/v1/chat/completions", "file-that-was-deleted-meanwhile", None)
+    await batches.wait()
+    batch = (await client.get(f"/v1/batches/{begun['id']}")).json()
+    [error] = batch["errors"]["data"]
+    assert (batch["status"], error["code"], error["line"]) == ("failed", "file_not_found", None)
+    assert error["message"] == "the input file is gone"
+
+
 async def test_a_batch_that_fails_at_its_end_keeps_what_was_answered(app, client, monkeypatch):
     """Catches answers that nobody can get any more because the files could not be made at once."""
     failing(monkeypatch, app.state.batches.store, "results", MemoryError())

@@ -141,6 +141,8 @@ def test_what_a_family_writes_has_the_familys_name_and_counts_first():
         ({"tool_calls": {**GEMMA, "content_args": {"string_delims": 5}}}, "no pairs"),
         ({"tool_calls": {**GEMMA, "content_args": 5}}, "content_args is no object"),
         ({"tool_calls": {**HERMES, "transform": None}}, "makes no call"),
+        ({"tool_calls": {**NAMED, "transform": HERMES["transform"]}}, "makes no call"),
+        ({"tool_calls": {**HERMES, "transform": FUNCTION}}, "makes no call"),
         ({"tool_calls": 5}, "it is no object"),
         ({"reasoning_content": {"open": ["a", "b"], "close": "c"}}, "reasoning_content: open is no text"),
         ({"reasoning_content": {"open": "<tool_call", "close": "c"}}, "begins with another"),
