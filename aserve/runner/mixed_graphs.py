@@ -247,9 +247,10 @@ class MixedGraphs:
 def tokens_while_launching(spec: ModelSpec, flops_per_s: float) -> int:
     """How many tokens a device computes in the time in which a step's kernels are launched one by one.
 
-    0 where transformers computes the model, of which the spec does not say what a token costs.
+    0 where transformers computes the model, of which the spec does not say what a token costs; and where ranks share
+    it, whose devices may be of several kinds, while what one pads all have to.
     """
-    if not spec.intermediate_size:
+    if not spec.intermediate_size or spec.num_ranks > 1:
         return 0
     return int(spec.num_layers * LAYER_LAUNCH_S * flops_per_s / spec.flops_per_token)
 

@@ -162,7 +162,8 @@ def test_a_small_model_is_padded_as_long_as_that_takes_less_than_its_launches() 
     spec = read_spec(json.loads((SHAPES / "qwen3-0.6b/config.json").read_text()))
     h200 = mixed_graphs.tokens_while_launching(spec, 6e14)
     assert 2500 < h200 < 3000
-    assert mixed_graphs.tokens_while_launching(msgspec.structs.replace(spec, intermediate_size=0), 6e14) == 0
+    for unknown in {"intermediate_size": 0}, {"num_ranks": 2}:
+        assert mixed_graphs.tokens_while_launching(msgspec.structs.replace(spec, **unknown), 6e14) == 0
     sizes = mixed_graphs.padded_sizes(256, 4096, h200)
     assert max(sizes) == (256, 2048)
     slices = [*(fed(row, 3) for row in range(40)), chunk(199, 0, [1] * 600)]
