@@ -351,11 +351,12 @@ def _order(slices: Sequence[SeqSlice]) -> tuple[list[int], int, int]:
 
 def _shape(host: Uploads[Array], num_fed: int, num_decodes: int) -> StepShape:
     sampling = RowSamplings(host.columns_N, host.banned_NC)
+    all_greedy = sampling.all_greedy
     return StepShape(
         num_fed=num_fed,
         num_decodes=num_decodes,
         max_query_len=int(np.diff(host.query_starts_S1).max()),
         max_seq_len=int(host.seq_lens_S.max()),
-        all_greedy=sampling.all_greedy,
-        any_filter=sampling.any_filter,
+        all_greedy=all_greedy,
+        any_filter=not all_greedy and sampling.any_filter,
     )

@@ -1,14 +1,17 @@
-"""Repeats: forward passes of decoding steps on a CPU by captured calls, of each number of rows that comes up often.
+"""Repeats: forward passes on a CPU by captured calls, of each number of tokens that comes up often.
 
-    rows that decode --> Repeats: calls for as many? -- yes: ids, positions, slots --> their memory; repeat them
-                            '- no: the eager way, and the third time in a row they are captured
+    tokens that all count --> Repeats: calls for as many? -- yes: ids, positions, slots --> their memory; repeat them
+                                 '- no: the eager way, and the third time they are captured
+
+Kernels are called alike for nine sequences that decode and for one with eight drafts: whose the tokens are is in the
+plan of attention alone, which is dealt anew. Steps of prompts, of which few tokens are wanted, go the eager way.
 
 What they keep is small beside the weights, but there may be many: together they have `MAX_BYTES`, and those that were
 not used for longest are let go. Same kernels, same arguments: same bits as the eager way.
 """
 
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -22,9 +25,10 @@ from aserve.models.interface import CausalLM, ForwardBatch
 from aserve.models.sharding import ALONE, Shard
 
 CAPTURE_AT: Final = 3
-"""The so-manieth step in a row of as many rows is captured."""
+"""The so-manieth step of as many tokens is captured, of the latest `LATEST` steps that went the eager way."""
+LATEST: Final = 8
 MAX_BYTES: Final = 64 * 1024 * 1024
-MAX_ROWS: Final = 64
+MAX_TOKENS: Final = 64
 """With more, what the Python between kernels takes does not count."""
 
 _log = logging.getLogger(__name__)
@@ -63,24 +67,23 @@ class Repeats:
     ) -> None:
         self._model, self._ops, self._kv, self._beginning = model, ops, kv, beginning
         self._captured: OrderedDict[int, _Captured] = OrderedDict()
-        self._max_rows = MAX_ROWS
-        self._num_rows, self._num_times = 0, 0
-        """Of the latest step, and how many there were of as many in a row."""
+        self._max_tokens = MAX_TOKENS
+        self._latest: deque[int] = deque(maxlen=LATEST)
+        """Of the steps that went the eager way, though they might be captured: how many tokens."""
 
     def forward(self, token_ids_T: Tensor, batch: ForwardBatch) -> Tensor | None:
         """Hidden states, [T, E], which lie where the next step's will; None for steps that go the eager way."""
-        num_rows = len(token_ids_T)
-        is_decoding = batch.attention.num_decodes == num_rows and batch.lora is None and batch.wanted_N is None
-        captured = self._captured.get(num_rows) if is_decoding else None
+        num_tokens = len(token_ids_T)
+        all_count = batch.lora is None and batch.wanted_N is None
+        captured = self._captured.get(num_tokens) if all_count else None
         if captured is not None:
-            self._captured.move_to_end(num_rows)
+            self._captured.move_to_end(num_tokens)
             return captured.repeat(token_ids_T, batch, self._beginning)
         self._beginning()
-        if not is_decoding or num_rows > self._max_rows:
+        if not all_count or num_tokens > self._max_tokens:
             return None
-        self._num_times = self._num_times + 1 if num_rows == self._num_rows else 1
-        self._num_rows = num_rows
-        return self._capture(token_ids_T, batch) if self._num_times >= CAPTURE_AT else None
+        self._latest.append(num_tokens)
+        return self._capture(token_ids_T, batch) if self._latest.count(num_tokens) >= CAPTURE_AT else None
 
     def _capture(self, token_ids_T: Tensor, batch: ForwardBatch) -> Tensor | None:
         """Compute the step, and keep how."""
@@ -89,12 +92,12 @@ class Repeats:
         try:
             calls = CapturedCalls(self._ops, own.attention, lambda: self._model.forward(ids_T, self._kv, own))
         except UnrepeatableError as error:
-            self._max_rows = 0
+            self._max_tokens = 0
             _log.debug("steps are not repeated: %s", error)
             return None
         self._captured[len(ids_T)] = _Captured(calls, ids_T, own.positions_T, tuple(_slots(own.attention)))
         if calls.num_bytes > MAX_BYTES:
-            self._max_rows = len(ids_T) - 1
+            self._max_tokens = len(ids_T) - 1
         while sum(captured.calls.num_bytes for captured in self._captured.values()) > MAX_BYTES:
             self._captured.popitem(last=False)
         return calls.result

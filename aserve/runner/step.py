@@ -58,8 +58,8 @@ class Step(Protocol):
 class EagerStep:
     """A `Step`, kernel by kernel.
 
-    group: whose other ranks learn what is sampled, where there are any. repeats: how decoding steps are computed where
-    that can be without the Python between kernels.
+    group: whose other ranks learn what is sampled, where there are any. repeats: how steps whose tokens all count are
+    computed, where that can be without the Python between kernels.
     """
 
     model: CausalLM

@@ -19,7 +19,7 @@ from aserve.models.checkpoint import resolve_checkpoint
 from aserve.models.interface import CausalLM, ForwardBatch
 from aserve.models.loader import load_model
 from aserve.models.lora import LoraLayers
-from aserve.runner.repeats import CAPTURE_AT, MAX_ROWS, Repeats, repeats
+from aserve.runner.repeats import CAPTURE_AT, LATEST, MAX_TOKENS, Repeats, repeats
 from tests.checkpoints import VOCAB_SIZE, checkpoints
 from tests.kernels.cases import native_ops
 from tests.models.paged import PagedSequences
@@ -34,7 +34,7 @@ def ops() -> NativeOps:
 
 
 class Repeating:
-    """A `CausalLM` whose decoding steps are repeated where they can be. repeated: of each step, whether it was."""
+    """A `CausalLM` whose steps are repeated where they can be. repeated: of each step, whether it was."""
 
     def __init__(self, model: CausalLM, ops: NativeOps) -> None:
         self.model, self.spec, self.ops = model, model.spec, ops
@@ -55,14 +55,24 @@ def load(folder: Path, ops: NativeOps, **how: object) -> CausalLM:
     return load_model(resolve_checkpoint(str(folder)), device="cpu", ops=ops, max_model_len=320, **how)
 
 
-def run(model: CausalLM, dtype: torch.dtype, counts: Sequence[int]) -> list[Tensor]:
-    """Hidden states of prompts of several lengths, and then of steps in which so many of the sequences decode."""
+PROMPTS = (40, 3, 90, 17)
+"""Lengths."""
+
+
+def run(
+    model: CausalLM, dtype: torch.dtype, counts: Sequence[int], drafted: Sequence[Sequence[int]] = ()
+) -> list[Tensor]:
+    """Hidden states of prompts of several lengths, of steps in which so many of the sequences decode, and then of steps
+    in which sequences have so many tokens each."""
     rng = torch.Generator().manual_seed(0)
     sequences = PagedSequences(model, num_sequences=4, dtype=dtype)
-    prompts = [torch.randint(3, VOCAB_SIZE, (length,), generator=rng).tolist() for length in (40, 3, 90, 17)]
+    prompts = [torch.randint(3, VOCAB_SIZE, (length,), generator=rng).tolist() for length in PROMPTS]
     steps = [[piece] for piece in enumerate(prompts)]
     for turn, count in enumerate(counts):
         steps.append([((s + turn) % 4, [(7 * turn + s) % VOCAB_SIZE]) for s in range(count)])
+    for turn, sizes in enumerate(drafted):
+        ids = (range(7 * turn + s, 7 * turn + s + size) for s, size in enumerate(sizes))
+        steps.append([((s + turn) % 4, [token % VOCAB_SIZE for token in tokens]) for s, tokens in enumerate(ids)])
     return [hidden for step in steps for hidden in sequences.hidden(step).values()]
 
 
@@ -85,34 +95,43 @@ def test_a_step_that_is_repeated_has_the_bits_of_one_that_is_not(checkpoints, op
         model = load(checkpoints(recipe), ops, **how)
         repeating = Repeating(model, ops)
         counts = [1] * 6 + [3] * 5 + [1, 3, 1, 4, 4, 4, 4, 2] + [1, 3] * 20
+        drafted = [(9,), (1, 8), (3, 3, 3), (9,), (4,), (2, 5, 1), (1, 3), (8, 1)]
         dtype = getattr(torch, how["dtype"])
-        for one, other in zip(run(model, dtype, counts), run(repeating, dtype, counts), strict=True):
+        both = (run(each, dtype, counts, drafted) for each in (model, repeating))
+        for one, other in zip(*both, strict=True):
             assert torch.equal(one, other)
     finally:
         torch.set_num_threads(before)
-    assert repeating.repeated == [False] * 4 + expected(counts)
+    assert repeating.repeated == expected([*PROMPTS, *counts, *map(sum, drafted)])
     assert repeating.repeated.count(True) > 40
 
 
 def expected(counts: Sequence[int]) -> list[bool]:
-    """Of each step, whether it is repeated, or captured to be."""
+    """Of each step, by its tokens, whether it is repeated, or captured to be."""
     known: set[int] = set()
-    found, last, times = [], 0, 0
+    found, eager = [], []
     for count in counts:
-        if count not in known:
-            times = times + 1 if count == last else 1
-            last = count
-            if times >= CAPTURE_AT:
+        if count not in known and count <= MAX_TOKENS:
+            eager.append(count)
+            if eager[-LATEST:].count(count) >= CAPTURE_AT:
                 known.add(count)
         found.append(count in known)
     return found
 
 
-def test_what_is_not_only_decoding_goes_the_eager_way(checkpoints, ops):
+def test_a_number_of_tokens_that_seldom_comes_up_is_not_captured(checkpoints, ops):
     repeating = Repeating(load(checkpoints("qwen2"), ops), ops)
-    sequences = PagedSequences(repeating, num_sequences=2)
-    for _ in range(CAPTURE_AT + 1):
-        sequences.hidden([(0, [1]), (1, [2, 3])])
+    sequences = PagedSequences(repeating)
+    sizes = [5, 1, 2, 3, 4] * CAPTURE_AT
+    assert 1 < sizes[:LATEST].count(5) < CAPTURE_AT
+    for size in sizes:
+        sequences.hidden([(0, [1] * size)])
+    assert not any(repeating.repeated)
+
+
+def test_a_step_of_which_few_tokens_are_wanted_goes_the_eager_way(checkpoints, ops):
+    repeating = Repeating(load(checkpoints("qwen2"), ops), ops)
+    sequences = PagedSequences(repeating)
     for _ in range(CAPTURE_AT + 1):
         sequences.hidden([(0, [1])], wanted=[0])
     assert not any(repeating.repeated)
@@ -146,13 +165,13 @@ def test_captures_have_so_much_memory_together_and_the_oldest_goes(checkpoints, 
     assert decode(4) == []
     assert decode(1) == [1]
     assert decode(2) == [1, 2]
-    assert repeating.repeats._max_rows == 3
+    assert repeating.repeats._max_tokens == 3
 
 
 def test_a_step_of_very_many_rows_is_not_repeated(checkpoints, ops):
     repeating = Repeating(load(checkpoints("qwen2"), ops), ops)
-    sequences = PagedSequences(repeating, num_sequences=MAX_ROWS + 1, max_len=8)
-    for count in (MAX_ROWS, MAX_ROWS + 1):
+    sequences = PagedSequences(repeating, num_sequences=MAX_TOKENS + 1, max_len=8)
+    for count in (MAX_TOKENS, MAX_TOKENS + 1):
         for _ in range(CAPTURE_AT):
             sequences.hidden([(s, [1]) for s in range(count)])
     assert repeating.repeated == [*[False] * (CAPTURE_AT - 1), True, *[False] * CAPTURE_AT]
@@ -175,7 +194,7 @@ def test_a_model_that_does_anything_else_is_never_repeated(checkpoints, ops):
     for one, other in zip(*(run(model, torch.float32, [1] * 6) for model in (scaling, repeating)), strict=True):
         assert torch.equal(one, other)
     assert not any(repeating.repeated)
-    assert repeating.repeats._max_rows == 0
+    assert repeating.repeats._max_tokens == 0
 
 
 def test_only_a_model_on_our_own_kernels_is_repeated(checkpoints, ops):
