@@ -27,6 +27,7 @@ from aserve.core.config import (
 )
 from aserve.core.errors import ConfigError, InsufficientMemoryError
 from aserve.core.layout import KVLayout, lay_out
+from aserve.core.threads import in_thread_that_ends
 from aserve.drafters import draft_options, make_draft_model
 from aserve.engine import Engine, EngineParts, Loader, Progress
 from aserve.loading import Report, load_decoder, model_info
@@ -115,7 +116,7 @@ def load(options: Options, report: Report, settled: EngineConfig | None = None) 
 
     try:
         if plan is not None and not plan.pooling.is_causal:
-            return load_encoder_parts(options, checkpoint, plan, report)
+            return in_thread_that_ends(partial(load_encoder_parts, options, checkpoint, plan, report))
         return _load(options, checkpoint, plan, draft_checkpoint, report, settled)
     except (OutOfMemoryError, InsufficientMemoryError) as error:
         reason = str(error.__cause__ or error).partition(". Of the allocated")[0]
@@ -151,9 +152,10 @@ def _load(
     settled: EngineConfig | None,
 ) -> EngineParts:
     device = rank_device(options.device, 0, options.tensor_parallel_size)
-    team = start_team(options, checkpoint, device)
+    team = start_team(options, checkpoint, device)  # whose ranks the system ends with the thread that started them
     try:
-        return _load_first(options, checkpoint, plan, draft_checkpoint, report, settled, device, team)
+        first = partial(_load_first, options, checkpoint, plan, draft_checkpoint, report, settled, device, team)
+        return in_thread_that_ends(first)
     except BaseException:
         team.close()
         raise

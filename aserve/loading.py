@@ -5,8 +5,6 @@ Importing this module loads no torch.
 
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -68,16 +66,10 @@ def load_decoder(
     report: Report,
     shard: Shard = ALONE,
 ) -> "CausalLM":
-    """Load in a thread that ends.
-
-    It has threads of torch's own, which would be there as long as it is. OpenMP lets those that wait for the next
-    matrix product spin only as long as all of them fit the processors, and to wake one that sleeps takes longer than
-    many a product: beside idle ones a token of a small model takes 27 ms in place of 20.
-    """
+    """The model, whose weights are read as the options say. Raises `CheckpointError`."""
     from aserve.models.loader import load_model
 
-    load = partial(
-        load_model,
+    return load_model(
         checkpoint,
         device=device,
         ops=ops,
@@ -92,8 +84,6 @@ def load_decoder(
         shard=shard,
         progress=lambda stage, done, total: report(Progress(stage, done, total, "B")),
     )
-    with ThreadPoolExecutor(1, thread_name_prefix="aserve-loader") as loader:
-        return loader.submit(load).result()
 
 
 def formats_of(

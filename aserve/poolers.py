@@ -1,7 +1,5 @@
 """What an engine that pools is made of besides what any engine is: its options, its head, and an encoder's parts."""
 
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -95,9 +93,7 @@ def load_encoder_parts(options: Options, checkpoint: "Checkpoint", plan: Pooling
     device = choose_device(options.device)
     dtype = read_dtype(checkpoint, options.dtype)
     report(Progress("weights", 0, 1))
-    load = partial(load_encoder, checkpoint, plan, dtype, device, seed_of(options))
-    with ThreadPoolExecutor(1, thread_name_prefix="aserve-loader") as loader:
-        encoder = loader.submit(load).result()
+    encoder = load_encoder(checkpoint, plan, dtype, device, seed_of(options))
     report(Progress("weights", 1, 1))
     report(Progress("tokenizer"))
     tokenizer, chat_template = load_text(options, checkpoint, encoder.vocab_size)

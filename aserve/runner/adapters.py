@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aserve.core.ids import AdapterId, Row
+from aserve.core.threads import in_thread_that_ends
 from aserve.kernels.ops import LoraBatch
 from aserve.models.lora import Factors, LoraLayers
 from aserve.models.peft import inspect_adapter
@@ -47,7 +48,8 @@ class AdapterSlots:
     def read(self, adapter: AdapterId, folder: str) -> None:
         """Read an adapter into host memory. In any thread, before a plan has it. Raises `AdapterError`."""
         layers = self._layers
-        self._loaded[adapter] = layers.read(inspect_adapter(Path(folder), layers.modules, layers.max_rank))
+        inspected = inspect_adapter(Path(folder), layers.modules, layers.max_rank)
+        self._loaded[adapter] = in_thread_that_ends(lambda: layers.read(inspected))
 
     def add_blank(self) -> None:
         """An adapter that changes nothing, under the id BLANK, for a warm-up. To be dropped."""
