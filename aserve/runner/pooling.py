@@ -66,7 +66,7 @@ class PooledStep:
             del self._states[row]  # somebody else's by now
         for run in batch.token_runs:
             states = self._states[run.row] = [] if run.is_first else self._states[run.row]
-            states.append(hidden_TE[run.start : run.end])
+            states.append(hidden_TE[run.start : run.end].clone())  # the next step's may lie there
             if run.place is not None:
                 found[run.place] = self._head(torch.cat(self._states.pop(run.row)))
         return found

@@ -46,7 +46,10 @@ class Step(Protocol):
         ...
 
     def forward(self, batch: StepBatch, wanted_N: Tensor | None = None) -> Tensor:
-        """Hidden states, [T, E], those of tokens that are not wanted being anything. Writes the KV cache."""
+        """Hidden states, [T, E], until the next step; those of tokens that are not wanted are anything.
+
+        Writes the KV cache.
+        """
         ...
 
     def sample(self, hidden_TE: Tensor, batch: StepBatch) -> Sampled:
