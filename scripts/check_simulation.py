@@ -44,6 +44,11 @@ FIGURES: Final = {
 NUM_WARM: Final = 48
 """Requests of the closed loop that says what the machine can do."""
 AT_ONCE: Final = 16
+KV_BYTES: Final = 2**26
+"""Of the cache, whose pages are all taken before the traffic begins: the step that is the first to write to one waits
+for the system, which changes move to other requests, and no simulation knows."""
+SETTLED_S: Final = 2.0
+"""For what an engine does while nothing is to do: it takes the first 128 MiB of pages."""
 NUM_BEGINNINGS: Final = 4
 """That prompts share: half of them begin with one of these."""
 
@@ -78,7 +83,7 @@ async def answer(engine: AsyncEngine, ask: Ask) -> None:
 
 async def requests_per_s(model: str, options: Mapping[str, Any]) -> float:
     """What the machine can do, of such requests."""
-    async with AsyncEngine(model, **options) as engine:
+    async with AsyncEngine(model, **options, kv_cache_memory_bytes=KV_BYTES) as engine:
         waiting = asks(NUM_WARM, 1.0, engine.info.vocab_size, seed=-1)
         started_s = time.perf_counter()
 
@@ -92,7 +97,8 @@ async def requests_per_s(model: str, options: Mapping[str, Any]) -> float:
 
 async def recorded(model: str, options: Mapping[str, Any], path: Path, asked: tuple[int, float, int]) -> Traffic:
     """A run of an open loop."""
-    async with AsyncEngine(model, **options, record=path) as engine:
+    async with AsyncEngine(model, **options, record=path, kv_cache_memory_bytes=KV_BYTES) as engine:
+        await asyncio.sleep(SETTLED_S)
         tasks, started_s = [], time.perf_counter()
         for ask in asks(asked[0], asked[1], engine.info.vocab_size, asked[2]):
             await asyncio.sleep(max(0.0, started_s + ask.due_s - time.perf_counter()))
