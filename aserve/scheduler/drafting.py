@@ -39,9 +39,8 @@ ROWS_A_REST: Final = 2
 ROWS_A_FORCED_REST: Final = 16
 """The same, where a structure may force tokens: these come in short runs, of which a rest of any length misses some."""
 LONGEST_REST: Final = 16
-VAIN_A_REST: Final = 4
-"""And for each so many times that it was asked in vain, up to `LONGEST_VAIN`."""
-LONGEST_VAIN: Final = 4
+LONGEST_VAIN: Final = 8
+"""And after one for each time in a row that it was asked in vain, up to so many."""
 PRICE_OF_FORCED: Final = 0.5
 """Beyond, what a structure forces is not asked for: to find that out, and to wait, takes what it saves."""
 FORCED_S: Final = 1.5e-3
@@ -206,7 +205,7 @@ def _rest(num_rows: int, foresight: Foresight | None, record: "_Record | None") 
     if foresight is not None or record is None:
         return min(num_rows // ROWS_A_FORCED_REST, LONGEST_REST)
     record.num_vain += 1
-    return min(max(num_rows // ROWS_A_REST, min(record.num_vain // VAIN_A_REST, LONGEST_VAIN)), LONGEST_REST)
+    return min(max(num_rows // ROWS_A_REST, min(record.num_vain, LONGEST_VAIN)), LONGEST_REST)
 
 
 class _Record:
