@@ -3,18 +3,20 @@
     repeats   the model is asked what it has just answered, with that answer in the conversation
     new       stories that it is asked for once
 
-One engine answers with drafts and without, and rounds alternate which goes first: of two engines in one process that
-are the same, the second is some tenth slower. One JSON line for each kind and number of streams: medians of tokens per
-second, and of the ratios of rounds; `cpu_ratio` is that of processor time, which others on the machine change less.
+One engine answers with drafts and without, since of two in one process that are the same the second is some tenth
+slower. So many requests at once as there are streams are a pair of answers, of which either comes first in turn. One
+JSON line for each kind and number of streams: medians of tokens per second and of the ratios of pairs, with the error
+of that median; `cpu_ratio` is that of processor time, which others on the machine change less.
 
-    python scripts/bench_drafts.py --streams 1,8,32 --rounds 9
+    python scripts/bench_drafts.py --streams 1,8,32 --rounds 60
 """
 
 import argparse
 import json
 import time
 from collections.abc import Sequence as Several
-from statistics import median
+from statistics import median, stdev
+from typing import Final
 
 from report import emit
 
@@ -25,6 +27,8 @@ from aserve.scheduler.sequence import Sequence
 CONCEPTS = ("paged attention", "a KV cache", "continuous batching", "a prefix cache", "preemption", "a block table")
 HEROES = ("fox", "dog", "cat", "bird", "king", "star")
 MAX_TOKENS = 96
+MEDIAN_ERROR: Final = 1.25
+"""The error of a median, over that of a mean."""
 
 Conversation = list[dict[str, str]]
 
@@ -65,9 +69,15 @@ def answer(llm: LLM, several: Several[Conversation]) -> tuple[float, float, list
     return rate, cpu_rate, [completion.text for completion in completions]
 
 
-def median_ratio(rates: dict[bool, list[float]]) -> float:
-    """Of rounds with drafts to those without."""
-    return median(a / b for a, b in zip(rates[True], rates[False], strict=True))
+def ratios(rates: dict[bool, list[float]]) -> list[float]:
+    """Of answers with drafts to those without, pair by pair."""
+    return [a / b for a, b in zip(rates[True], rates[False], strict=True)]
+
+
+def groups_of(several: Several[Conversation], num_streams: int) -> list[list[Conversation]]:
+    """All of them, so many at once; where these are more than there are, each more than once."""
+    asked = [*several] * -(-num_streams // len(several))
+    return [asked[first : first + num_streams] for first in range(0, len(asked) - num_streams + 1, num_streams)]
 
 
 def main() -> None:
@@ -75,7 +85,7 @@ def main() -> None:
     parser.add_argument("--model", default="demo")
     parser.add_argument("--streams", default="1,8,32", help="numbers of requests at once")
     parser.add_argument("--kinds", default="repeats,new", help="of answers")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=60, help="over all conversations")
     parser.add_argument("--speculative-config", type=json.loads, default={"num_speculative_tokens": 8})
     arguments = parser.parse_args()
     speculative = arguments.speculative_config
@@ -85,13 +95,14 @@ def main() -> None:
         for kind in arguments.kinds.split(","):
             several = asked_by_kind[kind]
             for num_streams in map(int, arguments.streams.split(",")):
-                asked = (several * num_streams)[:num_streams]
+                groups = groups_of(several, num_streams)
                 rates: dict[bool, list[float]] = {True: [], False: []}
                 cpu_rates: dict[bool, list[float]] = {True: [], False: []}
                 before = llm.statistics()
-                for turn in range(arguments.rounds):
+                for turn, asked in enumerate(groups * arguments.rounds):
                     texts = []
-                    for switch.is_on in (turn % 2 == 0, turn % 2 == 1):
+                    is_second = (turn + turn // len(groups)) % 2 == 1
+                    for switch.is_on in (is_second, not is_second):
                         rate, cpu_rate, found = answer(llm, asked)
                         rates[switch.is_on].append(rate)
                         cpu_rates[switch.is_on].append(cpu_rate)
@@ -104,8 +115,9 @@ def main() -> None:
                     {
                         "tokens_per_s": median(rates[True]),
                         "plain_tokens_per_s": median(rates[False]),
-                        "ratio": median_ratio(rates),
-                        "cpu_ratio": median_ratio(cpu_rates),
+                        "ratio": median(ratios(rates)),
+                        "ratio_error": MEDIAN_ERROR * stdev(ratios(rates)) / len(rates[True]) ** 0.5,
+                        "cpu_ratio": median(ratios(cpu_rates)),
                         "drafts": after.num_drafts - before.num_drafts,
                         "accepted": sum(after.num_accepted_by_position) - sum(before.num_accepted_by_position),
                     },

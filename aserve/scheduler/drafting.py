@@ -38,9 +38,9 @@ ROWS_A_REST: Final = 2
 """Who has no drafts is asked again after a position for each so many rows: of however many, some two in a step."""
 ROWS_A_FORCED_REST: Final = 16
 """The same, where a structure may force tokens: these come in short runs, of which a rest of any length misses some."""
+SHORTEST_REST: Final = 1
 LONGEST_REST: Final = 16
-LONGEST_VAIN: Final = 8
-"""And after one for each time in a row that it was asked in vain, up to so many."""
+"""And after twice as many as the last time, up to so many, as long as it is asked in vain."""
 PRICE_OF_FORCED: Final = 0.5
 """Beyond, what a structure forces is not asked for: to find that out, and to wait, takes what it saves."""
 FORCED_S: Final = 1.5e-3
@@ -125,7 +125,7 @@ class Drafter:
             sequence.rest_from_drafts(_rest(num_rows, foresight, record))
             return ()
         assert record is not None, "it was asked"
-        record.num_vain = 0
+        record.rest = SHORTEST_REST
         if drafts and foresight is not None:
             drafts = foresight.possible(sequence, drafts)
         return drafts
@@ -204,20 +204,22 @@ def _rest(num_rows: int, foresight: Foresight | None, record: "_Record | None") 
     """For how many positions one that was asked in vain is left alone."""
     if foresight is not None or record is None:
         return min(num_rows // ROWS_A_FORCED_REST, LONGEST_REST)
-    record.num_vain += 1
-    return min(max(num_rows // ROWS_A_REST, min(record.num_vain, LONGEST_VAIN)), LONGEST_REST)
+    rest = record.rest
+    record.rest = min(2 * rest, LONGEST_REST)
+    return min(max(num_rows // ROWS_A_REST, rest), LONGEST_REST)
 
 
 class _Record:
     """What became of a sequence's guesses.
 
-    guess: the one that is followed, of the tokens from a position on. num_vain: how often in a row there were none.
+    guess: the one that is followed, of the tokens from a position on. rest: for how many positions, if
+    it is asked in vain.
     """
 
     def __init__(self) -> None:
         self._right, self._wrong = FIRST_GUESS
         self.guess: tuple[int, ...] = ()
-        self.num_vain = 0
+        self.rest = SHORTEST_REST
         self._position = 0
 
     def note(self, guess: tuple[int, ...], position: int) -> None:

@@ -28,6 +28,7 @@ class Setting:
 
     model: a folder. dtype: as torch names it. folder: where the peers are installed. kv_tokens: room in the KV cache.
     adapters: by name, for those that can, all at once; of what rank at most. int8: weights are quantized to it.
+    speculative: drafts, in vLLM's keys, for those that can; None for none.
     """
 
     model: Path
@@ -41,6 +42,7 @@ class Setting:
     adapters: Mapping[str, Path] = field(default_factory=dict)
     max_lora_rank: int = 16
     int8: bool = False
+    speculative: Mapping[str, Any] | None = None
 
     @property
     def kv_bytes(self) -> int:
@@ -59,8 +61,8 @@ class Peer:
     takes --requests, --input-len and --output-len and prints a JSON line with output_tokens_per_s. environ: beside this
     process's own. prepare: what has to be done once for a model. health, ready: paths that answer 200 when there is a
     socket, and when requests would be taken. has_structures: answers by a schema are asked for as in vLLM.
-    has_adapters: it takes those of the setting. has_int8: it quantizes weights so. The rest is how it wants to be
-    asked, as in `load.drive.Target`.
+    has_adapters, has_drafts: it takes those of the setting. has_int8: it quantizes weights so. The rest is how it wants
+    to be asked, as in `load.drive.Target`.
     """
 
     name: str
@@ -78,6 +80,7 @@ class Peer:
     keep_alive: bool = True
     has_structures: bool = False
     has_adapters: bool = False
+    has_drafts: bool = False
     has_int8: bool = False
 
 
@@ -141,6 +144,11 @@ def adapter_flags(setting: Setting) -> list[str]:
     return ["--enable-lora", *sizes, "--lora-modules", *modules]
 
 
+def draft_flags(setting: Setting) -> list[str]:
+    """As vLLM has them; none where there are no drafts."""
+    return [] if setting.speculative is None else ["--speculative-config", json.dumps(setting.speculative)]
+
+
 def aserve_command(setting: Setting, port: int) -> list[str]:
     return [
         *(sys.executable, "-m", "aserve", "--model", str(setting.model), "--port", str(port)),
@@ -149,6 +157,7 @@ def aserve_command(setting: Setting, port: int) -> list[str]:
         *("--kv-cache-memory-bytes", str(setting.kv_bytes)),
         *(("--quantization", "int8") if setting.int8 else ()),
         *adapter_flags(setting),
+        *draft_flags(setting),
     ]
 
 
@@ -161,6 +170,7 @@ def vllm_command(setting: Setting, port: int) -> list[str]:
         *("--max-num-seqs", str(setting.max_num_seqs), "--enforce-eager", "--generation-config", "vllm"),
         *("--no-enable-log-requests", "--uvicorn-log-level", "warning"),
         *adapter_flags(setting),
+        *draft_flags(setting),
     ]
 
 
@@ -223,6 +233,7 @@ ASERVE: Final = Peer(
     ready="/ready",
     has_structures=True,
     has_adapters=True,
+    has_drafts=True,
     has_int8=True,
 )
 VLLM: Final = Peer(
@@ -234,6 +245,7 @@ VLLM: Final = Peer(
     model=lambda _: "m",
     has_structures=True,
     has_adapters=True,
+    has_drafts=True,
 )
 TRANSFORMERS: Final = Peer(
     name="transformers",

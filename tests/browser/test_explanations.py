@@ -152,23 +152,29 @@ def test_who_did_not_ask_is_told_how_to(browser, one_row, aside):
         assert inspector.explanations == [request_id]
 
 
-def test_a_tenant_is_told_of_its_own_requests_alone(browser, shared):
-    for key, is_own in (("of-lab", True), ("of-shop", False)):
-        for inspector in opened(browser, shared.url, key=key):
-            is_live(inspector)
-            found = explanation_of(asked(shared, STORY, SHORT | EXPLAIN, key="of-lab"))
-            inspector.wait("[...inspector.lives.bySeq.values()].some((one) => one.endedUs)")
-            inspector.page.locator("#requests button").last.click()
-            inspector.page.wait_for_selector("#request[open]")
-            if is_own:
-                inspector.wait("document.querySelector('#explanation dd')")
-                assert inspector.told()["time"].endswith(f"= {ms(found['total_ms'])}")
-                assert inspector.explanations == [found["id"]]
-            else:
-                assert "another tenant's" in inspector.text("#texts")
-                assert found["id"] not in inspector.text("#request")
-                assert inspector.told() == {}
-                assert inspector.explanations == []
+def test_a_tenant_is_told_of_its_own_requests(browser, shared):
+    for inspector in opened(browser, shared.url, key="of-lab"):
+        is_live(inspector)
+        found = explanation_of(asked(shared, STORY, SHORT | EXPLAIN, key="of-lab"))
+        inspector.open_request(found["id"])
+        inspector.wait("document.querySelector('#explanation dd')")
+        assert inspector.told()["time"].endswith(f"= {ms(found['total_ms'])}")
+        assert inspector.explanations == [found["id"]]
+
+
+def test_of_anothers_requests_a_tenant_is_told_how_many_there_are(browser, shared, aside):
+    for inspector in opened(browser, shared.url, key="of-shop"):
+        is_live(inspector)
+        answer = aside.submit(asked, shared, STORY, LONG | EXPLAIN, key="of-lab")
+        inspector.wait("document.getElementById('queue').textContent.includes('of others 1 ')")
+        found = explanation_of(answer.result())
+        inspector.wait("inspector.state.others.running === 0")
+        assert inspector.value("inspector.lives.bySeq.size") == 0
+        assert inspector.page.locator("#requests button").count() == 0
+        shown = inspector.page.content()
+        assert found["id"] not in shown
+        assert STORY[:20] not in shown
+        assert inspector.explanations == []
 
 
 def test_of_a_recordings_requests_the_server_is_not_asked(browser, server, tmp_path):

@@ -99,7 +99,7 @@ def test_time_stands_still_and_goes_back_and_on(inspector):
     page = inspector.page
     inspector.wait("inspector.numSteps > 100")
     page.click("#pause")
-    assert page.get_attribute("#pause", "aria-pressed") == "true"
+    inspector.wait("document.getElementById('pause').ariaPressed === 'true'")  # with the next frame
     assert inspector.text("#sign") == "paused"
     stopped = inspector.value("inspector.state.number")
     step = inspector.value("inspector.state.step.step")

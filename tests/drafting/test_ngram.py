@@ -1,6 +1,7 @@
 """Prompt lookup: what is found, where, and that it costs little whatever the length."""
 
 import random
+import time
 
 import pytest
 
@@ -65,12 +66,40 @@ def test_sequences_do_not_see_each_other_and_leave_nothing():
     proposer.forget(SeqId(1))
     proposer.forget(SeqId(1))
     proposer.forget(SeqId(2))
-    assert proposer._indices == {}
+    assert proposer._packed == {}
 
 
-def test_a_long_prompt_is_indexed_over_several_calls(monkeypatch):
-    monkeypatch.setattr(ngram, "MOST_INDEXED", 10)
-    proposer = NgramProposer(most=2, shortest=2, longest=2)
-    tokens = [*range(30), 0, 1]
-    found = [proposer.propose(NAME, tokens, 2) for _ in range(4)]
-    assert found == [(), (), (2, 3), (2, 3)]
+def test_so_many_newest_tokens_are_searched(monkeypatch):
+    monkeypatch.setattr(ngram, "MOST_SEARCHED", 10)
+    assert guess([1, 2, 3, 4, *range(10, 14), 1, 2], most=2) == (3, 4)
+    assert guess([1, 2, 3, 4, *range(10, 15), 1, 2], most=2) == ()
+
+
+def test_bytes_of_one_token_and_the_next_are_no_token():
+    shifted = [1 << 8] * 40  # as bytes one after another those of 1, one byte later
+    assert guess([1, 1, 7, *shifted[:2], 1, 1], most=1) == (7,)
+    assert guess([*shifted, 1, 1], most=1) == ()
+    assert guess([1, 1, *shifted, 1, 1], most=1) == (), "as many places as are compared are between tokens"
+    assert guess([(1 << 17) - 1, (1 << 21) - 1, 5, (1 << 17) - 1, (1 << 21) - 1], most=1) == (5,)
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("pattern", ["new", "one token", "all but the first", "between tokens", "bytes alike"])
+def test_a_search_takes_a_millisecond_at_most(pattern):
+    """Of a sequence longer than is searched, made up to be searched slowly."""
+    rng, num = random.Random(0), 100_000
+    tokens = {
+        "new": lambda: rng.choices(range(150_000), k=num),
+        "one token": lambda: [5] * num + [6, 7, 8],
+        "all but the first": lambda: [7, 5, 5] * (num // 3) + [6, 5, 5],
+        "between tokens": lambda: [1 << 8] * num + [1, 1, 1],
+        "bytes alike": lambda: [0x10101] * num + [0x10101, 0x10101, 0x1010101],
+    }[pattern]()
+    proposer = NgramProposer(most=8, shortest=3, longest=5)
+    proposer.propose(NAME, tokens, 8)
+    took = []
+    for _ in range(20):
+        start_s = time.perf_counter()
+        proposer.propose(NAME, tokens, 8)
+        took.append(time.perf_counter() - start_s)
+    assert min(took) < 1e-3

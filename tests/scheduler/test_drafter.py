@@ -21,13 +21,13 @@ def test_a_draft_pays_where_a_step_reads_many_keys_anyway(num_prompt, num_drafts
 
 
 def test_who_had_a_guess_is_asked_as_often_again():
-    """One rests for a position for each time that it was asked in vain; a guess makes good for that."""
+    """One rests for twice as many positions as the last time, if it was asked in vain; a guess makes good for that."""
     scheduler = decoding({}, max_tokens=90)
     drafter, sequence = scheduler._drafter, scheduler._roster.sequences[SeqId(0)]
     guesses = drafter._proposer._guesses
     for _ in range(4):
         assert drafter.drafts_for(sequence, 3, 1) == ()
-    assert sequence.free_until == sequence.num_computed + 4
+    assert sequence.free_until == sequence.num_computed + 8
     guesses[0, 1, 5] = (6, 7, 8)
     assert drafter.drafts_for(sequence, 3, 1) == (6, 7, 8)
     guesses.clear()

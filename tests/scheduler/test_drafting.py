@@ -277,7 +277,7 @@ def test_who_has_no_guess_is_asked_the_less_often_the_more_there_are(num_rows, n
     assert sequence.free_until == sequence.num_computed + num_rest
     for _ in range(40):
         scheduler._drafter.drafts_for(sequence, 3, num_rows)
-    assert sequence.free_until == sequence.num_computed + max(num_rest, 8), "asked in vain again and again"
+    assert sequence.free_until == sequence.num_computed + max(num_rest, 16), "asked in vain again and again"
     sequence.num_computed = sequence.last_position
     scheduler._drafter.drafts_for(sequence, 3, 1000)
     assert sequence.free_until == sequence.last_position, "what lies behind yields no token"
