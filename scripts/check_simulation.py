@@ -5,8 +5,9 @@
 
 Traffic is an open loop: random arrivals, prompts and lengths of answers, the same in all runs of a round, at shares of
 what the machine was just measured to do. Each round runs A, then every B, then A once more: how far the two runs of A
-are apart is how exact any simulation can be. One table a share, in Markdown: of each figure the differences in %, as
-medians over the rounds. On a quiet machine:
+are apart is how exact any simulation can be. One table a share, in Markdown: of each figure, averaged over the rounds,
+how far the one is from the other in %, with the error of that average, which the machine's moments make. What a process
+does but once, a run has done that does not count. On a quiet machine:
 
     python scripts/check_simulation.py --model demo --seconds 60 --shares 0.3,0.7,0.95 --rounds 3 \
         --changes max_num_seqs=8 --changes max_num_batched_tokens=128 --changes enable_prefix_caching=false
@@ -19,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import fmean, stdev
 from typing import Any, Final, NamedTuple
 
 from report import emit
@@ -49,6 +50,8 @@ KV_BYTES: Final = 2**26
 for the system, which changes move to other requests, and no simulation knows."""
 SETTLED_S: Final = 2.0
 """For what an engine does while nothing is to do: it takes the first 128 MiB of pages."""
+FIRST_S: Final = 10.0
+"""Of the run that does not count."""
 NUM_BEGINNINGS: Final = 4
 """That prompts share: half of them begin with one of these."""
 
@@ -111,24 +114,40 @@ def simulated(traffic: Traffic, changes: Mapping[str, Any]) -> Figures:
     return Simulator(traffic, changed(traffic.header.config, changes)).run()
 
 
-def off(found: Figures, real: Figures) -> dict[str, float]:
-    """In %, by figure."""
-    return {name: 100 * (getattr(found, name) / getattr(real, name) - 1) for name in FIGURES}
+class Off(NamedTuple):
+    """In %. error: of the average over rounds; 0.0 of one round, of which it is not known."""
+
+    percent: float
+    error: float = 0.0
 
 
-async def round_of(arguments: argparse.Namespace, rate: float, seed: int, folder: Path) -> dict[str, dict[str, float]]:
-    """By column."""
+def off(pairs: Sequence[tuple[Figures, Figures]]) -> dict[str, Off]:
+    """By figure, from what was found and what is real in each round."""
+    return {name: _off([(getattr(found, name), getattr(real, name)) for found, real in pairs]) for name in FIGURES}
+
+
+def _off(pairs: Sequence[tuple[float, float]]) -> Off:
+    found, real = (fmean(side) for side in zip(*pairs, strict=True))
+    apart = [(one - other) / real for one, other in pairs]
+    return Off(100 * (found / real - 1), 100 * stdev(apart) / len(pairs) ** 0.5 if len(pairs) > 1 else 0.0)
+
+
+Pair = tuple[Figures, Figures]
+
+
+async def round_of(arguments: argparse.Namespace, rate: float, seed: int, folder: Path) -> dict[str, Pair]:
+    """What was found and what is real, by column."""
     base = read_changes(arguments.base)
     asked = round(rate * arguments.seconds), rate, seed
     first = await recorded(arguments.model, base, folder / f"a{seed}.rec", asked)
-    columns = {"as recorded": off(simulated(first, {}), first.figures)}
+    columns = {"as recorded": (simulated(first, {}), first.figures)}
     for place, words in enumerate(arguments.changes):
         changes = read_changes(words.split())
         after = await recorded(arguments.model, base | changes, folder / f"b{place}-{seed}.rec", asked)
-        columns[words] = off(simulated(first, changes), after.figures)
-        columns[f"({words}: what it changed)"] = off(after.figures, first.figures)
+        columns[words] = simulated(first, changes), after.figures
+        columns[f"({words}: what it changed)"] = after.figures, first.figures
     again = await recorded(arguments.model, base, folder / f"again{seed}.rec", asked)
-    columns["(the same run twice)"] = off(again.figures, first.figures)
+    columns["(the same run twice)"] = again.figures, first.figures
     return columns
 
 
@@ -137,21 +156,25 @@ async def check(arguments: argparse.Namespace, folder: Path) -> None:
     for share in map(float, arguments.shares.split(",")):
         place = folder / f"{share:g}"
         place.mkdir(parents=True, exist_ok=True)
-        rounds = [await round_of(arguments, able * share, seed, place) for seed in range(arguments.rounds)]
-        columns = {
-            name: {figure: median(one[name][figure] for one in rounds) for figure in FIGURES} for name in rounds[0]
-        }
-        num = round(able * share * arguments.seconds)
+        rate, base = able * share, read_changes(arguments.base)
+        await recorded(arguments.model, base, place / "first.rec", (1 + round(rate * FIRST_S), rate, arguments.rounds))
+        rounds = [await round_of(arguments, rate, seed, place) for seed in range(arguments.rounds)]
+        columns = {name: off([one[name] for one in rounds]) for name in rounds[0]}
+        num = round(rate * arguments.seconds)
         print(f"\n{arguments.model}, {share:.0%} of {able:.2f} requests a second, {num} requests, off by %:\n")
         print("\n".join(table(columns)), flush=True)
         emit("check_simulation", vars(arguments) | {"share": share, "requests": num}, columns)
 
 
-def table(columns: Mapping[str, Mapping[str, float]]) -> list[str]:
+def table(columns: Mapping[str, Mapping[str, Off]]) -> list[str]:
     lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     for name, label in FIGURES.items():
-        lines.append(f"| {label} | " + " | ".join(f"{column[name]:+.1f}" for column in columns.values()) + " |")
+        lines.append(f"| {label} | " + " | ".join(in_words(column[name]) for column in columns.values()) + " |")
     return lines
+
+
+def in_words(one: Off) -> str:
+    return f"{one.percent:+.1f}" + (f" ± {one.error:.1f}" if one.error else "")
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -40,4 +40,6 @@ def test_traffic_is_the_same_for_the_same_seed_and_comes_at_its_rate():
 def test_figures_are_off_in_percent():
     names = Figures.__struct_fields__
     real, found = Figures(**dict.fromkeys(names, 2.0)), Figures(**dict.fromkeys(names, 3.0))
-    assert set(check_simulation.off(found, real).values()) == {50.0}
+    assert set(check_simulation.off([(found, real)]).values()) == {(50.0, 0.0)}
+    assert check_simulation.off([(found, real), (real, real)])["ttft_p99_s"] == pytest.approx((25.0, 25.0))
+    assert check_simulation.in_words(check_simulation.Off(25.0, 2.5)) == "+25.0 ± 2.5"
