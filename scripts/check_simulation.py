@@ -2,6 +2,8 @@
 
     A runs, is recorded --> simulated unchanged --> against A itself
                         --> simulated as B      --> against B, which runs with the same traffic
+    B runs
+    A runs again, likewise: so a machine that gets faster or slower is as far from A as from B
 
 Traffic is an open loop: random arrivals, prompts and lengths of answers, the same in all runs of a round, at shares of
 what the machine was just measured to do. Each round runs A, then every B, then A once more: how far the two runs of A
@@ -19,6 +21,7 @@ import random
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Final, NamedTuple
@@ -132,22 +135,26 @@ def _off(pairs: Sequence[tuple[float, float]]) -> Off:
     return Off(100 * (found / real - 1), 100 * stdev(apart) / len(pairs) ** 0.5 if len(pairs) > 1 else 0.0)
 
 
-Pair = tuple[Figures, Figures]
+Pairs = list[tuple[Figures, Figures]]
 
 
-async def round_of(arguments: argparse.Namespace, rate: float, seed: int, folder: Path) -> dict[str, Pair]:
-    """What was found and what is real, by column."""
+async def round_of(arguments: argparse.Namespace, rate: float, seed: int, folder: Path) -> dict[str, Pairs]:
+    """What was found and what is real, by column. Each B is simulated from the A before and from the A behind it."""
     base = read_changes(arguments.base)
     asked = round(rate * arguments.seconds), rate, seed
-    first = await recorded(arguments.model, base, folder / f"a{seed}.rec", asked)
-    columns = {"as recorded": (simulated(first, {}), first.figures)}
-    for place, words in enumerate(arguments.changes):
+
+    async def run(name: str, changes: Mapping[str, Any]) -> Traffic:
+        return await recorded(arguments.model, {**base, **changes}, folder / f"{name}{seed}.rec", asked)
+
+    first = await run("a", {})
+    after = {words: await run(f"b{i}-", read_changes(words.split())) for i, words in enumerate(arguments.changes)}
+    both = first, await run("again", {})
+    columns: dict[str, Pairs] = {"as recorded": [(simulated(one, {}), one.figures) for one in both]}
+    for words, changed_run in after.items():
         changes = read_changes(words.split())
-        after = await recorded(arguments.model, base | changes, folder / f"b{place}-{seed}.rec", asked)
-        columns[words] = simulated(first, changes), after.figures
-        columns[f"({words}: what it changed)"] = after.figures, first.figures
-    again = await recorded(arguments.model, base, folder / f"again{seed}.rec", asked)
-    columns["(the same run twice)"] = again.figures, first.figures
+        columns[words] = [(simulated(one, changes), changed_run.figures) for one in both]
+        columns[f"({words}: what it changed)"] = [(changed_run.figures, one.figures) for one in both]
+    columns["(the same run twice)"] = [(both[1].figures, first.figures)]
     return columns
 
 
@@ -159,7 +166,7 @@ async def check(arguments: argparse.Namespace, folder: Path) -> None:
         rate, base = able * share, read_changes(arguments.base)
         await recorded(arguments.model, base, place / "first.rec", (1 + round(rate * FIRST_S), rate, arguments.rounds))
         rounds = [await round_of(arguments, rate, seed, place) for seed in range(arguments.rounds)]
-        columns = {name: off([one[name] for one in rounds]) for name in rounds[0]}
+        columns = {name: off([*chain(*(one[name] for one in rounds))]) for name in rounds[0]}
         num = round(rate * arguments.seconds)
         print(f"\n{arguments.model}, {share:.0%} of {able:.2f} requests a second, {num} requests, off by %:\n")
         print("\n".join(table(columns)), flush=True)

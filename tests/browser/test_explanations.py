@@ -135,21 +135,27 @@ def test_who_did_not_ask_is_told_how_to(browser, one_row, aside):
     """Of one that is still there what is known is told besides; of one that has ended nobody asks the server."""
     for inspector in opened(browser, one_row.url):
         is_live(inspector)
-        blocker = aside.submit(asked, one_row, "A prompt of no consequence", LONG)
-        request_id = is_open(inspector, "A prompt of no", "running")
-        inspector.open_request(request_id)
-        inspector.wait("document.querySelector('#explanation dd')")
-        told = inspector.told()
+        for _ in range(20):
+            blocker = aside.submit(asked, one_row, "A prompt of no consequence", LONG)
+            request_id = is_open(inspector, "A prompt of no", "running")
+            inspector.open_request(request_id)
+            inspector.wait("document.querySelector('#explanation dd')")
+            told = inspector.told()
+            if "time" in told:
+                break
+            inspector.page.keyboard.press("Escape")  # it had ended before the page was opened
+            blocker.result()
         assert "running " in told["time"]
         assert told["explanation"] == HOW
-        assert inspector.explanations == [request_id]
+        num_asked = len(inspector.explanations)
+        assert inspector.explanations[-1] == request_id
         blocker.result()
         inspector.wait("document.querySelectorAll('#explanation dd').length === 1")
         assert inspector.told() == {"explanation": HOW}
         inspector.page.keyboard.press("Escape")
         inspector.open_request(request_id)
         assert inspector.told() == {"explanation": HOW}
-        assert inspector.explanations == [request_id]
+        assert len(inspector.explanations) == num_asked
 
 
 def test_a_tenant_is_told_of_its_own_requests(browser, shared):

@@ -21,7 +21,7 @@ def test_a_table_of_what_was_simulated_against_what_ran_for_each_share(capsys):
     )
     rows = [line for line in lines if re.match(r"\| [a-z]", line)]
     assert len(rows) == 2 * len(check_simulation.FIGURES)
-    assert all(re.fullmatch(r"\| [a-z ,0-9]+ \|( [+-]\d+\.\d \|){4}", row) for row in rows), rows
+    assert all(re.fullmatch(r"\| [a-z ,0-9]+ \|( [+-]\d+\.\d( ± \d+\.\d)? \|){4}", row) for row in rows), rows
 
 
 def test_what_is_no_option_of_an_engine_cannot_be_run(capsys):
