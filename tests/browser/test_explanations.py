@@ -13,6 +13,8 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
 
 EXPLAIN = {"x_aserve": {"explain": True}}
 LONG = {"max_tokens": 800, "ignore_eos": True, "temperature": 0}
+SLOW = LONG | {"logprobs": 5, "frequency_penalty": 0.1, "structured_outputs": {"regex": "[a-z ]{4000}"}}
+"""Longer than a page takes to show it, though the model is small."""
 SHORT = LONG | {"max_tokens": 7}
 HOW = 'Send the request with "x_aserve": {"explain": true} to be told where its time goes.'
 PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
@@ -74,7 +76,7 @@ def test_who_waited_is_told_behind_whom_and_what_was_cached(browser, one_row, as
     asked(one_row, STORY * 4, SHORT | EXPLAIN)
     for inspector in opened(browser, one_row.url):
         is_live(inspector)
-        blocker = aside.submit(asked, one_row, "Some other prompt", LONG)
+        blocker = aside.submit(asked, one_row, "Some other prompt", SLOW)
         is_open(inspector, "Some other prompt", "running")
         explained = aside.submit(asked, one_row, STORY * 2 + "But nobody came to buy them. " * 4, SHORT | EXPLAIN)
         inspector.open_request(is_open(inspector, STORY[:20], "waiting"))
@@ -136,7 +138,7 @@ def test_who_did_not_ask_is_told_how_to(browser, one_row, aside):
     for inspector in opened(browser, one_row.url):
         is_live(inspector)
         for _ in range(20):
-            blocker = aside.submit(asked, one_row, "A prompt of no consequence", LONG)
+            blocker = aside.submit(asked, one_row, "A prompt of no consequence", SLOW)
             request_id = is_open(inspector, "A prompt of no", "running")
             inspector.open_request(request_id)
             inspector.wait("document.querySelector('#explanation dd')")
@@ -171,7 +173,7 @@ def test_a_tenant_is_told_of_its_own_requests(browser, shared):
 def test_of_anothers_requests_a_tenant_is_told_how_many_there_are(browser, shared, aside):
     for inspector in opened(browser, shared.url, key="of-shop"):
         is_live(inspector)
-        answer = aside.submit(asked, shared, STORY, LONG | EXPLAIN, key="of-lab")
+        answer = aside.submit(asked, shared, STORY, SLOW | EXPLAIN, key="of-lab")
         inspector.wait("document.getElementById('queue').textContent.includes('of others 1 ')")
         found = explanation_of(answer.result())
         inspector.wait("inspector.state.others.running === 0")
