@@ -1,8 +1,7 @@
-"""Where the time of a step goes on a CPU: milliseconds by operator, of decoding steps and of prompts.
+"""Where the time of a step goes on a CPU: milliseconds by kernel and by operator, of decoding steps and of prompts.
 
-Steps are timed without torch's profiler first, since that slows small operators; `step_ms` is their median. Then some
-run under it: `operators_ms` has the operators that take most, without those they call, and `rest_ms` what is left of
-the profiled step: other operators, and Python. One JSON line a kind of step.
+`step_ms` is the median of steps without a profiler, the rest is of some that were profiled: see
+aserve/cli/bench/profile.py. One JSON line a kind of step.
 
     python scripts/profile_step.py --model models/q05 --decode 1 32 --prefill 128 512
 """

@@ -95,6 +95,8 @@ def test_where_the_time_of_a_step_goes():
     decode, prefill = [json.loads(line) for line in done.out.splitlines() if line.startswith("{")]
     assert (decode["kind"], decode["rows"], prefill["kind"], prefill["tokens"]) == ("decode", 2, "prefill", 16)
     assert decode["step_ms"] > 0
+    for step in (decode, prefill):
+        assert any(name.startswith("attend") and taken_ms > 0 for name, taken_ms in step["kernels_ms"].items())
 
 
 @pytest.mark.e2e

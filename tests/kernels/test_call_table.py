@@ -16,7 +16,12 @@ def ops():
     return native_ops()
 
 
-def test_a_call_behind_another_finds_what_that_has_written(ops):
+def one_by_one(table):
+    assert [kernel.name for kernel in table.one_by_one()] == ["rms_norm_f32", "rope_and_write_kv_f32"]
+
+
+@pytest.mark.parametrize("call", [CallTable.call, one_by_one])
+def test_a_call_behind_another_finds_what_that_has_written(ops, call):
     """rope_and_write_kv takes as many addresses as a call has room for, rms_norm a float behind them."""
     x_TE, weight_E = torch.randn(3, 32), torch.rand(32)
     turns_LD, positions_T, slots_T = torch.randn(16, 8), torch.tensor([4, 0, 15]), torch.tensor([5, 3, 0])
@@ -33,7 +38,7 @@ def test_a_call_behind_another_finds_what_that_has_written(ops):
         x.fill_(7.0)
     for cache_BPKD in (k_cache_BPKD, v_cache_BPKD):
         cache_BPKD.view(-1, 8)[[1, 2, 4, 6, 7]] = 0.0
-    table.call()
+    call(table)
     for x, expected_x in zip(written, expected, strict=True):
         assert torch.equal(x, expected_x)
 

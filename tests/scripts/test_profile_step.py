@@ -22,3 +22,5 @@ def test_operators_and_the_rest_are_the_step():
         assert min(result["operators_ms"].values()) > 0
         assert result["step_ms"] > 0
         assert result["rest_ms"] > 0
+        assert sum(took for name, took in result["kernels_ms"].items() if name.startswith("product")) > 0
+        assert any(name.startswith("attend") for name in result["kernels_ms"])

@@ -1,14 +1,17 @@
-"""Where the time of a step goes on a CPU: milliseconds by operator, of decoding steps and of prompts.
+"""Where the time of a step goes on a CPU: milliseconds by kernel and by operator, of decoding steps and of prompts.
 
-Steps are timed without torch's profiler first, since that slows small operators; `step_ms` is their median. Then some
-run under it: `operators_ms` has the operators that take most, without those they call, and `rest_ms` what is left of
-the profiled step: other operators, and Python.
+Steps are timed without any profiler first, since that slows small operators; `step_ms` is their median. Then some are
+profiled: `kernels_ms` has our own kernels, `operators_ms` torch's operators that take most, without those they call,
+and `rest_ms` what is left of the profiled step: other operators, and Python.
 """
 
 import statistics
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
+from unittest.mock import patch
 
 from aserve.cli.bench.step_plans import Rows
 from aserve.core.config import Options
@@ -39,13 +42,44 @@ async def figures(runner: Runner, plans: list[StepPlan]) -> dict[str, Any]:
     timed, profiled = plans[: len(plans) // 2], plans[len(plans) // 2 :]
     step_s = statistics.median(await times_s(runner, timed))
     every_thread = _ExperimentalConfig(profile_all_threads=True)
-    with profile(activities=[ProfilerActivity.CPU], experimental_config=every_thread) as profiler:
+    with (
+        profile(activities=[ProfilerActivity.CPU], experimental_config=every_thread) as profiler,
+        kernels_timed() as kernels_s,
+    ):
         profiled_s = await times_s(runner, profiled)
     times_ms = {event.key: event.self_cpu_time_total / 1000 / len(profiled) for event in profiler.key_averages()}
     largest = sorted(times_ms, key=lambda key: -times_ms[key])[:NUM_OPERATORS]
     operators_ms = {key: float(f"{times_ms[key]:.3g}") for key in largest}
-    rest_ms = 1e3 * statistics.mean(profiled_s) - sum(operators_ms.values())
-    return {"step_ms": 1e3 * step_s, "operators_ms": operators_ms, "rest_ms": rest_ms}
+    by_time = sorted(kernels_s.items(), key=lambda item: -item[1])
+    kernels_ms = {name: float(f"{1e3 * took_s / len(profiled):.3g}") for name, took_s in by_time}
+    rest_ms = 1e3 * statistics.mean(profiled_s) - sum(operators_ms.values()) - sum(kernels_ms.values())
+    return {"step_ms": 1e3 * step_s, "kernels_ms": kernels_ms, "operators_ms": operators_ms, "rest_ms": rest_ms}
+
+
+@contextmanager
+def kernels_timed() -> Iterator[dict[str, float]]:
+    """What our own kernels take meanwhile, in seconds by name. Those of a table are called one by one."""
+    from aserve.kernels.native.call_table import CallTable
+    from aserve.kernels.native.library import Kernel
+
+    seconds: dict[str, float] = defaultdict(float)
+    clock = time.perf_counter
+    call_one = Kernel.__call__
+
+    def timed(kernel: Kernel, *arguments: object) -> None:
+        start_s = clock()
+        call_one(kernel, *arguments)
+        seconds[kernel.name] += clock() - start_s
+
+    def timed_table(table: CallTable) -> None:
+        start_s = clock()
+        for kernel in table.one_by_one():
+            end_s = clock()
+            seconds[kernel.name] += end_s - start_s
+            start_s = end_s
+
+    with patch.object(Kernel, "__call__", timed), patch.object(CallTable, "call", timed_table):
+        yield seconds
 
 
 async def profile_steps(

@@ -161,7 +161,7 @@ def _profile_lines(kind: Mapping[str, Any], found: Mapping[str, Any]) -> Iterato
         if kind["kind"] == "decode"
         else f"a prompt of {kind['tokens']} tokens"
     )
-    yield f"{what}: {found['step_ms']:.2f} ms; under the profiler, by operator:"
-    for name, taken_ms in found["operators_ms"].items():
+    yield f"{what}: {found['step_ms']:.2f} ms; under the profiler, by kernel and by operator of torch:"
+    for name, taken_ms in [*found["kernels_ms"].items(), *found["operators_ms"].items()]:
         yield f"  {taken_ms:9.3f} ms  {name}"
-    yield f"  {found['rest_ms']:9.3f} ms  all else: aserve's own kernels, and Python"
+    yield f"  {found['rest_ms']:9.3f} ms  all else: smaller operators, and Python"

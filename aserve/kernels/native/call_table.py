@@ -6,7 +6,7 @@ the first kernel to the last other threads may have it.
 
 import ctypes
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -41,6 +41,12 @@ class CallTable:
     def call(self) -> None:
         """Make all calls."""
         self._call_all(self._address, len(self.words_CW))
+
+    def one_by_one(self) -> Iterator[Kernel]:
+        """Make all calls, each by itself: yields its kernel when it is made, for who wants to know what each takes."""
+        for place, (kernel, _) in enumerate(self._kept):
+            self._call_all(self._address + place * self.words_CW.strides[0], 1)
+            yield kernel
 
 
 def _words(kernel: Kernel, arguments: Sequence[Any]) -> list[int]:
