@@ -212,8 +212,7 @@ def _rest(num_rows: int, foresight: Foresight | None, record: "_Record | None") 
 class _Record:
     """What became of a sequence's guesses.
 
-    guess: the one that is followed, of the tokens from a position on. rest: for how many positions, if
-    it is asked in vain.
+    guess: the one that is followed, of the tokens from a position on. rest: of how many positions, if asked in vain.
     """
 
     def __init__(self) -> None:
