@@ -14,7 +14,7 @@ import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -32,6 +32,57 @@ MAX_TOKENS: Final = 64
 """With more, what the Python between kernels takes does not count."""
 
 _log = logging.getLogger(__name__)
+
+
+class Captured(Protocol):
+    """Whatever is captured of a step."""
+
+    @property
+    def calls(self) -> CapturedCalls:
+        """Its kernels."""
+        ...
+
+
+C = TypeVar("C", bound=Captured)
+
+
+class CapturedBySize(Generic[C]):
+    """What is captured of steps, by their number of tokens."""
+
+    def __init__(self) -> None:
+        self._captured: OrderedDict[int, C] = OrderedDict()
+        self._max_tokens = MAX_TOKENS
+        self._latest: deque[int] = deque(maxlen=LATEST)
+        """Of the steps that went the eager way, though they might be captured: how many tokens."""
+
+    def get(self, num_tokens: int) -> C | None:
+        """Of steps of so many tokens."""
+        if (captured := self._captured.get(num_tokens)) is not None:
+            self._captured.move_to_end(num_tokens)
+        return captured
+
+    def capture(self, num_tokens: int, capture: Callable[[], C]) -> C | None:
+        """A step has come of which nothing is captured: capture it, if that is due and can be done.
+
+        capture: computes the step. Where it raises `UnrepeatableError` it has done so too, and is not called again.
+        """
+        if num_tokens > self._max_tokens:
+            return None
+        self._latest.append(num_tokens)
+        if self._latest.count(num_tokens) < CAPTURE_AT:
+            return None
+        try:
+            captured = capture()
+        except UnrepeatableError as error:
+            self._max_tokens = 0
+            _log.debug("steps are not repeated: %s", error)
+            return None
+        self._captured[num_tokens] = captured
+        if captured.calls.num_bytes > MAX_BYTES:
+            self._max_tokens = num_tokens - 1
+        while sum(each.calls.num_bytes for each in self._captured.values()) > MAX_BYTES:
+            self._captured.popitem(last=False)
+        return captured
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,41 +117,26 @@ class Repeats:
         beginning: Callable[[], object] = lambda: None,
     ) -> None:
         self._model, self._ops, self._kv, self._beginning = model, ops, kv, beginning
-        self._captured: OrderedDict[int, _Captured] = OrderedDict()
-        self._max_tokens = MAX_TOKENS
-        self._latest: deque[int] = deque(maxlen=LATEST)
-        """Of the steps that went the eager way, though they might be captured: how many tokens."""
+        self._captured = CapturedBySize[_Captured]()
 
     def forward(self, token_ids_T: Tensor, batch: ForwardBatch) -> Tensor | None:
         """Hidden states, [T, E], which lie where the next step's will; None for steps that go the eager way."""
         num_tokens = len(token_ids_T)
         all_count = batch.lora is None and batch.wanted_N is None
-        captured = self._captured.get(num_tokens) if all_count else None
-        if captured is not None:
-            self._captured.move_to_end(num_tokens)
+        if all_count and (captured := self._captured.get(num_tokens)) is not None:
             return captured.repeat(token_ids_T, batch, self._beginning)
         self._beginning()
-        if not all_count or num_tokens > self._max_tokens:
+        if not all_count:
             return None
-        self._latest.append(num_tokens)
-        return self._capture(token_ids_T, batch) if self._latest.count(num_tokens) >= CAPTURE_AT else None
+        captured = self._captured.capture(num_tokens, lambda: self._capture(token_ids_T, batch))
+        return None if captured is None else captured.calls.result
 
-    def _capture(self, token_ids_T: Tensor, batch: ForwardBatch) -> Tensor | None:
+    def _capture(self, token_ids_T: Tensor, batch: ForwardBatch) -> _Captured:
         """Compute the step, and keep how."""
         own = replace(batch, positions_T=batch.positions_T.clone(), attention=_own(batch.attention))
         ids_T = token_ids_T.clone()
-        try:
-            calls = CapturedCalls(self._ops, own.attention, lambda: self._model.forward(ids_T, self._kv, own))
-        except UnrepeatableError as error:
-            self._max_tokens = 0
-            _log.debug("steps are not repeated: %s", error)
-            return None
-        self._captured[len(ids_T)] = _Captured(calls, ids_T, own.positions_T, tuple(_slots(own.attention)))
-        if calls.num_bytes > MAX_BYTES:
-            self._max_tokens = len(ids_T) - 1
-        while sum(captured.calls.num_bytes for captured in self._captured.values()) > MAX_BYTES:
-            self._captured.popitem(last=False)
-        return calls.result
+        calls = CapturedCalls(self._ops, own.attention, lambda: self._model.forward(ids_T, self._kv, own))
+        return _Captured(calls, ids_T, own.positions_T, tuple(_slots(own.attention)))
 
 
 def repeats(

@@ -28,6 +28,7 @@ from aserve.runner.adapters import AdapterSlots
 from aserve.runner.batch import BatchBuilder
 from aserve.runner.controls import ControlTable
 from aserve.runner.costs import MemoryCosts, measure_costs, measure_drafting
+from aserve.runner.decode_calls import DecodeCalls, decode_calls
 from aserve.runner.device import StepDevice, step_device
 from aserve.runner.failures import SkippedStepError, out_of_memory
 from aserve.runner.flight import Landed, LateLanding, StepFlight, result_of
@@ -43,7 +44,7 @@ from aserve.runner.rows import RowTable
 from aserve.runner.steady import SteadyBuilder
 from aserve.runner.step import EagerStep, Step
 from aserve.runner.swapper import BlockMover
-from aserve.runner.threads import StepThreads, measure_flops_per_thread
+from aserve.runner.threads import StepThreads, measure_flops_per_thread, way_giver
 from aserve.runner.verification import MadeDrafts
 from aserve.runner.warm_up import BLANK, AnyToken, adapted_plan, sign_of_life, warm_up_plans
 
@@ -125,7 +126,7 @@ class ModelRunner:
         self._device = device or step_device(torch_device)
         self._shard, self._followers = shard, followers
         num_sharing = shard.size if self._device.is_host else 1
-        self._threads = StepThreads(model.spec, measure_flops_per_thread(), num_sharing)
+        self._threads = StepThreads(model.spec, measure_flops_per_thread(), num_sharing, way_giver(ops))
         controls = ControlTable(max_num_seqs, model.spec.vocab_size, torch_device, self._device)
         self._slots = slots = None if lora is None else AdapterSlots(lora, rows, self._device)
         builder = BatchBuilder(rows, controls, self._device, self._block_size, kv.num_groups, slots)
@@ -133,19 +134,19 @@ class ModelRunner:
         own = EagerStep(model, ops, kv.layers, rows, shard.group, repeats(model, ops, kv.layers, shard, late.tell))
         is_follower = shard.group is not None and shard.rank > 0
         step: Step = own if shard.group is None or not is_follower else FollowingStep(own, shard.group)
-        graphs = None
+        quick: DecodeGraphs | DecodeCalls | None = None if pools else decode_calls(own, builder, late.tell)
         if graph_device is not None:
             with self._device.stepping():  # its buffers are filled on the stream that reads them
                 parts = graph_device, self._device, rows, builder, step
-                graphs = DecodeGraphs(*parts, max_model_len, slots, in_lockstep=shard.group is not None)
-        self._stages: tuple[BlockMover, SteadyBuilder, Step | PooledStep, DecodeGraphs | None] | None = (
+                quick = DecodeGraphs(*parts, max_model_len, slots, in_lockstep=shard.group is not None)
+        self._stages: tuple[BlockMover, SteadyBuilder, Step | PooledStep, DecodeGraphs | DecodeCalls | None] | None = (
             BlockMover(ops, kv, self._device, num_host_blocks),
             SteadyBuilder(builder, rows),
             step if pools is None or is_follower else PooledStep(own, pools),
-            graphs,
+            quick,
         )
         self._reads_back = not is_follower
-        self._tells_late = own.repeats is not None and graphs is None
+        self._tells_late = own.repeats is not None and graph_device is None
         self._draft_model: DraftMaker | None = None
         self._vocab_size = model.spec.vocab_size
         self._masks = MaskMaker(self._vocab_size, self._device)
@@ -300,6 +301,7 @@ class ModelRunner:
                 self._late.keep(landed, result)
             else:
                 landed.set_result(result)
+                self._threads.give_way()
                 self._fill_in_while_idle(number)
 
         self._device.when_landed(land)
@@ -320,20 +322,22 @@ class ModelRunner:
     def _compute(self, plan: StepPlan, landed: Landed) -> Readback | None:
         """Launch a step on the device. None where nothing is to be read back of it."""
         assert self._stages is not None, "the runner is closed"
-        mover, builder, step, graphs = self._stages
+        mover, builder, step, quick = self._stages
         with torch.inference_mode(), self._device.stepping(), self._threads.of(plan.num_tokens):
             masks = self._masks.start(plan, landed)
             if plan.block_ops is not None:
                 mover.move(plan.block_ops)
             made = self._make_drafts(plan)
             masked = None if masks is None else masks.made
-            output = None if graphs is None else graphs.execute(plan, masked)
+            output = None if quick is None else quick.execute(plan, masked)
             batch = None
             if output is None:
                 batch = builder.build(plan, made)
             else:
                 builder.forget()
-            if batch is not None:
+            if batch is not None and masked is None and isinstance(quick, DecodeCalls):
+                output = quick.begin(batch)
+            if batch is not None and output is None:
                 output = step.execute(batch if masked is None else replace(batch, masks=masked))
             return Readback(plan, batch, output, self._device) if output is not None and self._reads_back else None
 
@@ -368,7 +372,7 @@ class ModelRunner:
     def _with_graphs(self, act: Callable[[DecodeGraphs], object]) -> object:
         """What the graphs do besides steps, in the runner's thread and where steps run; None without graphs."""
         graphs = None if self._stages is None else self._stages[3]
-        if graphs is None:
+        if not isinstance(graphs, DecodeGraphs):
             return None
         with torch.inference_mode(), self._device.stepping():
             return act(graphs)

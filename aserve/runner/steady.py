@@ -4,6 +4,7 @@ Most steps are of this kind, and to lay them out from nothing takes a small mode
 batch changes when every row gains a token; `BatchBuilder` is the slow twin, and makes every other batch.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -45,9 +46,7 @@ class SteadyBuilder:
 
     def _moved_on(self, plan: StepPlan) -> StepBatch | None:
         last = self._last
-        if last is None or plan.inits or [(piece.row, piece.start) for piece in plan.slices] != self._next:
-            return None
-        if any(piece.token_ids or piece.target_ids or not piece.num_samples for piece in plan.slices):
+        if last is None or not goes_on(plan, self._next):
             return None
         rows_S, positions_T = last.sampled_rows_N, last.positions_T + 1
         return replace(
@@ -86,6 +85,15 @@ def _in_same_blocks(last: AttentionBatch) -> AttentionBatch:
         seq_lens_S=last.seq_lens_S + 1,
         max_seq_len=last.max_seq_len + 1,
         groups=tuple(map(_in_same_blocks, last.groups)),
+    )
+
+
+def goes_on(plan: StepPlan, expected: Sequence[tuple[int, int]]) -> bool:
+    """Whether these rows decode one token each, at these positions, and nothing else is to be done."""
+    return (
+        not plan.inits
+        and [(piece.row, piece.start) for piece in plan.slices] == expected
+        and not any(piece.token_ids or piece.target_ids or not piece.num_samples for piece in plan.slices)
     )
 
 

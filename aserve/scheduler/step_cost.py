@@ -4,8 +4,10 @@
 
 Keys are read once for each tile of 128 queries, as attention kernels read them: by a decoding row its whole context, by
 a chunk of 512 tokens at the end of one of 2,048 four times 2,048. The fit is by least squares over relative errors, so
-that a step of 5 ms counts as much as one of 500, older steps counting ever less. Steps that only decode are told
-apart from those with prompts, of which there may be few: each kind is forgotten at its own pace.
+that a step of 5 ms counts as much as one of 500, older steps counting ever less. An error is relative to what the step
+took or was expected to take, whichever is longer: where the landing of one step is noticed only when the next one has
+landed too, that one seems to have taken 0.06 ms in place of 2, and would else count a thousand times. Steps that only
+decode are told apart from those with prompts, of which there may be few: each kind is forgotten at its own pace.
 """
 
 from collections.abc import Iterable
@@ -25,6 +27,9 @@ LEARN_EVERY_S: Final = 0.02
 """And not before steps have taken so long together: to learn takes longer than all else that is done for a token."""
 AUTO_FACTOR: Final = 2.5
 """How much longer than without prompts a step may take in which somebody decodes, where no target is set."""
+UNNOTICED_S: Final = 0.01
+"""And so long it may take in any case: a hundred tokens a second are more than anybody reads. A model whose steps take
+half a millisecond would else compute a prompt of 100 tokens in four steps, for the sake of 2 ms."""
 LEAST_SHARE: Final = 16
 """One in so many tokens of a step's budget is for prompts, however long those who decode have to wait for that."""
 AUTO_LEAST_SHARE: Final = 48
@@ -41,6 +46,8 @@ DECODES_PER_NEWCOMER: Final = 2
 """So many who decode wait for one newcomer: its first token is late by all of its prompt, theirs by one step."""
 MIN_PROMPT_STEPS: Final = 3
 """With prompts, before anything is predicted."""
+NUM_FITS: Final = 8
+"""Of steps that are all known, each of which expects what the one before it has found."""
 
 _DECAY: Final = 0.5 ** (1 / HALF_LIFE_STEPS)
 _RIDGE: Final = 1e-9
@@ -86,27 +93,35 @@ class Prices(NamedTuple):
 
 
 class _Moments:
-    """Decayed sums of one kind of steps, over their features divided by their seconds: of products, and of each."""
+    """Decayed sums of one kind of steps, over their features and seconds divided by a scale: of products.
+
+    mean_s: what a step took, on average.
+    """
 
     def __init__(self, decay: float = _DECAY) -> None:
         self._decay = decay
         self.products: list[Vector] = [[0.0] * 4 for _ in range(4)]
         self.sums: Vector = [0.0] * 4
         self.num_steps = 0
+        self.mean_s = 0.0
 
-    def add(self, load: Load, seconds: float) -> None:
-        """One more step."""
-        features = (1.0 / seconds, load.tokens / seconds, load.rows / seconds, load.keys / seconds)
+    def add(self, load: Load, seconds: float, expected_s: float | None) -> None:
+        """One more step. expected_s: what it should have taken; None where that is not known yet."""
+        self.num_steps += 1
+        self.mean_s += (seconds - self.mean_s) / self.num_steps
+        scale = max(seconds, self.mean_s if expected_s is None else expected_s)
+        features = (1.0 / scale, load.tokens / scale, load.rows / scale, load.keys / scale)
+        relative = seconds / scale
         for i, x in enumerate(features):
             row = self.products[i]
             for j, y in enumerate(features):
                 row[j] = row[j] * self._decay + x * y
-            self.sums[i] = self.sums[i] * self._decay + x
-        self.num_steps += 1
+            self.sums[i] = self.sums[i] * self._decay + x * relative
 
 
 class StepCost:
-    """The model. error: of its predictions, as a share of what the steps took, averaged over the latest ones.
+    """The model. error: of its predictions, as a share of what the steps took or should have taken, the longer of the
+    two, averaged over the latest ones.
 
     num_rows: of all steps that have landed, where those that were not learned from were like the next that was.
     """
@@ -125,9 +140,11 @@ class StepCost:
         self.num_rows += len(slices) * num_steps
         has_prompt = slices[-1].num_tokens > 1 or slices[0].num_tokens > 1
         load = Load.of(slices)
+        expected_s = None
         if (prices := self._prices or self.prices()) is not None:
-            self.error += (1 - _DECAY) * (abs(prices.of(load) - seconds) / seconds - self.error)
-        (self._prompts if has_prompt else self._decodes).add(load, seconds)
+            expected_s = prices.of(load)
+            self.error += (1 - _DECAY) * (abs(expected_s - seconds) / max(expected_s, seconds) - self.error)
+        (self._prompts if has_prompt else self._decodes).add(load, seconds, expected_s)
         self._is_stale = True
 
     def prices(self) -> Prices | None:
@@ -177,8 +194,9 @@ class StreamPace:
     """Keeps those who decode from waiting for others' prompts: how many prompt tokens fit beside them in a step.
 
     target_s: what a step may take in which somebody decodes; None for `factor` times as long as it would take
-    without prompts; 0 for any length. However long that takes, such a step computes a share of `budget`, its tokens,
-    of prompts, so that who waits with n tokens of prompts before its first token waits for n / share steps at most.
+    without prompts, or 10 ms if that is longer; 0 for any length. However long that takes, such a step computes a share
+    of `budget`, its tokens, of prompts, so that who waits with n tokens of prompts before its first token waits for
+    n / share steps at most.
 
     Where no target is set, one token in a hundred may come late, and these are spent where most is gained by it: while
     at least half as many newcomers wait as others decode, a step is filled with prompts, unless that takes longer than
@@ -215,7 +233,7 @@ class StreamPace:
         decode_s = prices.of(Load(num_rows, num_rows, num_keys))
         if self._target_s is not None:
             return Allowance(prices, self._target_s - decode_s, self._least)
-        spare_s = (self._factor - 1.0) * decode_s
+        spare_s = max(self._factor * decode_s, UNNOTICED_S) - decode_s
         is_long = decode_s + prices.token * self._budget > LATE_S
         if is_long or DECODES_PER_NEWCOMER * num_newcomers < num_rows or self._may_be_late() < num_rows:
             return Allowance(prices, spare_s, self._least)
@@ -236,10 +254,14 @@ class StreamPace:
 
 def prices_of(steps: Iterable[tuple[Load, float]]) -> Prices:
     """Fitted to steps and the seconds that each took, all of which count the same. Needs one at least."""
-    moments = _Moments(decay=1.0)
-    for load, seconds in steps:
-        moments.add(load, seconds)
-    return _fit(moments)
+    steps, prices = tuple(steps), None
+    for _ in range(NUM_FITS):
+        moments = _Moments(decay=1.0)
+        for load, seconds in steps:
+            moments.add(load, seconds, None if prices is None else prices.of(load))
+        prices = _fit(moments)
+    assert prices is not None
+    return prices
 
 
 def _fit(*kinds: _Moments, row_ridge: float = _RIDGE) -> Prices:

@@ -11,6 +11,7 @@ from aserve.kernels.cpu import CpuOps
 from aserve.runner.device import CpuDevice
 from aserve.runner.failures import SkippedStepError
 from aserve.runner.runner import ModelRunner
+from aserve.runner.threads import StepThreads
 from tests.kernels.cases import native_ops
 from tests.runner.toy import BOMB, ToyError, ToyLM, chunk, continuation, fed, init, toy_runner, until
 
@@ -112,3 +113,12 @@ def test_the_last_step_is_told_when_the_runner_is_closed_meanwhile(monkeypatch):
     gate.set()
     closing.join()
     assert told([flight]) == [True]
+
+
+def test_threads_give_way_to_whoever_is_told_at_once_and_not_while_the_next_step_is_there(monkeypatch):
+    ways: list[int] = []
+    monkeypatch.setattr(StepThreads, "give_way", lambda _: ways.append(1))
+    runner, device, _ = watched(monkeypatch, PREFILL, decoding(3), decoding(4))
+    until(lambda: all(told(device.flights)))
+    runner.close()
+    assert ways == [1]

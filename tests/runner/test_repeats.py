@@ -154,10 +154,10 @@ def test_captures_have_so_much_memory_together_and_the_oldest_goes(checkpoints, 
     def decode(count: int) -> list[int]:
         for _ in range(CAPTURE_AT):
             sequences.hidden([(s, [1]) for s in range(count)])
-        return list(repeating.repeats._captured)
+        return list(repeating.repeats._captured._captured)
 
     decode(1)
-    row = repeating.repeats._captured[1].calls.num_bytes
+    row = repeating.repeats._captured.get(1).calls.num_bytes
     monkeypatch.setattr(module, "MAX_BYTES", 3 * row)
     assert decode(2) == [1, 2]
     decode(1)
@@ -165,7 +165,7 @@ def test_captures_have_so_much_memory_together_and_the_oldest_goes(checkpoints, 
     assert decode(4) == []
     assert decode(1) == [1]
     assert decode(2) == [1, 2]
-    assert repeating.repeats._max_tokens == 3
+    assert repeating.repeats._captured._max_tokens == 3
 
 
 def test_a_step_of_very_many_rows_is_not_repeated(checkpoints, ops):
@@ -194,7 +194,7 @@ def test_a_model_that_does_anything_else_is_never_repeated(checkpoints, ops):
     for one, other in zip(*(run(model, torch.float32, [1] * 6) for model in (scaling, repeating)), strict=True):
         assert torch.equal(one, other)
     assert not any(repeating.repeated)
-    assert repeating.repeats._max_tokens == 0
+    assert repeating.repeats._captured._max_tokens == 0
 
 
 def test_only_a_model_on_our_own_kernels_is_repeated(checkpoints, ops):

@@ -9,7 +9,9 @@ import msgspec
 import pytest
 import torch
 
-from aserve.runner.threads import WORTH_S, StepThreads, measure_flops_per_thread
+from aserve.kernels.cpu import CpuOps
+from aserve.runner.threads import WORTH_S, StepThreads, measure_flops_per_thread, way_giver
+from tests.kernels.cases import native_ops
 from tests.runner.toy import ToyLM
 
 pytestmark = pytest.mark.torch
@@ -46,6 +48,23 @@ def test_a_step_that_fails_leaves_the_number_as_it_was():
     with pytest.raises(ZeroDivisionError), threads.of(1):
         raise ZeroDivisionError
     assert torch.get_num_threads() == 3
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_threads_of_a_step_that_has_several_give_way():
+    """The fault: threads that look for work held the processors, and the event loop waited for up to 4 ms."""
+    asked: list[int] = []
+    threads = StepThreads(SPEC, 100 * SPEC.flops_per_token, give_way=asked.append)
+    for num_tokens in (50, 250, 1000):
+        with threads.of(num_tokens):
+            pass
+        threads.give_way()
+    assert asked == [2, 3]
+    StepThreads(SPEC, 1).give_way()
+    give_way = way_giver(native_ops())
+    assert give_way is not None
+    give_way(2)
+    assert way_giver(CpuOps()) is None
 
 
 @pytest.mark.usefixtures("three_threads")

@@ -17,6 +17,9 @@ from aserve.kernels.native.native_linear import with_dots
 from aserve.kernels.ops import AttentionBatch
 
 MAX_HEAD_DIM: Final = 256
+TILE: Final = 256
+"""Positions of a context that are taken together, as in attention_tiles.h. A plan holds for other contexts whose tiles
+are the same: how far the last of them is seen is read when the kernel runs."""
 _MAX_LAYER_KINDS: Final = 16
 """Layer groups times windows, so many of which are remembered for the layers of a step."""
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float

@@ -14,13 +14,13 @@ The idea is that of CUDA's graphs, see runner/graphs.py; a CPU has nobody to han
 
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import addressof
-from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from aserve.kernels.native.attention import Plan
 from aserve.kernels.native.call_table import CallTable
 from aserve.kernels.native.library import Kernel, Seen
 from aserve.kernels.native.native_ops import NativeOps
@@ -33,7 +33,7 @@ _ATTENTION, _ITEMS, _PARTIALS = 0, 1, 7
 """What a step's plan of attention is among the integers that attention takes."""
 _REPEATABLE: Final = (
     *("product_", "unpack_rows_", "rms_norm_", "silu_and_mul_", "gelu_and_mul_", "rope_and_write_kv_"),
-    *("attend_", _PLANS),
+    *("attend_", "sample_", "move_blocks", _PLANS),
 )
 """How the names of kernels begin that do the same again with the same arguments."""
 
@@ -50,24 +50,17 @@ class CapturedCalls:
     """
 
     def __init__(self, ops: NativeOps, batch: AttentionBatch, work: Callable[[], Tensor]) -> None:
-        with ops.library.observed() as seen, _Memory(seen) as memory:
+        with ops.library.observed() as seen, _Memory(ops, seen) as memory:
             self.result = work()
         if memory.objection is not None:
             raise UnrepeatableError(memory.objection)
         self._attention = ops.attention
-        self._kept = memory.kept
-        self._before: list[Callable[[], object]] = []
-        """What torch does before all kernels."""
+        self._kept = [*memory.kept, ops.scratch]
         self._attends: dict[tuple[int, Any], list[int]] = {}
         """Calls that a step's plan of attention goes to, by the group of the layer and its layout."""
         groups = batch.groups or (batch,)
         calls: list[tuple[Kernel, tuple[Any, ...]]] = []
         for kernel, arguments in seen:
-            if not isinstance(kernel, Kernel):
-                if calls:
-                    raise UnrepeatableError("an embedding behind kernels")
-                self._before.append(kernel)
-                continue
             if not kernel.name.startswith(_REPEATABLE):
                 raise UnrepeatableError(kernel.name)
             if kernel.name == _PLANS:
@@ -79,6 +72,9 @@ class CapturedCalls:
                 self._attends.setdefault((place, plan.layout), []).append(len(calls))
             calls.append((kernel, arguments))
         self._table = CallTable(ops.library, calls)
+        self._batch: AttentionBatch | None = None
+        self._plans: list[Plan] = []
+        """What kernels are pointed to: kept while they may be called."""
 
     @property
     def num_bytes(self) -> int:
@@ -88,29 +84,37 @@ class CapturedCalls:
     def repeat(self, batch: AttentionBatch, beginning: Callable[[], object]) -> Tensor:
         """Compute it for another step's contexts: `result`, where it then lies. Slots are not read from the batch.
 
+        A batch that is given again is that of the last step: its tensors may hold other contexts now, if these are as
+        many tiles long.
         beginning: is called right before the kernels, which leave Python's lock to others until they have ended.
         """
-        groups = batch.groups or (batch,)
-        plans = []  # what is pointed to has to stay until kernels have run
-        for (place, layout), calls in self._attends.items():
-            plan = self._attention.plan(groups[place], layout)
-            plans.append(plan)
-            self._table.change(calls, _ATTENTION, addressof(plan.attention))
-            self._table.change(calls, _ITEMS, addressof(plan.items))
-            self._table.change(calls, _PARTIALS, plan.partials.data_ptr())
-        for prepare in self._before:
-            prepare()
+        if batch is not self._batch:
+            self._read(batch)
         beginning()
         self._table.call()
         return self.result
 
+    def _read(self, batch: AttentionBatch) -> None:
+        """Have attention read the contexts of this batch."""
+        groups = batch.groups or (batch,)
+        self._batch, self._plans = batch, []
+        for (place, layout), calls in self._attends.items():
+            plan = self._attention.plan(groups[place], layout)
+            self._plans.append(plan)
+            self._table.change(calls, _ATTENTION, addressof(plan.attention))
+            self._table.change(calls, _ITEMS, addressof(plan.items))
+            self._table.change(calls, _PARTIALS, plan.partials.data_ptr())
+
 
 class _Memory(TorchDispatchMode):
-    """Keeps what torch makes, and notes the first thing that it does besides making room and looking at it anew."""
+    """Keeps what torch makes, and notes the first thing that it does besides making room and looking at it anew.
 
-    def __init__(self, seen: Seen) -> None:
+    An embedding is noted among the kernels, as the one of ours that reads the same rows.
+    """
+
+    def __init__(self, ops: NativeOps, seen: Seen) -> None:
         super().__init__()
-        self._seen = seen
+        self._ops, self._seen = ops, seen
         self.kept: list[Tensor] = []
         self.objection: str | None = None
 
@@ -125,10 +129,10 @@ class _Memory(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if func in _MAKES_ROOM:
             self.kept.append(out)
-        elif func is _ATEN.embedding.default:
+        elif func is _ATEN.embedding.default and args[1].dim() == 1:
             table, ids = args[:2]
             self.kept.append(out)
-            self._seen.append((partial(torch.index_select, table, 0, ids, out=out), ()))
+            self._seen.append(self._ops.moves.rows_call(table, ids, out))
         elif not (func.is_view and _is_same_memory(args[0], out)):
             self.objection = self.objection or str(func)
         return out

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
@@ -99,8 +99,8 @@ class Kernel:
             seen.append((self, arguments))
 
 
-Seen = list[tuple[Kernel | Callable[[], object], tuple[Any, ...]]]
-"""Kernels, and what they were called with; and what else somebody notes among them, which takes nothing."""
+Seen = list[tuple[Kernel, tuple[Any, ...]]]
+"""Kernels, and what they were called with."""
 
 
 class _Watch(threading.local):

@@ -16,6 +16,7 @@ from aserve.kernels.cpu import CpuOps
 from aserve.kernels.native.attention import NativeAttention
 from aserve.kernels.native.library import Library
 from aserve.kernels.native.lora import NativeLora
+from aserve.kernels.native.moves import NativeMoves
 from aserve.kernels.ops import (
     AttentionBatch,
     LogitControls,
@@ -66,15 +67,6 @@ class _Controls(ctypes.Structure):
     )
 
 
-class _Moves(ctypes.Structure):
-    """`Moves` of rows.cpp."""
-
-    _fields_ = (
-        *((name, _INT) for name in ("num_blocks", "num_planes", "bytes")),
-        *((name, _INT) for name in ("from_plane", "from_block", "to_plane", "to_block")),
-    )
-
-
 _ARGUMENTS: Final[dict[str, list[Any]]] = {
     "rms_norm": [_POINTER, _INT, *[_POINTER] * 4, _INT, _INT, _FLOAT],
     "silu_and_mul": [_POINTER, _POINTER, _INT, _INT],
@@ -99,8 +91,8 @@ class NativeOps(CpuOps):
         self._score = library.function("score_f32", [_POINTER, _INT, _INT, _POINTER, _INT, *[_POINTER] * 5])
         self._mask = library.function("mask_f32", [_POINTER, _INT, _INT, _POINTER, _POINTER, _INT, _INT])
         self._control = library.function("control_f32", [ctypes.POINTER(_Controls), _POINTER])
-        self._move = library.function("move_blocks", [ctypes.POINTER(_Moves), *[_POINTER] * 4])
-        self._scratch = torch.empty(0)
+        self.moves = NativeMoves(library)
+        self.scratch = torch.empty(0)
         self._layout: tuple[Any, ...] | None = None
         """Of the heads that were written last: those of a step's layers are alike, and `_heads` says the same."""
         self._heads = _Heads()
@@ -274,15 +266,15 @@ class NativeOps(CpuOps):
             0 if banned_SC is None else banned_SC.shape[1],
             *(column_S.data_ptr() for column_S in (*batch.columns_S, batch.positions_S)),
             None if banned_SC is None else banned_SC.data_ptr(),
-            self._scratch.data_ptr(),
+            self.scratch.data_ptr(),
         )
         self._kernels[logits_SV.dtype]["sample"](how, logits_SV.data_ptr(), out_S.data_ptr())
         return out_S
 
     def _make_room(self, num_rows: int, vocab_size: int) -> None:
         num_numbers = _SCRATCH * vocab_size * min(num_rows, torch.get_num_threads())
-        if len(self._scratch) < num_numbers:
-            self._scratch = torch.empty(num_numbers)
+        if len(self.scratch) < num_numbers:
+            self.scratch = torch.empty(num_numbers)
 
     def control_logits(self, logits_SV: Tensor, controls: LogitControls) -> None:
         """A row at a time, in one pass over what it has, and one that looks whether something is left of it."""
@@ -308,31 +300,21 @@ class NativeOps(CpuOps):
             *(penalty_Q.data_ptr() for penalty_Q in controls.penalties_Q),
             _address(banned_QC),
             *([x.data_ptr() for x in words] if words else (None, None, None)),
-            self._scratch.data_ptr(),
+            self.scratch.data_ptr(),
         )
         self._control(how, logits_SV.data_ptr())
 
     def copy_blocks(self, planes_YBX: Tensor, sources_N: Tensor, targets_N: Tensor) -> None:
         """Without a buffer."""
-        self._move_blocks(planes_YBX, sources_N, planes_YBX, targets_N)
+        self.moves.move(planes_YBX, sources_N, planes_YBX, targets_N)
 
     def gather_blocks(self, planes_YBX: Tensor, blocks_N: Tensor, packed_NYX: Tensor) -> None:
         """Without a buffer."""
-        self._move_blocks(planes_YBX, blocks_N, packed_NYX.transpose(0, 1), None)
+        self.moves.move(planes_YBX, blocks_N, packed_NYX.transpose(0, 1), None)
 
     def scatter_blocks(self, packed_NYX: Tensor, planes_YBX: Tensor, blocks_N: Tensor) -> None:
         """At once."""
-        self._move_blocks(packed_NYX.transpose(0, 1), None, planes_YBX, blocks_N)
-
-    def _move_blocks(self, from_YBX: Tensor, from_N: Tensor | None, to_YBX: Tensor, to_N: Tensor | None) -> None:
-        """Blocks by their ids, or None for all in order."""
-        ids_N = from_N if from_N is not None else to_N
-        assert ids_N is not None
-        assert from_YBX.stride(2) == to_YBX.stride(2) == 1
-        size = from_YBX.itemsize
-        strides = (size * x.stride(place) for x in (from_YBX, to_YBX) for place in (0, 1))
-        moves = _Moves(len(ids_N), from_YBX.shape[0], size * from_YBX.shape[2], *strides)
-        self._move(moves, from_YBX.data_ptr(), _address(from_N), to_YBX.data_ptr(), _address(to_N))
+        self.moves.move(packed_NYX.transpose(0, 1), None, planes_YBX, blocks_N)
 
     def mask_logits(self, logits_SV: Tensor, masks: TokenMasks) -> None:
         """A word of a mask at a time."""

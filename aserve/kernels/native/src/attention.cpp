@@ -122,8 +122,7 @@ template <typename Numbers, typename T> struct Call {
         const int64_t first_sub = seen.begin / SUB * SUB;
         for (int64_t sub = first_sub; sub < seen.end; sub += SUB) {
             const int64_t width = at_most(all.end - sub, SUB);
-            places.fetch(v, head_dim, sub, sub + SUB);
-            pack_keys<Numbers>(k, places, sub, width, head_dim, packed);
+            pack_keys<Numbers>(k, v, places, sub, width, head_dim, packed);
             multiply<Numbers>(rows.num, queries, MAX_HEAD_DIM, Lines<float>{packed, SUB}, scores + sub, TILE,
                 ceil_div(head_dim, Numbers::IN_X), width, false);
         }

@@ -140,11 +140,13 @@ struct Places {
 };
 
 // Keys of `width` positions, a lane each: packed[number of the head][position], or packed[word][position] for words.
+// Memory brings their values meanwhile, some with each piece of keys: all at once would keep the keys waiting.
 template <typename Numbers, typename T>
-void pack_keys(const T* cache, const Places& places, int64_t begin, int64_t width, int64_t head_dim, float* packed) {
+void pack_keys(const T* k, const T* v, const Places& places, int64_t begin, int64_t width, int64_t head_dim, float* packed) {
     for (int64_t p = 0; p < width; p += LANES) {
+        places.fetch(v, head_dim, begin + p, begin + p + LANES);
         const T* rows[LANES];
-        for (int64_t i = 0; i < LANES; i++) rows[i] = places.row(cache, begin + p + i);
+        for (int64_t i = 0; i < LANES; i++) rows[i] = places.row(k, begin + p + i);
         in_pieces<LANES * IN_WORD<T>>(head_dim, [&](int64_t d, int64_t n) {
             vf x[LANES];
             UNROLL for (int64_t i = 0; i < LANES; i++) x[i] = load_words(rows[i] + d, n);
@@ -153,7 +155,7 @@ void pack_keys(const T* cache, const Places& places, int64_t begin, int64_t widt
                 if constexpr (Numbers::IN_X == 2)
                     store(packed + (d / 2 + i) * SUB + p, x[i]);
                 else
-                    split(cache, x[i], [&](int64_t half, vf numbers) {
+                    split(k, x[i], [&](int64_t half, vf numbers) {
                         store(packed + (d + i * IN_WORD<T> + half) * SUB + p, numbers);
                     });
         });

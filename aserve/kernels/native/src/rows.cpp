@@ -1,5 +1,7 @@
 // Norms and activations: what is done to each row of a step by itself; copies of blocks; and calls of many kernels.
 // Twins: reference.py.
+#include <sched.h>
+
 #include "simd.h"
 
 using namespace aserve;
@@ -46,20 +48,16 @@ void norm_rows(const T* x, int64_t x_stride, const T* residual, const T* weight,
 #pragma omp parallel for schedule(static) if (rows * width > GRAIN)
     for (int64_t t = 0; t < rows; t++) {
         const T* row = x + t * x_stride;
-        if (residual) {
-            T* to = total + t * width;
+        if (residual)
             in_pieces(width, [&](int64_t i, int64_t n) {
-                store_piece(to + i, load_piece(row + i, n) + load_piece(residual + t * width + i, n), n);
+                store_piece(total + t * width + i, load_piece(row + i, n) + load_piece(residual + t * width + i, n), n);
             });
-            row = to;
-        }
-        norm_row(row, weight, out + t * width, width, eps);
+        norm_row(residual ? total + t * width : row, weight, out + t * width, width, eps);
     }
 }
 
 inline vf gelu(vf x) {
-    vf inner = (x + 0.044715f * x * x * x) * 0.7978845608f;  // sqrt(2 / pi)
-    return 0.5f * x * (1.0f + aserve::tanh(inner));
+    return 0.5f * x * (1.0f + aserve::tanh((x + 0.044715f * x * x * x) * 0.7978845608f));  // sqrt(2 / pi)
 }
 
 // A piece is a share of a row, so that one row has the work of all threads. Pieces are whole vectors but for the row's
@@ -70,9 +68,8 @@ template <vf (*ACTIVATION)(vf), typename T> void gated_rows(const T* gate_up, T*
     for (int64_t p = 0; p < rows * pieces; p++) {
         const int64_t t = p / pieces, begin = p % pieces * piece;
         const T* gate = gate_up + t * 2 * width + begin;
-        T* to = out + t * width + begin;
         in_pieces(begin + piece < width ? piece : width - begin, [&](int64_t i, int64_t n) {
-            store_piece(to + i, ACTIVATION(load_piece(gate + i, n)) * load_piece(gate + width + i, n), n);
+            store_piece(out + t * width + begin + i, ACTIVATION(load_piece(gate + i, n)) * load_piece(gate + width + i, n), n);
         });
     }
 }
@@ -134,6 +131,12 @@ void move_blocks(const Moves* moves, const char* from, const int64_t* from_ids, 
         memcpy(to + plane * moves->to_plane + (to_ids ? to_ids[n] : n) * moves->to_block,
             from + plane * moves->from_plane + (from_ids ? from_ids[n] : n) * moves->from_block, moves->bytes);
     }
+}
+
+// OpenMP's threads look for milliseconds whether there is more for them to do. Has so many let others run first.
+void give_way(int64_t num_threads) {
+#pragma omp parallel num_threads(num_threads)
+    sched_yield();
 }
 
 void call_all(const Call* c, int64_t num_calls) {

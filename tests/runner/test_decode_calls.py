@@ -1,0 +1,214 @@
+"""Decoding steps by captured calls: the same tokens as the eager way, whoever comes, goes, is taken back or waits."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+import aserve.runner.decode_calls as module
+import aserve.runner.runner as runner_module
+from aserve.core.layout import KVLayout, lay_out
+from aserve.core.plan import StepPlan
+from aserve.core.request import Request
+from aserve.kernels.native.attention import TILE
+from aserve.kernels.native.captured_calls import CapturedCalls
+from aserve.kernels.native.native_ops import NativeOps
+from aserve.models.checkpoint import resolve_checkpoint
+from aserve.models.loader import load_model
+from aserve.runner.batch import StepBatch
+from aserve.runner.decode_calls import DecodeCalls
+from aserve.runner.kv_store import allocate_kv
+from aserve.runner.repeats import CAPTURE_AT
+from aserve.runner.runner import ModelRunner
+from aserve.runner.step import StepOutput
+from aserve.scheduler.scheduler import Scheduler
+from tests.checkpoints import VOCAB_SIZE, checkpoints
+from tests.kernels.cases import native_ops
+from tests.runner.toy import answer, chunk, fed, init, request
+
+__all__ = ["checkpoints"]
+pytestmark = pytest.mark.torch
+
+MAX_LEN = 2 * TILE
+BLOCK_SIZE = 8
+
+
+@pytest.fixture
+def ops() -> NativeOps:
+    return native_ops()
+
+
+class Counted(DecodeCalls):
+    """went_on, begun: how many rows each of those steps had."""
+
+    went_on: list[int]
+    begun: list[int]
+
+    def execute(self, plan: StepPlan, masked: object = None) -> StepOutput | None:
+        output = super().execute(plan, masked)
+        if output is not None:
+            self.went_on.append(len(plan.slices))
+        return output
+
+    def begin(self, batch: StepBatch) -> StepOutput | None:
+        output = super().begin(batch)
+        if output is not None:
+            self.begun.append(len(batch.token_ids_T))
+        return output
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> type[Counted]:
+    Counted.went_on, Counted.begun = [], []
+    monkeypatch.setattr(module, "DecodeCalls", Counted)
+    monkeypatch.setattr(runner_module, "DecodeCalls", DecodeCalls)
+    return Counted
+
+
+def runner_of(folder: Path, ops: NativeOps, *, num_blocks: int = 400, **how: object) -> tuple[ModelRunner, KVLayout]:
+    model = load_model(resolve_checkpoint(str(folder)), device="cpu", ops=ops, max_model_len=MAX_LEN, **how)
+    dtype, layout = getattr(torch, str(how["dtype"])), lay_out(model.spec.windows, MAX_LEN)
+    shape = {"num_blocks": num_blocks, "block_size": BLOCK_SIZE, "layout": layout}
+    kv = allocate_kv(model.spec, dtype=dtype, device=torch.device("cpu"), **shape)
+    return ModelRunner(model, ops, kv, max_num_seqs=8, max_model_len=MAX_LEN), layout
+
+
+def run(
+    requests: list[Request], folder: Path, ops: NativeOps, *, num_blocks: int = 400, **how: object
+) -> tuple[dict[str, list[int]], int]:
+    """Their tokens, and how often one was preempted."""
+    runner, layout = runner_of(folder, ops, num_blocks=num_blocks, **how)
+    scheduler = Scheduler(
+        block_size=BLOCK_SIZE,
+        num_blocks=num_blocks,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        max_model_len=MAX_LEN,
+        watermark=0.0,
+        windows=layout.windows,
+    )
+    tokens = asyncio.run(answer(runner, scheduler, requests, depth=2))
+    return tokens, scheduler.statistics().num_preemptions
+
+
+def asked(seed: int, lengths: range) -> list[Request]:
+    rng = random.Random(seed)
+    params = [
+        {"temperature": 0.0},
+        {"temperature": 0.9, "top_p": 0.8, "seed": 5},
+        {"temperature": 1.2, "top_k": 20, "min_p": 0.01, "seed": 6},
+    ]
+    return [
+        request(
+            f"request {i}",
+            [rng.randrange(3, VOCAB_SIZE) for _ in range(rng.choice([5, 17, TILE - 12]))],
+            max_tokens=rng.choice(lengths),
+            **params[i % len(params)],
+        )
+        for i in range(6)
+    ]
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize(
+    ("recipe", "how"),
+    [
+        ("llama_biases", {"dtype": "float32"}),
+        ("qwen2", {"dtype": "bfloat16", "quantization": "int8"}),
+        ("qwen3", {"dtype": "bfloat16"}),
+        ("mistral", {"dtype": "float32"}),
+    ],
+)
+def test_its_tokens_are_those_of_the_eager_way(checkpoints, ops, counted, monkeypatch, recipe, how, num_threads):
+    """Across ends of blocks and of tiles, with windows, and rows that come and go while others decode."""
+    requests = asked(0, range(30, 120))
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        quick, _ = run(requests, checkpoints(recipe), ops, **how)
+        monkeypatch.setattr(runner_module, "decode_calls", lambda *_: None)
+        eager, _ = run(requests, checkpoints(recipe), ops, **how)
+    finally:
+        torch.set_num_threads(before)
+    assert quick == eager
+    assert len(counted.went_on) > 60
+    assert set(counted.begun) >= {1, 2, 3}
+
+
+def test_rows_that_are_preempted_and_come_back_go_on_with_their_own_tokens(checkpoints, ops, counted, monkeypatch):
+    requests = asked(1, range(60, 120))
+    quick, num_preemptions = run(requests, checkpoints("qwen2"), ops, dtype="float32", num_blocks=66)
+    monkeypatch.setattr(runner_module, "decode_calls", lambda *_: None)
+    eager, _ = run(requests, checkpoints("qwen2"), ops, dtype="float32", num_blocks=66)
+    assert quick == eager
+    assert num_preemptions
+    assert len(counted.went_on) > 60
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"presence_penalty": 1.0}, {"logprobs": 2}, {"logit_bias": ((5, 1.0),)}],
+)
+def test_rows_with_more_than_parameters_go_the_eager_way(checkpoints, ops, counted, params):
+    plain, other = request("plain", [1, 2, 3], max_tokens=30), request("other", [4, 5], max_tokens=30, **params)
+    tokens, _ = run([plain, other], checkpoints("qwen2"), ops, dtype="float32")
+    assert not counted.went_on
+    alone, _ = run([plain], checkpoints("qwen2"), ops, dtype="float32")
+    assert alone["plain"] == tokens["plain"]
+    assert len(counted.went_on) > 20
+
+
+def test_a_model_with_several_groups_of_layers_goes_the_eager_way(checkpoints, ops, counted):
+    tokens, _ = run([request("one", [1, 2, 3], max_tokens=20)], checkpoints("qwen2_windows"), ops, dtype="float32")
+    assert len(tokens["one"]) == 20
+    assert not counted.begun
+
+
+def test_a_large_vocabulary_goes_the_eager_way(checkpoints, ops, counted, monkeypatch):
+    monkeypatch.setattr(module, "MAX_LOGITS", 2 * VOCAB_SIZE)
+    run(
+        [request(f"{i}", [1 + i, 2], max_tokens=20 + 10 * i) for i in range(3)],
+        checkpoints("qwen2"),
+        ops,
+        dtype="float32",
+    )
+    assert set(counted.went_on) == {1, 2}
+
+
+def decoded(runner: ModelRunner, starts: range) -> list[int]:
+    """The tokens of a row at these positions, of which the second block begins at BLOCK_SIZE."""
+    plans = (StepPlan(at, (fed(0, at, *((2,) if at == BLOCK_SIZE else ())),)) for at in starts)
+    return [runner.run(plan).token_ids[0] for plan in plans]
+
+
+def test_nothing_goes_on_from_a_step_that_failed(checkpoints, ops, counted, monkeypatch):
+    """The step that is tried again is computed as if it had not been tried, and later ones go on from it."""
+    runners = [runner_of(checkpoints("qwen2"), ops, dtype="float32")[0] for _ in range(2)]
+    prompt = StepPlan(0, (chunk(0, 0, [1, 2, 3], 1),), (init(0),))
+    last = 3 + CAPTURE_AT + 1
+    try:
+        whole, broken = ([runner.run(prompt).token_ids[0]] for runner in runners)
+        whole += decoded(runners[0], range(3, 20))
+        broken += decoded(runners[1], range(3, last))
+        counted.went_on.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(CapturedCalls, "repeat", _raise)
+            with pytest.raises(ValueError, match="this step fails"):
+                decoded(runners[1], range(last, last + 1))
+        asyncio.run(recovered(runners[1]))
+        broken += decoded(runners[1], range(last, 20))
+    finally:
+        for runner in runners:
+            runner.close()
+    assert broken == whole
+    assert len(counted.went_on) == 20 - last - 1
+
+
+def _raise(*_: object) -> None:
+    raise ValueError("this step fails")
+
+
+async def recovered(runner: ModelRunner) -> None:
+    await runner.recover().land()
