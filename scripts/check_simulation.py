@@ -170,7 +170,8 @@ async def check(arguments: argparse.Namespace, folder: Path) -> None:
         num = round(rate * arguments.seconds)
         print(f"\n{arguments.model}, {share:.0%} of {able:.2f} requests a second, {num} requests, off by %:\n")
         print("\n".join(table(columns)), flush=True)
-        emit("check_simulation", vars(arguments) | {"share": share, "requests": num}, columns)
+        told = {name: str(value) if name == "folder" else value for name, value in vars(arguments).items()}
+        emit("check_simulation", told | {"share": share, "requests": num}, columns)
 
 
 def table(columns: Mapping[str, Mapping[str, Off]]) -> list[str]:

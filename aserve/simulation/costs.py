@@ -5,9 +5,10 @@
     simulated        |=== step ===|=== step ==|  waits for it  |==|                   price, on that machine
 
 A step that only decodes and one with prompts run other kernels, so each kind has prices of its own, and what it usually
-takes of them: the median of its steps around that time. What is left is not the step's own but its time's: caches, a
-clock that changes, who else had the processor. It is kept as the machine's speed then, which whoever is simulated finds
-there: so a slow while is as long as it was, and who comes in a moment in which all stands still waits for its end.
+takes of them: the median of its steps around that time. One that only decodes behind one with prompts takes as much
+longer as such steps did. What is left is not the step's own but its time's: caches, a clock that changes, who else had
+the processor. It is kept as the machine's speed then, which whoever is simulated finds there: so a slow while is as
+long as it was, and who comes in a moment in which all stands still waits for its end.
 """
 
 import random
@@ -17,7 +18,7 @@ from statistics import median
 from typing import Final
 
 from aserve.scheduler.step_cost import Load, prices_of
-from aserve.simulation.traffic import Step
+from aserve.simulation.traffic import Kind, Step
 
 LEAST_STEPS: Final = 16
 """Of a kind, to have prices of its own."""
@@ -33,7 +34,7 @@ def _near(times: Sequence[float], at_s: float, num: int) -> range:
     return range(first, min(len(times), first + num))
 
 
-class _Kind:
+class _Priced:
     """Steps of one kind, in their order. swap_s: seconds of a block that is moved, which is not priced."""
 
     def __init__(self, steps: Sequence[Step], swap_s: float) -> None:
@@ -106,12 +107,15 @@ class Costs:
 
     def __init__(self, steps: Sequence[Step], swap_s: float, seed: int = 0) -> None:
         steps = sorted(steps, key=lambda step: step.at_s)
-        decodes = [step for step in steps if not step.has_prompt]
-        prompts = [step for step in steps if step.has_prompt]
-        every = _Kind(steps, swap_s)
-        self._decode = _Kind(decodes, swap_s) if len(decodes) >= LEAST_STEPS else every
-        self._prompt = _Kind(prompts, swap_s) if len(prompts) >= LEAST_STEPS else every
-        self._machine = _Machine([(step, self._kind(step).usual_s(step)) for step in steps])
+        alike = {kind: [step for step in steps if step.kind is kind] for kind in Kind}
+        every = _Priced(steps, swap_s)
+        self._kinds = {
+            kind: _Priced(some, swap_s) if len(some) >= LEAST_STEPS else every for kind, some in alike.items()
+        }
+        self._kinds[Kind.BEHIND], self._behind_s = self._kinds[Kind.DECODE], 0.0
+        if len(alike[Kind.BEHIND]) >= LEAST_STEPS:
+            self._behind_s = max(0.0, median(step.took_s - self._usual_s(step) for step in alike[Kind.BEHIND]))
+        self._machine = _Machine([(step, self._usual_s(step)) for step in steps])
         gaps = [(step.at_s, step.gap_s) for step in steps if step.gap_s is not None] or [(0.0, 0.0)]
         self._gap_times = [at_s for at_s, _ in gaps]
         self._gaps = [gap_s for _, gap_s in gaps]
@@ -122,12 +126,12 @@ class Costs:
 
         Its took_s and landed_s are not looked at.
         """
-        work_s = self._kind(step).usual_s(step) * speed
+        work_s = self._usual_s(step) * speed
         return (self._machine.ends_s(step.at_s, work_s) - step.at_s) / speed
 
     def gap_s(self, at_s: float) -> float:
         """From a landing at that time of the recording to the next plan."""
         return self._gaps[self._rng.choice(_near(self._gap_times, at_s, NUM_NEAR))]
 
-    def _kind(self, step: Step) -> _Kind:
-        return self._prompt if step.has_prompt else self._decode
+    def _usual_s(self, step: Step) -> float:
+        return self._kinds[step.kind].usual_s(step) + (self._behind_s if step.kind is Kind.BEHIND else 0.0)

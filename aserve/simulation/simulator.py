@@ -25,7 +25,7 @@ from aserve.recording.scheduler import RecordedScheduler
 from aserve.scheduling import make_scheduler
 from aserve.simulation.costs import Costs
 from aserve.simulation.meter import Figures, Meter
-from aserve.simulation.traffic import STOP, Contents, Traffic, Visit, step_of
+from aserve.simulation.traffic import STOP, Contents, Kind, Traffic, Visit, kind_of, step_of
 
 MAX_CHOICES: Final = 128
 MAX_STEPS: Final = 10**8
@@ -50,6 +50,7 @@ class Simulator:
         self._cut_s = inf if traffic.cut_s is None else self._faster(traffic.cut_s)
         self._flying: deque[tuple[StepPlan, float, float]] = deque()
         self._planned: list[Planned] = []
+        self._kind = Kind.DECODE
         self._last_landed_s = -inf
 
     def run(self) -> Figures:
@@ -132,7 +133,8 @@ class Simulator:
         for init in record.plan.inits:
             self._owners[init.seq_id] = self._visits[init.request_id], init.index
         begins_s = max(self._now, self._flying[-1][1] if self._flying else self._last_landed_s)
-        seconds = self._costs.seconds(step_of(record.plan, self._recorded_s(begins_s)), self._speed)
+        self._kind = kind_of(record.plan, self._kind)
+        seconds = self._costs.seconds(step_of(record.plan, self._kind, self._recorded_s(begins_s)), self._speed)
         self._flying.append((plan, begins_s + seconds, self._now))
 
     def _land(self) -> None:

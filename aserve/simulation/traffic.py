@@ -5,6 +5,7 @@ prompts the cache has.
 """
 
 from collections.abc import Sequence
+from enum import Enum, auto
 from typing import Final, NamedTuple
 
 import msgspec
@@ -63,18 +64,28 @@ class Visit(msgspec.Struct):
         return max(answer.ended_s for answer in self.answers.values())
 
 
+class Kind(Enum):
+    """Of steps, which run other kernels, or the same with other caches. BEHIND: one that only decodes, behind a prompt,
+    whose batch is built from nothing and whose code and weights prompts have driven out of the caches.
+    """
+
+    DECODE = auto()
+    BEHIND = auto()
+    PROMPT = auto()
+
+
 class Step(NamedTuple):
     """What a step had to compute, when it was planned and had landed, and what it took of the time between them.
 
-    num_moved: blocks swapped. has_prompt: not everybody only decoded. gap_s: from the landing before it to its plan,
-    where somebody was there all the time; None where nobody was.
+    num_moved: blocks swapped. kind: what it is like. gap_s: from the landing before it to its plan, where somebody was
+    there all the time; None where nobody was.
     """
 
     load: Load
     at_s: float
     took_s: float
     num_moved: int
-    has_prompt: bool
+    kind: Kind
     gap_s: float | None
     landed_s: float
 
@@ -93,12 +104,20 @@ class Traffic(NamedTuple):
     cut_s: float | None = None
 
 
-def step_of(plan: Plan, at_s: float, took_s: float = 0.0, gap_s: float | None = None, landed_s: float = 0.0) -> Step:
+def step_of(
+    plan: Plan, kind: Kind, at_s: float, took_s: float = 0.0, gap_s: float | None = None, landed_s: float = 0.0
+) -> Step:
     """That of a plan."""
     ops = plan.block_ops
     num_moved = 0 if ops is None else len(ops.swap_outs) + len(ops.swap_ins)
-    has_prompt = any(piece.num_tokens > 1 for piece in plan.slices)
-    return Step(Load.of(plan.slices), at_s, took_s, num_moved, has_prompt, gap_s, landed_s)
+    return Step(Load.of(plan.slices), at_s, took_s, num_moved, kind, gap_s, landed_s)
+
+
+def kind_of(plan: Plan, before: Kind) -> Kind:
+    """That of the step of a plan, by the kind of the step before it."""
+    if any(piece.num_tokens > 1 for piece in plan.slices):
+        return Kind.PROMPT
+    return Kind.BEHIND if before is Kind.PROMPT else Kind.DECODE
 
 
 class TrafficReader:
@@ -111,7 +130,8 @@ class TrafficReader:
         self.forgotten_s: list[float] = []
         self.last_s = 0.0
         self._open: dict[RequestId, Visit] = {}
-        self._planned: dict[int, tuple[Planned, float | None]] = {}
+        self._planned: dict[int, tuple[Planned, Kind, float | None]] = {}
+        self._kind = Kind.DECODE
         self._landed_s: float | None = None
 
     def take(self, record: Record) -> None:
@@ -122,12 +142,13 @@ class TrafficReader:
                 self.visits.append(visit)
             case Planned():
                 gap_s = None if self._landed_s is None else max(0.0, record.at_s - self._landed_s)
-                self._planned[record.plan.step_id] = record, gap_s
+                self._kind = kind_of(record.plan, self._kind)
+                self._planned[record.plan.step_id] = record, self._kind, gap_s
                 self._landed_s = None
             case Landed():
-                planned, gap_s = self._planned.pop(record.step_id)
+                planned, kind, gap_s = self._planned.pop(record.step_id)
                 if planned.plan.slices and record.took_s > 0.0:
-                    self.steps.append(step_of(planned.plan, planned.at_s, record.took_s, gap_s, record.at_s))
+                    self.steps.append(step_of(planned.plan, kind, planned.at_s, record.took_s, gap_s, record.at_s))
                 self._landed_s = record.at_s
             case TakenBack():
                 for step_id in record.step_ids:

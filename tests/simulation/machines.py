@@ -16,7 +16,7 @@ from aserve.recording.records import Arrived, Ended, Landed, Plan, Planned, Reco
 from aserve.simulation.costs import Costs
 from aserve.simulation.meter import Figures
 from aserve.simulation.simulator import Simulator
-from aserve.simulation.traffic import Step, Traffic, TrafficReader
+from aserve.simulation.traffic import Kind, Step, Traffic, TrafficReader
 from tests.recording.recorded import header
 
 MACHINE_SEED = 1000
@@ -38,7 +38,7 @@ class Machine(Costs):
         """Of a step that is begun at its at_s."""
         load, begins_s = step.load, step.at_s
         cost_s = 0.006 + 0.00025 * load.tokens + 0.0012 * load.rows**0.7 + 6e-7 * load.keys
-        if step.has_prompt:
+        if step.kind is Kind.PROMPT:
             cost_s += 0.004 + 1e-7 * load.tokens**2
         slow = self._slow[min(len(self._slow) - 1, int(begins_s * 10))]
         ends_s = begins_s + cost_s * slow * self._jitter.lognormvariate(0.0, 0.08)

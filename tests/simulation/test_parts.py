@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from aserve.core.errors import ConfigError
 from aserve.core.ids import BlockId, HostBlockId, RequestId, Row, SeqId
@@ -14,7 +15,7 @@ from aserve.simulation.changes import changed, check_name
 from aserve.simulation.costs import LEAST_STEPS, Costs
 from aserve.simulation.meter import Figures, Meter
 from aserve.simulation.simulator import Simulator
-from aserve.simulation.traffic import STOP, Answer, Contents, TrafficReader, Visit, read_traffic, step_of
+from aserve.simulation.traffic import STOP, Answer, Contents, Kind, TrafficReader, Visit, read_traffic, step_of
 from tests.simulation.test_simulator import one_by_one, written
 from tests.simulation.worlds import config_of
 
@@ -45,8 +46,8 @@ def test_blocks_that_went_either_way_were_moved():
         return BlockId(block_id), HostBlockId(host_id)
 
     ops = BlockOps(swap_outs=(moved(1, 1), moved(2, 2)), swap_ins=((HostBlockId(3), BlockId(3)),))
-    assert step_of(Plan(0, (PIECE,), block_ops=ops), 1.0).num_moved == 3
-    assert step_of(Plan(0, (PIECE,)), 1.0).num_moved == 0
+    assert step_of(Plan(0, (PIECE,), block_ops=ops), Kind.PROMPT, 1.0).num_moved == 3
+    assert step_of(Plan(0, (PIECE,)), Kind.PROMPT, 1.0).num_moved == 0
 
 
 def test_the_gap_before_a_step_is_from_a_landing_while_somebody_was_there():
@@ -70,6 +71,17 @@ def test_the_gap_before_a_step_is_from_a_landing_while_somebody_was_there():
 def test_a_step_of_which_it_is_not_known_what_it_took_is_not_learned_from():
     reader = read(arrived("a"), Planned(0.0, Plan(0, (PIECE,))), Landed(1.0, 0, 0.0, (7,)), *step_records(1, 1.5, 2.0))
     assert [(step.at_s, step.took_s, step.gap_s) for step in reader.steps] == [(1.5, 0.5, 0.5)]
+
+
+def test_the_first_step_that_only_decodes_behind_prompts_is_of_a_kind_of_its_own():
+    reader = read(arrived("a"))
+    for step_id, num_tokens in enumerate((3, 2, 1, 1, 3, 1)):
+        plan = Plan(step_id, (replace(PIECE, num_tokens=num_tokens),))
+        reader.take(Planned(float(step_id), plan))
+        reader.take(Landed(step_id + 0.5, step_id, 0.5, (7,)))
+    assert [step.kind for step in reader.steps] == [
+        *(Kind.PROMPT, Kind.PROMPT, Kind.BEHIND, Kind.DECODE, Kind.PROMPT, Kind.BEHIND)
+    ]
 
 
 # Made-up tokens.
@@ -105,6 +117,18 @@ def test_a_kind_of_step_has_prices_of_its_own_once_there_are_enough():
         steps = one_by_one((LOAD, 0.018 if place in places else 0.010, place in places) for place in range(100))
         found = Costs(steps, swap_s=0.0).seconds(steps[0]._replace(at_s=100.0))
         assert found == pytest.approx(took_s, rel=0.01), num_prompts
+
+
+def test_a_step_behind_prompts_takes_as_much_longer_as_such_steps_did():
+    """The fault: what follows a prompt was taken for a slow machine, on which longer prompts took too long."""
+    steps = one_by_one((LOAD, 0.014 if place % 6 == 1 else 0.010, place % 6 == 0) for place in range(120))
+    steps = [step._replace(kind=Kind.BEHIND) if place % 6 == 1 else step for place, step in enumerate(steps)]
+    costs = Costs(steps, swap_s=0.0)
+    for kind, took_s in ((Kind.PROMPT, 0.010), (Kind.BEHIND, 0.014), (Kind.DECODE, 0.010)):
+        assert costs.seconds(steps[0]._replace(at_s=100.0, kind=kind)) == pytest.approx(took_s, rel=0.01)
+    assert costs.seconds(steps[0]._replace(at_s=steps[1].at_s)) == pytest.approx(0.010, rel=0.01), "all are as usual"
+    few = Costs([*steps[2:6] * 20, steps[1]], swap_s=0.0)
+    assert few.seconds(steps[1]._replace(at_s=100.0)) == pytest.approx(0.010, rel=0.01)
 
 
 def test_what_begins_before_a_recording_or_lasts_beyond_it_goes_on_as_usual():

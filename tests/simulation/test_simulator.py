@@ -17,7 +17,7 @@ from aserve.simulation.changes import changed
 from aserve.simulation.costs import Costs
 from aserve.simulation.meter import Meter
 from aserve.simulation.simulator import Simulator
-from aserve.simulation.traffic import STOP, Contents, Step, Traffic, read_traffic
+from aserve.simulation.traffic import STOP, Contents, Kind, Step, Traffic, read_traffic
 from tests.recording.recorded import header, record
 from tests.simulation.worlds import config_of
 
@@ -28,7 +28,8 @@ def one_by_one(steps: Iterable[tuple[Load, float, bool]], gap_s: float = 0.0) ->
     """Steps, of which each begins when the one before it has landed."""
     made, at_s = [], 0.0
     for load, took_s, has_prompt in steps:
-        made.append(Step(load, at_s, took_s, 0, has_prompt, gap_s, at_s + took_s))
+        kind = Kind.PROMPT if has_prompt else Kind.DECODE
+        made.append(Step(load, at_s, took_s, 0, kind, gap_s, at_s + took_s))
         at_s += took_s + gap_s
     return made
 
@@ -165,7 +166,7 @@ def test_steps_at_their_time_take_what_they_took():
 def test_a_slow_while_is_slow_for_all_and_as_long():
     """The first second the machine was as usual, the next half as fast; kinds have usual times of their own."""
     steps = one_by_one([(Load(4, 4, 100), 0.010, False)] * 100 + [(Load(4, 4, 100), 0.020, False)] * 50, gap_s=0.001)
-    steps = [*steps, *(step._replace(has_prompt=True) for step in steps[:100])]
+    steps = [*steps, *(step._replace(kind=Kind.PROMPT) for step in steps[:100])]
     costs = Costs(steps, swap_s=0.0)
     step = steps[0]
     assert costs.seconds(step._replace(at_s=0.2)) == pytest.approx(0.010, rel=0.05)
