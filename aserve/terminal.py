@@ -10,6 +10,8 @@ from aserve.core.pooling import Pooling, PoolingTask
 from aserve.engine_parts import Progress
 
 _INPUT: Final = '{"input": "What is aserve?"}'
+UNIX: Final = "unix:"
+"""How the URL of a server begins that listens on a path."""
 _EXAMPLES: Final[Mapping[PoolingTask | None, tuple[str, str]]] = {
     None: ("/v1/chat/completions", '{"messages": [{"role": "user", "content": "What is aserve?"}], "stream": true}'),
     "embed": ("/v1/embeddings", _INPUT),
@@ -75,11 +77,14 @@ class StartupLines:
 def try_lines(url: str, pooling: Pooling | None, *, needs_key: bool, has_page: bool) -> list[str]:
     """The ways to ask the server that stand beneath "Try:": a command, and the chat page, if there is one."""
     lines = [f"  {curl_line(url, pooling, needs_key=needs_key)}"]
-    return [*lines, f"or chat in a browser at {url}/"] if has_page and pooling is None else lines
+    has_page = has_page and pooling is None and not url.startswith(UNIX)
+    return [*lines, f"or chat in a browser at {url}/"] if has_page else lines
 
 
 def curl_line(url: str, pooling: Pooling | None, *, needs_key: bool) -> str:
     """A command that shows the server streaming an answer; or, where its model pools, answering at once."""
     key = '-H "Authorization: Bearer $ASERVE_API_KEY" ' if needs_key else ""
     path, body = _EXAMPLES[None if pooling is None else pooling.task]
+    if url.startswith(UNIX):
+        url = f"--unix-socket {url.removeprefix(UNIX)} http://localhost"
     return f"curl -N {url}{path} {key}-H 'Content-Type: application/json' -d '{body}'"

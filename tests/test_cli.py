@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
 from aserve import __version__
 from aserve.cli import commands, flags, settings
@@ -140,6 +141,10 @@ def test_lists_and_switches():
     assert options.trust_remote_code is True
     assert parse(ASERVE_API_KEY="a,b")[2].api_key == ("a", "b")
     assert parse("--api-keys-file", "keys.yaml")[2].api_keys_file == "keys.yaml"
+    listens = parse("--uds", "a.sock", "--ssl-certfile", "cert.pem", "--ssl-keyfile", "key.pem")[2]
+    assert (listens.uds, listens.ssl_certfile, listens.ssl_keyfile) == ("a.sock", "cert.pem", "key.pem")
+    config = commands.server_config(replace(listens, ssl_certfile=None, ssl_keyfile=None))
+    assert (config.uds, config.tls) == ("a.sock", None)
 
 
 def test_what_happens_when_memory_is_short():

@@ -7,7 +7,7 @@ import pytest
 
 from aserve.core.pooling import Pooling
 from aserve.engine import Progress
-from aserve.terminal import StartupPrinter, curl_line
+from aserve.terminal import StartupPrinter, curl_line, try_lines
 
 
 def printed(*reports: Progress) -> str:
@@ -45,3 +45,9 @@ def test_the_example_is_a_request_that_the_server_answers(task, path):
     assert line.startswith(f'curl -N http://here:1{path} -H "Authorization: Bearer $ASERVE_API_KEY" ')
     body = json.loads(line.rpartition(" -d ")[2].strip("'"))
     assert ("messages" if task is None else "input") in body
+
+
+def test_a_server_on_a_path_is_asked_there_and_has_no_page_in_a_browser():
+    [line] = try_lines("unix:/a/socket", None, needs_key=False, has_page=True)
+    assert line.startswith("  curl -N --unix-socket /a/socket http://localhost/v1/chat/completions ")
+    assert len(try_lines("https://here:1", None, needs_key=False, has_page=True)) == 2

@@ -30,7 +30,7 @@ def check_early(parsed: Parsed) -> None:
         server = parsed.of(ServerOptions)
         if server.api_keys_file is not None and not Path(server.api_keys_file).is_file():
             raise ConfigError(f"--api-keys-file: {server.api_keys_file} is no file")
-        check_port(server.host, server.port)
+        check_listening(server)
 
 
 def _asks_elsewhere(parsed: Parsed) -> bool:
@@ -110,11 +110,12 @@ def _has_driver() -> bool:
     return True
 
 
-def check_port(host: str, port: int) -> None:
-    """Raise `ConfigError` where a server cannot listen."""
-    from aserve.server.sockets import listen
+def check_listening(server: ServerOptions) -> None:
+    """Raise `ConfigError` where a server cannot listen, or not encrypt what it says."""
+    from aserve.server.sockets import listen, tls_context
 
-    if port != 0:
-        sock = listen(host, port, 1)
+    tls_context(server.ssl_certfile, server.ssl_keyfile)
+    if server.uds is None and server.port != 0:
+        sock = listen(server.host, server.port, 1)
         sock.shutdown(socket.SHUT_RDWR)
         sock.close()

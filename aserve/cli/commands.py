@@ -59,10 +59,13 @@ def response_store(given: ServerOptions) -> "ResponseStore":
 def server_config(given: ServerOptions) -> "ServerConfig":
     """Where to listen, and how long to take over things."""
     from aserve.server import Limits, ServerConfig
+    from aserve.server.sockets import tls_context
 
     return ServerConfig(
         host=given.host,
         port=given.port,
+        uds=given.uds,
+        tls=tls_context(given.ssl_certfile, given.ssl_keyfile),
         drain_delay_s=given.drain_delay,
         drain_timeout_s=given.shutdown_timeout,
         limits=Limits(

@@ -40,6 +40,9 @@ class ServerOptions(ApiOptions, frozen=True, kw_only=True):
 
     host: str = "127.0.0.1"
     port: int = 8000
+    uds: str | None = None
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
     api_key: tuple[str, ...] = ()
     api_keys_file: str | None = None
     shutdown_timeout: float = 30.0
@@ -203,6 +206,9 @@ ENGINE_FLAGS: Final = (
 SERVER_FLAGS: Final = (
     Flag("host", str, "ADDRESS", "address to listen on"),
     Flag("port", read_count, "N", "port to listen on; 0 picks a free one"),
+    Flag("uds", str, "PATH", "a Unix socket to listen on, in place of host and port"),
+    Flag("ssl_certfile", str, "FILE", "speak TLS, by this certificate and those of its authorities (PEM)"),
+    Flag("ssl_keyfile", str, "FILE", "the certificate's private key, if it is not in the same file"),
     Flag("api_key", str, "KEY", "keys that requests must carry; none means open", many=True),
     Flag("api_keys_file", str, "FILE", "a YAML file of tenants with their keys and limits, read again at SIGHUP"),
     Flag("shutdown_timeout", read_seconds(), "SECONDS", "how long open requests get after SIGTERM and --drain-delay"),

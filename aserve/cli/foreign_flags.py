@@ -95,7 +95,7 @@ FOREIGN: Final[Mapping[str, Foreign]] = {
     **_values(NOT_YET, TEXT_ONLY, "limit-mm-per-prompt", "mm-processor-kwargs", "allowed-local-media-path"),
     **_values(NOT_YET, TEXT_ONLY, "media-io-kwargs", "mm-encoder-tp-mode", "mm-processor-cache-gb"),
     **_switches(NOT_YET, TEXT_ONLY, "enable-prompt-embeds", "interleave-mm-strings", "skip-mm-profiling"),
-    **_values(NOT_YET, TLS, "ssl-keyfile", "ssl-certfile", "ssl-ca-certs", "ssl-cert-reqs"),
+    **_values(NOT_YET, TLS, "ssl-ca-certs", "ssl-cert-reqs", "ssl-ciphers"),
     **_switches(NOT_YET, TLS, "enable-ssl-refresh"),
     **_switches(NOT_YET, "the tokenizer is always there", "skip-tokenizer-init"),
     **_switches(NOT_YET, "windows are those of the model", "disable-sliding-window"),

@@ -38,7 +38,7 @@ from aserve.http.pooling.classify import classify
 from aserve.http.pooling.embeddings import pooling
 from aserve.http.pooling.scores import rerank, score
 from aserve.http.request_id import RequestIds
-from aserve.http.requests import request_route
+from aserve.http.requests import request_routes
 from aserve.http.sse import StreamLimits
 from aserve.stores.batches import BatchStore
 from aserve.stores.responses import MemoryStore, ResponseStore
@@ -142,7 +142,7 @@ def _routes(
         *file_routes(batches.store),
         *model_routes(engine),
         *ops_routes(engine),
-        request_route(engine),
+        *request_routes(engine),
         openapi_route(options),
     ]
     if options.enable_tokenizer_info_endpoint:

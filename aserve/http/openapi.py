@@ -61,6 +61,7 @@ PLAIN_ROUTES: Final[Mapping[tuple[str, str], str]] = {
     ("/v1/responses/{response_id}/cancel", "post"): "End a response that is made in the background.",
     ("/v1/responses/{response_id}/input_items", "get"): "The items that a response answers.",
     ("/v1/requests/{request_id}", "get"): "Where a request's time goes, or went; of one that asked for it, or is open.",
+    ("/v1/requests/{request_id}", "delete"): 'End a request with what it has: its finish reason is "abort".',
     ("/v1/models", "get"): "The names under which the model is served.",
     ("/v1/models/{model}", "get"): "One of them.",
     ("/v1/files", "get"): "The files that were uploaded, and those that batches have made.",

@@ -58,6 +58,9 @@ def check_files(options: Options, replicas: RayOptions, given: ServerOptions) ->
         "--batch-store": given.batch_store != IN_MEMORY,
         "--record": options.record is not None,
     }
+    for flag, value in (("--uds", given.uds), ("--ssl-certfile", given.ssl_certfile)):
+        if value is not None:
+            raise ConfigError(f"{flag}: replicas are behind a proxy of Ray's, which listens on host and port")
     for flag, is_given in named.items():
         if is_given and replicas.most > 1:
             raise ConfigError(f"{flag} names a file of one process, and there may be {replicas.most} replicas")

@@ -70,6 +70,7 @@ class Connection(asyncio.Protocol):
         self._fresh = True  # the next byte begins a request, and none before it waits for its answer
         self._ending = False  # the server has said its last word
         self._descriptor: int | None = None  # while in the lobby
+        self._is_secure = False
 
     # What the event loop calls
 
@@ -92,6 +93,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
             return
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        self._is_secure = self._transport.get_extra_info("sslcontext") is not None
         self._http = self._new_http()
         self._connections.mark(self, idle=True)
         self._begin_idling()
@@ -120,7 +122,7 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """The client has sent its last byte and counts as gone. What is being written may still reach it."""
         self._leave()
-        return not self._ending
+        return not self._ending and not self._is_secure
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is closed."""
@@ -236,7 +238,7 @@ class Connection(asyncio.Protocol):
             self._connections.config,
             self._connections.context,
             self._group,
-            False,
+            self._is_secure,
             parse_socket_addr(family, self._transport.get_extra_info("peername")),
             parse_socket_addr(family, self._transport.get_extra_info("sockname")),
             self._send,
@@ -288,7 +290,7 @@ class Connection(asyncio.Protocol):
         self._arrived.set()
 
     def _enter_lobby(self) -> None:
-        if self._descriptor is not None or not lobby.EXISTS:
+        if self._descriptor is not None or not lobby.EXISTS or self._is_secure:
             return
         socket = self._transport.get_extra_info("socket")
         if socket is not None and not self._transport.is_closing():  # else writing failed
@@ -370,5 +372,8 @@ class Connection(asyncio.Protocol):
         self._inbox.clear()
         unsent = self._transport.get_write_buffer_size() > 0
         self._connections.mark(self, idle=not unsent)
-        self._transport.write_eof()
+        if self._is_secure:  # TLS has no half of an end, and says by itself that it is one
+            self._transport.close()
+        else:
+            self._transport.write_eof()
         self._end_in(self._limits.send_timeout_s if unsent else self._limits.linger_s)

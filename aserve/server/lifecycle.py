@@ -21,6 +21,7 @@ import asyncio
 import logging
 import os
 import signal
+import ssl
 import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
@@ -66,7 +67,7 @@ def print_line(line: str) -> None:
 class ServerConfig:
     """Where to listen, and how long to take over things.
 
-    uds: a path to listen on instead of host and port.
+    uds: a path to listen on instead of host and port. tls: what connections are encrypted by, if they are.
     drain_delay_s: how long requests are still taken after SIGTERM, while /ready says 503.
     drain_timeout_s: how long those that are open get after that. tell_every_s: how often people hear how many they are.
     """
@@ -74,6 +75,7 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     uds: str | None = None
+    tls: ssl.SSLContext | None = None
     drain_delay_s: float = 0.0
     drain_timeout_s: float = 30.0
     tell_every_s: float = 5.0
@@ -146,7 +148,8 @@ class Server:
     async def _listening(self, connections: Connections) -> AsyncGenerator[Listener]:
         """Accept connections. Whatever happens, at the end none is left, and the engine is closed."""
         config = self._config
-        listener = await Listener.open(config.host, config.port, config.uds, lambda: Connection(connections))
+        place, tls = (config.host, config.port, config.uds), config.tls
+        listener = await Listener.open(*place, lambda: Connection(connections), tls, config.limits.head_timeout_s)
         try:
             self._url = listener.url
             self._say(f"aserve: listening on {self._url}")

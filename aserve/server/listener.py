@@ -3,9 +3,10 @@
 import asyncio
 import os
 import socket
-from collections.abc import Callable
+import ssl
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from aserve.server.sockets import listen, listen_unix, url_of
 
@@ -23,24 +24,38 @@ class Listener:
     await listener.shut()
     """
 
-    def __init__(self, sock: socket.socket, server: asyncio.Server, make_protocol: MakeProtocol) -> None:
-        self.url = url_of(sock)
+    def __init__(
+        self, sock: socket.socket, server: asyncio.Server, make_protocol: MakeProtocol, tls: Mapping[str, Any]
+    ) -> None:
+        self.url = url_of(sock, is_secure=bool(tls))
+        self._tls = tls
         self._path = sock.getsockname() if self.url.startswith("unix:") else None
         self._sock = sock
         self._server = server
         self._make_protocol = make_protocol
 
     @staticmethod
-    async def open(host: str, port: int, path: str | None, make_protocol: MakeProtocol) -> "Listener":
-        """Listen on a port, or on a path in the file system if one is given. Raises `ConfigError` if it cannot be."""
+    async def open(
+        host: str,
+        port: int,
+        path: str | None,
+        make_protocol: MakeProtocol,
+        tls: ssl.SSLContext | None = None,
+        handshake_timeout_s: float = 5.0,
+    ) -> "Listener":
+        """Listen on a port, or on a path in the file system if one is given. Raises `ConfigError` if it cannot be.
+
+        tls: what connections are encrypted by. One whose handshake takes longer is ended.
+        """
         loop = asyncio.get_running_loop()
+        secure: dict[str, Any] = {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": handshake_timeout_s}
         if path is None:
             sock = listen(host, port, BACKLOG)
-            server = await loop.create_server(make_protocol, sock=sock, backlog=BACKLOG)
+            server = await loop.create_server(make_protocol, sock=sock, backlog=BACKLOG, **secure)
         else:
             sock = listen_unix(path, BACKLOG)
-            server = await loop.create_unix_server(make_protocol, sock=sock, backlog=BACKLOG)
-        return Listener(sock, server, make_protocol)
+            server = await loop.create_unix_server(make_protocol, sock=sock, backlog=BACKLOG, **secure)
+        return Listener(sock, server, make_protocol, secure)
 
     async def shut(self) -> None:
         """Take no more connections but those that have been made by now.
@@ -52,7 +67,7 @@ class Listener:
         self._server.close()
         loop = asyncio.get_running_loop()
         for sock in made:
-            await loop.connect_accepted_socket(self._make_protocol, sock)
+            await loop.connect_accepted_socket(self._make_protocol, sock, **self._tls)
 
     def close(self) -> None:
         """Take no more connections; may be called again. A path is removed."""

@@ -3,6 +3,7 @@
 import errno
 import os
 import socket
+import ssl
 import stat
 from typing import Final
 
@@ -44,12 +45,38 @@ def listen_unix(path: str, backlog: int) -> socket.socket:
     return sock
 
 
-def url_of(sock: socket.socket) -> str:
+def tls_context(certfile: str | None, keyfile: str | None) -> ssl.SSLContext | None:
+    """What a server's connections are encrypted by; None without a certificate. Both files are PEM.
+
+    Raises `ConfigError` where they cannot be read, or do not belong together.
+    """
+    if certfile is None:
+        if keyfile is not None:
+            raise ConfigError("--ssl-keyfile is given, and --ssl-certfile, which it belongs to, is not")
+        return None
+    for flag, path in (("--ssl-certfile", certfile), ("--ssl-keyfile", keyfile)):
+        if path is not None and not os.path.isfile(path):
+            raise ConfigError(f"{flag}: {path} is no file")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(certfile, keyfile, password=_no_password)
+    except (ssl.SSLError, OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise ConfigError(f"--ssl-certfile {certfile}, --ssl-keyfile {keyfile or certfile}: {reason}") from None
+    return context
+
+
+def _no_password() -> str:
+    """For a key that is encrypted: OpenSSL would ask whoever sits at the terminal."""
+    raise ValueError("the key is encrypted, and there is nobody to ask for its password")
+
+
+def url_of(sock: socket.socket, *, is_secure: bool = False) -> str:
     """Where a listening socket is reached."""
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
         return f"unix:{sock.getsockname()}"
     host, port = sock.getsockname()[:2]
-    return f"http://{_address(host, port)}"
+    return f"{'https' if is_secure else 'http'}://{_address(host, port)}"
 
 
 def connection_limit() -> int:

@@ -92,7 +92,7 @@ def opened(
     inspector = Inspector(context, url, path)
     yield inspector
     context.close()
-    assert not inspector.problems
+    assert not inspector.problems, inspector.problems
 
 
 def axe_of(page: Any) -> list[str]:

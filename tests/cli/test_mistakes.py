@@ -203,6 +203,8 @@ def test_a_missing_gpu_is_found(monkeypatch):
         (("--lora-root", "/none"), "--lora-root: /none is no folder"),
         (("--enable-lora", "--lora-modules", "a=/none"), "--lora-modules: /none, of a, is no folder"),
         (("--api-keys-file", "/none"), "--api-keys-file: /none is no file"),
+        (("--ssl-certfile", "/none"), "--ssl-certfile: /none is no file"),
+        (("--ssl-keyfile", "/none"), "--ssl-certfile, which it belongs to, is not"),
     ],
 )
 def test_files_that_are_not_there_are_found(words, told):
@@ -213,6 +215,7 @@ def test_files_that_are_not_there_are_found(words, told):
 def test_a_port_in_use_is_found_and_one_that_is_free_stays_free():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
+        early("serve", "--port", port, "--uds", "/a/socket")
         with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}: the address is in use"):
             early("serve", "--port", port)
     early("serve", "--port", port)

@@ -168,6 +168,30 @@ async def test_what_runs_and_what_waits_is_known_while_it_does():
         assert not engine.observer.is_watched
 
 
+async def test_a_request_is_ended_by_its_id():
+    """Who waits for it gets what there is; one that has ended, or that nobody knows, is told apart from it."""
+    runner = ScriptedRunner(model=FakeScript(says("Hello")))
+    async with scripted_engine(runner=runner) as engine:
+        app = create_app(engine)
+        runner.hold()
+        peer = Peer(app, TEXT.url, PROMPT | EXPLAIN | {"request_id": "its"})
+        task = peer.start()
+        await until(lambda: engine.statistics().num_running == 1)
+        async with client_of(app) as client:
+            found = (await client.get("/v1/requests/its")).json()
+            ended = await client.delete("/v1/requests/its")
+            assert ended.status_code == 200
+            assert ended.json() == {"id": found["id"], "object": "request", "aborted": True}
+            runner.let_land()
+            await task
+            answer = json.loads(b"".join(message.get("body", b"") for message in peer.sent))
+            assert answer["choices"][0]["finish_reason"] == "abort"
+            again = await client.delete("/v1/requests/its")
+            assert (again.status_code, again.json()["error"]["code"]) == (409, "request_not_open")
+            nobody = await client.delete("/v1/requests/nobody")
+            assert (nobody.status_code, nobody.json()["error"]["code"]) == (404, "request_not_found")
+
+
 async def test_a_tenant_sees_its_own_alone(engine, tmp_path):
     (tmp_path / "keys.yaml").write_text(KEYS)
     app = create_app(engine, keyring=Keyring(path=tmp_path / "keys.yaml", tenants=engine.tenants))
@@ -178,6 +202,7 @@ async def test_a_tenant_sees_its_own_alone(engine, tmp_path):
         assert found.status_code == 200
         for name in ("secret", found.json()["id"]):
             assert (await client.get(f"/v1/requests/{name}", headers=shop)).status_code == 404
+            assert (await client.delete(f"/v1/requests/{name}", headers=shop)).status_code == 404
         assert (await client.get("/v1/requests/secret")).status_code == 401
         other = PROMPT | {"prompt": PROMPT["prompt"].replace("more", "less")} | EXPLAIN
         theirs = (await client.post(TEXT.url, json=other, headers=shop)).json()

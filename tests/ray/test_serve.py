@@ -165,6 +165,12 @@ def test_a_file_of_one_process_is_not_for_several_replicas(options: dict[str, st
         engines_of(parts[0], RayOptions(max_replicas=3), parts[1])
 
 
+@pytest.mark.parametrize("given", [{"uds": "/a/socket"}, {"ssl_certfile": "a.pem"}])
+def test_replicas_listen_where_rays_proxy_does(given: dict[str, str]):
+    with pytest.raises(ConfigError, match="replicas are behind a proxy of Ray's"):
+        engines_of(Options(model="demo"), RayOptions(), ServerOptions(**given))
+
+
 # ---- the router
 
 
