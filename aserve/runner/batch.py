@@ -205,6 +205,11 @@ class BatchBuilder:
             rows_S=on_device.rows_S,
         )
 
+    def is_plain(self, slices: Sequence[SeqSlice]) -> bool:
+        """Whether parameters alone say which tokens come next in these rows, of which none has an adapter."""
+        is_plain, is_controlled = self._rows.is_plain, self._controls.has
+        return all(is_plain(piece.row, piece.start + 1) and not is_controlled(piece.row) for piece in slices)
+
     def take_in(self, plan: StepPlan) -> None:
         """What a plan changes of the rows, where its batch is built elsewhere."""
         self._controls.set_up(plan.inits)

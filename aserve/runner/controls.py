@@ -43,6 +43,10 @@ class ControlTable:
                 self._set_bias(init.row, controls)
                 self._set_recent(init.row, controls)
 
+    def has(self, row: Row) -> bool:
+        """Whether a row is controlled."""
+        return row in self._controls
+
     def batch(self, rows_N: Ints, banned_NC: Ints) -> LogitControls | None:
         """The controls of sampled rows, None where none has any. Takes over what `banned_NC` bans in those that do."""
         if not self._controls:

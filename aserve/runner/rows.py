@@ -100,8 +100,19 @@ class RowTable:
 
     def samplings(self, rows_N: Ints, positions_N: Ints) -> RowSamplings:
         """How these rows are sampled, for tokens that will take these positions."""
-        columns_N = SamplingColumns[Array](*(column_R[rows_N] for column_R in self._columns_R))
-        return RowSamplings(columns_N, self._banned_ids(rows_N, positions_N))
+        return RowSamplings(self.columns(rows_N), self._banned_ids(rows_N, positions_N))
+
+    def columns(self, rows_N: Ints) -> SamplingColumns[Array]:
+        """The parameters that are one number a row."""
+        return SamplingColumns[Array](*(column_R.take(rows_N) for column_R in self._columns_R))
+
+    def is_plain(self, row: Row, position: int) -> bool:
+        """Whether those say all that is needed to choose a row's token for a position."""
+        return (
+            row not in self.adapters
+            and row not in self._scored
+            and (row not in self._banned or position >= self._banned[row][1])
+        )
 
     @property
     def scores_any(self) -> bool:

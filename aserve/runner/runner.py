@@ -336,7 +336,7 @@ class ModelRunner:
             else:
                 builder.forget()
             if batch is not None and masked is None and isinstance(quick, DecodeCalls):
-                output = quick.begin(batch)
+                output = quick.begin(plan)
             if batch is not None and output is None:
                 output = step.execute(batch if masked is None else replace(batch, masks=masked))
             return Readback(plan, batch, output, self._device) if output is not None and self._reads_back else None
@@ -388,5 +388,5 @@ class ModelRunner:
 
 def _begins_at_once(plan: StepPlan) -> bool:
     """Whether a step's kernels follow in a fraction of a millisecond: rows go on decoding, and nothing else is done."""
-    only_decodes = plan.num_tokens == len(plan.slices)
+    only_decodes = all(piece.num_samples == piece.num_tokens for piece in plan.slices)
     return only_decodes and not plan.inits and plan.block_ops is None and not plan.drafting

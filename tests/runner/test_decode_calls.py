@@ -1,7 +1,10 @@
-"""Decoding steps by captured calls: the same tokens as the eager way, whoever comes, goes, is taken back or waits."""
+"""Decoding steps by captured calls: the same tokens as the eager way, whoever comes, goes, is taken back or waits, and
+whatever is drafted.
+"""
 
 import asyncio
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,15 +12,16 @@ import torch
 
 import aserve.runner.decode_calls as module
 import aserve.runner.runner as runner_module
+from aserve.core.ids import SeqId
 from aserve.core.layout import KVLayout, lay_out
 from aserve.core.plan import StepPlan
+from aserve.core.ports import Proposer
 from aserve.core.request import Request
 from aserve.kernels.native.attention import TILE
 from aserve.kernels.native.captured_calls import CapturedCalls
 from aserve.kernels.native.native_ops import NativeOps
 from aserve.models.checkpoint import resolve_checkpoint
 from aserve.models.loader import load_model
-from aserve.runner.batch import StepBatch
 from aserve.runner.decode_calls import DecodeCalls
 from aserve.runner.kv_store import allocate_kv
 from aserve.runner.repeats import CAPTURE_AT
@@ -25,6 +29,7 @@ from aserve.runner.runner import ModelRunner
 from aserve.runner.step import StepOutput
 from aserve.scheduler.scheduler import Scheduler
 from tests.checkpoints import VOCAB_SIZE, checkpoints
+from tests.fakes import Foreseer
 from tests.kernels.cases import native_ops
 from tests.runner.toy import answer, chunk, fed, init, request
 
@@ -41,27 +46,30 @@ def ops() -> NativeOps:
 
 
 class Counted(DecodeCalls):
-    """went_on, begun: how many rows each of those steps had."""
+    """executed, begun: how many tokens each of those steps had. drafted: of the former, whose rows had drafts."""
 
-    went_on: list[int]
+    executed: list[int]
+    drafted: list[int]
     begun: list[int]
 
     def execute(self, plan: StepPlan, masked: object = None) -> StepOutput | None:
         output = super().execute(plan, masked)
         if output is not None:
-            self.went_on.append(len(plan.slices))
+            self.executed.append(plan.num_tokens)
+            if plan.num_tokens > len(plan.slices):
+                self.drafted.append(plan.num_tokens)
         return output
 
-    def begin(self, batch: StepBatch) -> StepOutput | None:
-        output = super().begin(batch)
+    def begin(self, plan: StepPlan) -> StepOutput | None:
+        output = super().begin(plan)
         if output is not None:
-            self.begun.append(len(batch.token_ids_T))
+            self.begun.append(plan.num_tokens)
         return output
 
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> type[Counted]:
-    Counted.went_on, Counted.begun = [], []
+    Counted.executed, Counted.drafted, Counted.begun = [], [], []
     monkeypatch.setattr(module, "DecodeCalls", Counted)
     monkeypatch.setattr(runner_module, "DecodeCalls", DecodeCalls)
     return Counted
@@ -76,7 +84,13 @@ def runner_of(folder: Path, ops: NativeOps, *, num_blocks: int = 400, **how: obj
 
 
 def run(
-    requests: list[Request], folder: Path, ops: NativeOps, *, num_blocks: int = 400, **how: object
+    requests: list[Request],
+    folder: Path,
+    ops: NativeOps,
+    *,
+    num_blocks: int = 400,
+    proposer: Proposer | None = None,
+    **how: object,
 ) -> tuple[dict[str, list[int]], int]:
     """Their tokens, and how often one was preempted."""
     runner, layout = runner_of(folder, ops, num_blocks=num_blocks, **how)
@@ -88,6 +102,7 @@ def run(
         max_model_len=MAX_LEN,
         watermark=0.0,
         windows=layout.windows,
+        proposer=proposer,
     )
     tokens = asyncio.run(answer(runner, scheduler, requests, depth=2))
     return tokens, scheduler.statistics().num_preemptions
@@ -133,7 +148,7 @@ def test_its_tokens_are_those_of_the_eager_way(checkpoints, ops, counted, monkey
     finally:
         torch.set_num_threads(before)
     assert quick == eager
-    assert len(counted.went_on) > 60
+    assert len(counted.executed) > 60
     assert set(counted.begun) >= {1, 2, 3}
 
 
@@ -144,7 +159,43 @@ def test_rows_that_are_preempted_and_come_back_go_on_with_their_own_tokens(check
     eager, _ = run(requests, checkpoints("qwen2"), ops, dtype="float32", num_blocks=66)
     assert quick == eager
     assert num_preemptions
-    assert len(counted.went_on) > 60
+    assert len(counted.executed) > 60
+
+
+class Knower(Foreseer):
+    """Knows the answers, and of each token of one says now and then another."""
+
+    most = 7
+
+    def __init__(self, requests: list[Request], answers: dict[str, list[int]]) -> None:
+        self._texts = [[*each.prompt_token_ids, *answers[each.id]] for each in requests]
+
+    def propose(self, seq_id: SeqId, token_ids: Sequence[int], most: int) -> tuple[int, ...]:
+        num = len(token_ids)
+        text = next(text for text in self._texts if text[:num] == list(token_ids))
+        rng = random.Random(f"{seq_id} {num}")
+        return tuple(token if rng.random() < 0.8 else rng.randrange(VOCAB_SIZE) for token in text[num : num + most])
+
+    def forget(self, seq_id: SeqId) -> None:
+        """It keeps nothing."""
+
+
+@pytest.mark.parametrize(
+    ("recipe", "how"),
+    [("qwen3", {"dtype": "bfloat16"}), ("mistral", {"dtype": "float32"})],
+)
+def test_with_drafts_its_tokens_are_those_of_the_eager_way_without(checkpoints, ops, counted, monkeypatch, recipe, how):
+    """Alone, where every step has drafts, and among others that have none or wait for nobody."""
+    requests = asked(2, range(60, 120))
+    with monkeypatch.context() as patched:
+        patched.setattr(runner_module, "decode_calls", lambda *_: None)
+        eager, _ = run(requests, checkpoints(recipe), ops, **how)
+    proposer = Knower(requests, eager)
+    for some in (requests[:1], requests[1:2], requests):
+        counted.drafted.clear()
+        quick, _ = run(some, checkpoints(recipe), ops, proposer=proposer, **how)
+        assert quick == {each.id: eager[each.id] for each in some}
+        assert len(counted.drafted) > 3
 
 
 @pytest.mark.parametrize(
@@ -154,10 +205,10 @@ def test_rows_that_are_preempted_and_come_back_go_on_with_their_own_tokens(check
 def test_rows_with_more_than_parameters_go_the_eager_way(checkpoints, ops, counted, params):
     plain, other = request("plain", [1, 2, 3], max_tokens=30), request("other", [4, 5], max_tokens=30, **params)
     tokens, _ = run([plain, other], checkpoints("qwen2"), ops, dtype="float32")
-    assert not counted.went_on
+    assert not counted.executed
     alone, _ = run([plain], checkpoints("qwen2"), ops, dtype="float32")
     assert alone["plain"] == tokens["plain"]
-    assert len(counted.went_on) > 20
+    assert len(counted.executed) > 20
 
 
 def test_a_model_with_several_groups_of_layers_goes_the_eager_way(checkpoints, ops, counted):
@@ -174,7 +225,7 @@ def test_a_large_vocabulary_goes_the_eager_way(checkpoints, ops, counted, monkey
         ops,
         dtype="float32",
     )
-    assert set(counted.went_on) == {1, 2}
+    assert set(counted.executed) == {1, 2}
 
 
 def decoded(runner: ModelRunner, starts: range) -> list[int]:
@@ -192,7 +243,7 @@ def test_nothing_goes_on_from_a_step_that_failed(checkpoints, ops, counted, monk
         whole, broken = ([runner.run(prompt).token_ids[0]] for runner in runners)
         whole += decoded(runners[0], range(3, 20))
         broken += decoded(runners[1], range(3, last))
-        counted.went_on.clear()
+        counted.executed.clear()
         with monkeypatch.context() as patched:
             patched.setattr(CapturedCalls, "repeat", _raise)
             with pytest.raises(ValueError, match="this step fails"):
@@ -203,7 +254,7 @@ def test_nothing_goes_on_from_a_step_that_failed(checkpoints, ops, counted, monk
         for runner in runners:
             runner.close()
     assert broken == whole
-    assert len(counted.went_on) == 20 - last - 1
+    assert len(counted.executed) == 20 - last
 
 
 def _raise(*_: object) -> None:
