@@ -15,10 +15,9 @@ import argparse
 import json
 import time
 from collections.abc import Sequence as Several
-from statistics import median, stdev
-from typing import Final
+from statistics import median
 
-from report import emit
+from report import emit, median_error
 
 from aserve import LLM, SamplingParams
 from aserve.scheduler.drafting import Drafter
@@ -27,8 +26,6 @@ from aserve.scheduler.sequence import Sequence
 CONCEPTS = ("paged attention", "a KV cache", "continuous batching", "a prefix cache", "preemption", "a block table")
 HEROES = ("fox", "dog", "cat", "bird", "king", "star")
 MAX_TOKENS = 96
-MEDIAN_ERROR: Final = 1.25
-"""The error of a median, over that of a mean."""
 
 Conversation = list[dict[str, str]]
 
@@ -116,7 +113,7 @@ def main() -> None:
                         "tokens_per_s": median(rates[True]),
                         "plain_tokens_per_s": median(rates[False]),
                         "ratio": median(ratios(rates)),
-                        "ratio_error": MEDIAN_ERROR * stdev(ratios(rates)) / len(rates[True]) ** 0.5,
+                        "ratio_error": median_error(ratios(rates)),
                         "cpu_ratio": median(ratios(cpu_rates)),
                         "drafts": after.num_drafts - before.num_drafts,
                         "accepted": sum(after.num_accepted_by_position) - sum(before.num_accepted_by_position),

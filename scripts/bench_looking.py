@@ -1,7 +1,8 @@
 """What looking on costs: tokens per second of streams that somebody watches or has explained, over those of plain ones.
 
 One server in turns: plain streams, the same while one viewer reads `/v1/inspect/events`, and the same with
-`"x_aserve": {"explain": true}`. One JSON line: medians of the rounds, and of their ratios to the plain ones.
+`"x_aserve": {"explain": true}`. One JSON line: medians of the rounds, and of their ratios to the plain ones,
+with the errors of those medians.
 
     python scripts/bench_looking.py --model demo --streams 32 --rounds 30
 """
@@ -19,7 +20,7 @@ from typing import Any, Final
 
 from bench_tools import tokens_per_s
 from load.process import Server, exit_on_sigterm, free_port
-from report import emit
+from report import emit, median_error
 
 from aserve.load.http import Client
 
@@ -97,13 +98,13 @@ def main(words: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder, Server(command, port, Path(folder) / "log") as server:
         server.wait_for("/ready", 120.0)
         rates = asyncio.run(run(port, args))
-    ratios = {
-        f"{kind}_ratio": median(a / b for a, b in zip(rates[kind], rates["plain"], strict=True)) for kind in KINDS[1:]
-    }
+    ratios = {kind: [a / b for a, b in zip(rates[kind], rates["plain"], strict=True)] for kind in KINDS[1:]}
     emit(
         "looking",
         {"model": args.model, "streams": args.streams, "rounds": args.rounds},
-        {f"{kind}_tokens_per_s": median(rates[kind]) for kind in KINDS} | ratios,
+        {f"{kind}_tokens_per_s": median(rates[kind]) for kind in KINDS}
+        | {f"{kind}_ratio": median(several) for kind, several in ratios.items()}
+        | {f"{kind}_ratio_error": median_error(several) for kind, several in ratios.items()},
     )
 
 

@@ -29,7 +29,7 @@ from aserve.http.errors import error_body
 from aserve.http.keys import tenant_of
 from aserve.http.request_id import SCOPE_KEY
 from aserve.http.sse import EventStream, StreamLimits, event
-from aserve.observe.observer import News, Observer
+from aserve.observe.observer import Observer
 from aserve.observe.others import TenantView
 from aserve.observe.records import (
     NO_CHANGE,
@@ -44,6 +44,7 @@ from aserve.observe.records import (
     Record,
     Work,
 )
+from aserve.observe.viewer import News
 
 PATH: Final = "/v1/inspect/events"
 VERSION: Final = 1

@@ -4,14 +4,18 @@
     there    tables {4: [7, 3, 9]}  cached {7, 3}     state of 4: running
     change   Splice(4, 2, (9,)), cached (3,)
 
-The cost of a look is that of the sequences that run, and of the blocks that have changed; a whole pool is read when the
-mirror is made, and host blocks when some have moved.
+The cost of a look is that of the blocks that have changed; of the sequences that run, too, where one of them has gone
+from one state to another, or its table may do more than grow. A whole pool is read when the mirror is made, and host
+blocks when some have moved.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from collections.abc import Sequence as Several
 from itertools import islice
+from typing import Any
 
 from aserve.core.ids import BlockId, ChoiceId, HostBlockId, SeqId
+from aserve.core.outputs import SeqDelta
 from aserve.observe.records import (
     MAX_CARD_TOKENS,
     MAX_QUEUED,
@@ -48,20 +52,21 @@ class _Told:
 
 
 class Change:
-    """What is to be told: the fields are those of `Record`."""
+    """What is to be told: the fields are those of `Record`, and of its `blocks`."""
 
-    __slots__ = ("blocks", "cards", "moves", "queue")
+    __slots__ = ("blocks", "cards", "host_tables", "moves", "queue", "tables")
 
     def __init__(self) -> None:
+        self.tables: list[Splice] = []
+        self.host_tables: list[Splice] = []
         self.cards: list[Card] = []
         self.moves: list[Move] = []
         self.queue: Queue | None = None
         self.blocks = NO_CHANGE
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing."""
-        return not (self.cards or self.moves or self.queue) and self.blocks is NO_CHANGE
+    def told(self) -> dict[str, Any]:
+        """By field."""
+        return {"cards": tuple(self.cards), "moves": tuple(self.moves), "queue": self.queue, "blocks": self.blocks}
 
 
 class Mirror:
@@ -71,8 +76,12 @@ class Mirror:
         self._readings = readings
         self._has_windows = readings.cache.footprint.has_windows
         self._told: dict[SeqId, _Told] = {}
+        self._num_moves = -1
+        """Of the scheduler's, when all sequences were looked at."""
+        self._num_shifting = 0
+        """Of those told: whose tables do more than grow."""
         self._new_cards: list[Card] = []
-        self._queue = Queue()
+        self._queue = _NOBODY
         cache = readings.cache
         cache.note_hashes(on=True)
         self._cached = set(map(int, cache.hashed_blocks()))
@@ -80,7 +89,7 @@ class Mirror:
         for sequence in readings.sequences:
             if sequence.state is not State.WAITING or sequence.num_preemptions:
                 self.meet(sequence)
-        self.change({}, has_swapped=True)
+        self.change((), has_swapped=True)
 
     def meet(self, sequence: Sequence) -> _Told:
         """A sequence is to be told of; its card goes out with the next change, if it has not yet."""
@@ -89,6 +98,7 @@ class Mirror:
             card = card_of(sequence)
             only_grows = card.shows_tokens and not self._has_windows
             told = self._told[sequence.id] = _Told(sequence, card, only_grows=only_grows)
+            self._num_shifting += not only_grows
             self._new_cards.append(told.card)
         return told
 
@@ -102,34 +112,39 @@ class Mirror:
         told = self._told.get(seq_id)
         return None if told is None else told.card
 
-    def change(self, ends: dict[ChoiceId, str], *, has_swapped: bool) -> Change:
+    def change(self, deltas: Several[SeqDelta], grown: Iterable[SeqId] | None = None, *, has_swapped: bool) -> Change:
         """What to tell now, which counts as told from then on.
 
-        ends: why choices have ended, by request id and index. has_swapped: whether blocks have gone to the host or
-        come from it.
+        deltas: those of the step, which say why choices have ended. grown: whose tables have become longer since the
+        last look, where no block was moved; None where anything may have happened. has_swapped: whether blocks have
+        gone to the host or come from it.
         """
-        change, tables, host_tables = Change(), list[Splice](), list[Splice]()
-        self._look_at_queue(change)
-        for told in self._told.values():
-            sequence = told.sequence
-            table = sequence.table
-            if sequence.state is told.state and sequence.num_preemptions == told.num_preemptions:
-                if told.only_grows and len(table.block_ids) == len(told.blocks):
-                    continue
-            else:
-                self._moved(told, change, ends)
-            if table.block_ids != told.blocks:
-                tables.append(_splice(sequence.id, told.blocks, table.block_ids))
-                told.blocks = list(table.block_ids)
-            if table.host_ids != told.host_blocks:
-                host_tables.append(_splice(sequence.id, told.host_blocks, table.host_ids))
-                told.host_blocks = list(table.host_ids)
+        cache, looked_at = self._readings.cache, self._to_look_at(grown)
+        rehashed = cache.take_rehashed()
+        has_swapped = has_swapped or cache.num_kept_on_host != len(self._kept)
+        has_queue = self._readings.num_waiting > 0 or self._queue is not _NOBODY
+        if not (looked_at or rehashed or has_swapped or has_queue or self._new_cards):
+            return _NOTHING
+        change = Change()
+        if has_queue:
+            self._look_at_queue(change)
+        for told in looked_at:
+            self._look_at(told, change, deltas)
         for move in change.moves:
             if move.what == "ended":
-                del self._told[SeqId(move.seq)]
+                self._num_shifting -= not self._told.pop(SeqId(move.seq)).only_grows
         change.cards, self._new_cards = self._new_cards, []
-        self._look_at_blocks(change, tables, host_tables, has_swapped=has_swapped)
+        if change.tables or change.host_tables or rehashed or has_swapped:
+            change.blocks = self._blocks_changed(change, rehashed, has_swapped=has_swapped)
         return change
+
+    def _to_look_at(self, grown: Iterable[SeqId] | None) -> Collection[_Told]:
+        """Of whom something may have changed."""
+        num_moves = self._readings.num_moves
+        if grown is None or self._num_shifting or num_moves != self._num_moves:
+            self._num_moves = num_moves
+            return self._told.values()
+        return [told for seq_id in grown if (told := self._told.get(seq_id)) is not None]
 
     def snapshot(self, number: int, at_us: int) -> Snapshot:
         """All that has been told, up to a record of that number."""
@@ -142,7 +157,23 @@ class Mirror:
         states = tuple((int(seq_id), told.state.value) for seq_id, told in self._told.items())
         return Snapshot(number, at_us, cards, states, self._queue, held.whole())
 
-    def _moved(self, told: _Told, change: Change, ends: dict[ChoiceId, str]) -> None:
+    def _look_at(self, told: _Told, change: Change, deltas: Several[SeqDelta]) -> None:
+        """What has changed of one sequence."""
+        sequence = told.sequence
+        table = sequence.table
+        if sequence.state is told.state and sequence.num_preemptions == told.num_preemptions:
+            if told.only_grows and len(table.block_ids) == len(told.blocks):
+                return
+        else:
+            self._moved(told, change, deltas)
+        if table.block_ids != told.blocks:
+            change.tables.append(_splice(sequence.id, told.blocks, table.block_ids))
+            told.blocks = list(table.block_ids)
+        if table.host_ids != told.host_blocks:
+            change.host_tables.append(_splice(sequence.id, told.host_blocks, table.host_ids))
+            told.host_blocks = list(table.host_ids)
+
+    def _moved(self, told: _Told, change: Change, deltas: Several[SeqDelta]) -> None:
         """The state of a sequence is another."""
         sequence = told.sequence
         if sequence.num_preemptions != told.num_preemptions:
@@ -152,7 +183,7 @@ class Mirror:
             change.moves.append(Move(sequence.id, "recompute"))  # its copy on the host is lost
         told.state, told.num_preemptions = sequence.state, sequence.num_preemptions
         if sequence.state is State.FINISHED:
-            change.moves.append(Move(sequence.id, "ended", ends.get(sequence.choice_id, "")))
+            change.moves.append(Move(sequence.id, "ended", _why_ended(sequence.choice_id, deltas)))
 
     def _look_at_queue(self, change: Change) -> None:
         readings = self._readings
@@ -168,27 +199,30 @@ class Mirror:
         if queue is not self._queue and queue != self._queue:
             self._queue = change.queue = queue
 
-    def _look_at_blocks(
-        self, change: Change, tables: list[Splice], host_tables: list[Splice], *, has_swapped: bool
-    ) -> None:
-        cache = self._readings.cache
-        rehashed = cache.take_rehashed()
+    def _blocks_changed(self, change: Change, rehashed: dict[BlockId, bool], *, has_swapped: bool) -> BlockChange:
         cached = [int(block) for block, is_cached in rehashed.items() if is_cached and block not in self._cached]
         uncached = [int(block) for block, is_cached in rehashed.items() if not is_cached and block in self._cached]
         self._cached.update(cached)
         self._cached.difference_update(uncached)
         kept: Iterable[int] = ()
         dropped: Iterable[int] = ()
-        if has_swapped or cache.num_kept_on_host != len(self._kept):
-            now = cache.kept_on_host()
+        if has_swapped:
+            now = self._readings.cache.kept_on_host()
             kept, dropped, self._kept = now - self._kept, self._kept - now, now
-        if tables or host_tables or cached or uncached or kept or dropped:
-            change.blocks = BlockChange(
-                tuple(tables), tuple(host_tables), tuple(cached), tuple(uncached), tuple(kept), tuple(dropped)
-            )
+        tables = tuple(change.tables), tuple(change.host_tables)
+        changed = BlockChange(*tables, tuple(cached), tuple(uncached), tuple(kept), tuple(dropped))
+        return NO_CHANGE if changed == NO_CHANGE else changed
 
 
 _NOBODY = Queue()
+_NOTHING = Change()
+
+
+def _why_ended(choice_id: ChoiceId, deltas: Several[SeqDelta]) -> str:
+    for delta in deltas:
+        if delta.finish_reason is not None and delta.index == choice_id[1] and delta.request_id == choice_id[0]:
+            return str(delta.finish_reason.value)
+    return ""
 
 
 def card_of(sequence: Sequence) -> Card:

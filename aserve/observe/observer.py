@@ -3,32 +3,31 @@
 Those who look on are viewers, and the explainer, while requests are open that asked for an explanation.
 
     engine loop   planned   launched   committed   published ...      a look ten times a second, steps or none
-                     '---------'-----------'-----------'--> Record --> each Viewer's queue --> who reads it, in his time
+                     '---------'-----------'-----------'--> each Viewer's queue --> Record, for who reads it in his time
 
 A viewer who reads slowly loses records, never their order: when his queue is full it is emptied, he is told how many
 are gone, and goes on from a new snapshot. So what he holds is bounded, and nothing waits for him. What is raised here
 is told to the log by whoever calls, and ends nobody's request; the viewers then begin anew.
 """
 
-import asyncio
-from collections import deque
 from collections.abc import Iterator
+from collections.abc import Sequence as Several
 from contextlib import contextmanager
-from typing import Final, NamedTuple
-
-import msgspec
+from typing import Final
 
 from aserve.core.errors import OverloadedError, UnavailableError
 from aserve.core.explanation import Explanation
-from aserve.core.ids import ChoiceId, RequestId, SeqId
-from aserve.core.outputs import StepTokens
-from aserve.core.plan import SeqSlice, StepPlan, StepResult
+from aserve.core.ids import RequestId, SeqId
+from aserve.core.outputs import SeqDelta, StepTokens
+from aserve.core.plan import StepPlan, StepResult
 from aserve.core.ports import Clock
 from aserve.core.request import Request
 from aserve.observe.explainer import Explainer, known_now
-from aserve.observe.mirror import Mirror
+from aserve.observe.mirror import Change, Mirror
 from aserve.observe.prefixes import Names
-from aserve.observe.records import NO_TOKEN, Admission, Card, Phases, Piece, Record, Snapshot, Work
+from aserve.observe.records import Admission, Record, Snapshot
+from aserve.observe.step import ObservedStep, microseconds
+from aserve.observe.viewer import Viewer
 from aserve.scheduler.readings import Readings
 from aserve.scheduler.sequence import Sequence
 
@@ -39,97 +38,6 @@ MAX_ADMITTED_BLOCKS: Final = 1024
 """Of those that an admission tells."""
 
 _NONE: Final = "none"
-
-
-class News(msgspec.Struct, frozen=True):
-    """What a viewer has not seen. num_lost: records that are gone; then, and at first, all begins with a snapshot."""
-
-    num_lost: int
-    snapshot: Snapshot | None
-    records: tuple[Record, ...]
-
-
-class Viewer:
-    """Somebody who looks on. Ends, for `news`, when the engine does."""
-
-    def __init__(self, observer: "Observer", max_records: int) -> None:
-        self._observer = observer
-        self._records: deque[Record] = deque()
-        self._max_records = max_records
-        self._num_lost = 0
-        self._needs_snapshot = True
-        self._has_ended = False
-        self._bell = asyncio.Event()
-        self._bell.set()
-
-    async def news(self) -> News:
-        """What has come since the last call; waits for something. Raises `UnavailableError` at the engine's end."""
-        await self._bell.wait()
-        self._bell.clear()
-        if self._has_ended:
-            raise UnavailableError("the engine has stopped")
-        num_lost, self._num_lost = self._num_lost, 0
-        snapshot = self._observer.snapshot() if self._needs_snapshot else None
-        self._needs_snapshot = False
-        records = tuple(self._records)
-        self._records.clear()
-        return News(num_lost, snapshot, records)
-
-    def offer(self, record: Record) -> None:
-        """Something happened."""
-        if self._needs_snapshot:
-            self._num_lost += self._num_lost > 0  # counted from the first that was lost to the next snapshot
-        elif len(self._records) < self._max_records:
-            self._records.append(record)
-        else:
-            self.begin_anew(len(self._records) + 1)
-        self._bell.set()
-
-    def begin_anew(self, num_lost: int) -> None:
-        """What waits is of no use any more."""
-        self._num_lost += num_lost
-        self._records.clear()
-        self._needs_snapshot = True
-        self._bell.set()
-
-    def end(self) -> None:
-        """Nothing will come."""
-        self._has_ended = True
-        self._bell.set()
-
-
-class _Begun:
-    """A step that has been planned: the times of what was done about it so far, and whom it admits."""
-
-    __slots__ = (
-        "admitted",
-        "began_s",
-        "committed_s",
-        "landed_s",
-        "launched_s",
-        "plan",
-        "planned_s",
-        "took_s",
-        "waited_s",
-    )
-
-    def __init__(self, plan: StepPlan, began_s: float, planned_s: float) -> None:
-        self.plan = plan
-        self.began_s = began_s
-        self.planned_s = self.launched_s = self.waited_s = self.landed_s = self.committed_s = planned_s
-        self.took_s = 0.0
-        self.admitted: tuple[Admission, ...] = ()
-
-    def phases(self, published_s: float) -> Phases:
-        """How long each part took."""
-        return Phases(
-            _us(self.planned_s - self.began_s),
-            _us(self.launched_s - self.planned_s),
-            _us(self.landed_s - self.launched_s),
-            _us(self.landed_s - max(self.waited_s, self.launched_s)),
-            _us(self.committed_s - self.landed_s),
-            _us(published_s - self.committed_s),
-        )
 
 
 class Observer:
@@ -157,7 +65,9 @@ class Observer:
         self._max_records = max_records
         self._viewers: list[Viewer] = []
         self._mirror: Mirror | None = None
-        self._begun: dict[int, _Begun] = {}
+        self._begun: dict[int, ObservedStep] = {}
+        self._grown: list[SeqId] | None = []
+        """Whose tables have grown since the last record; None where blocks have moved."""
         self._number = 0
         self._has_closed = False
 
@@ -170,7 +80,7 @@ class Observer:
             raise UnavailableError("the engine has stopped")
         if len(self._viewers) >= self._max_viewers:
             raise OverloadedError(f"{self._max_viewers} look on already, which is the most there may be")
-        viewer = Viewer(self, self._max_records)
+        viewer = Viewer(self.snapshot, self._max_records)
         self._viewers.append(viewer)
         self.is_watched = True
         try:
@@ -220,7 +130,7 @@ class Observer:
 
     def now_us(self) -> int:
         """The engine's clock."""
-        return _us(self._clock())
+        return microseconds(self._clock())
 
     def _rest(self) -> None:
         """Somebody has left: do no more than those need who look on still."""
@@ -235,11 +145,16 @@ class Observer:
 
     def planned(self, plan: StepPlan, began_s: float) -> None:
         """A plan was made, at this moment; it was begun then."""
-        begun = self._begun[plan.step_id] = _Begun(plan, began_s, self._clock())
+        begun = self._begun[plan.step_id] = ObservedStep(plan, began_s, self._clock())
         if self._explainer is not None and self._explainer.is_busy:
             self._explainer.planned(plan, begun.planned_s)
-        if self._viewers and plan.inits:
-            begun.admitted = tuple(self._admissions(plan))
+        if self._viewers:
+            if plan.block_ops is not None:
+                self._grown = None
+            elif self._grown is not None:
+                self._grown += [piece.seq_id for piece in plan.slices if piece.new_blocks]
+            if plan.inits:
+                begun.admitted = tuple(self._admissions(plan))
 
     def launched(self, plan: StepPlan) -> None:
         """It has been handed to the device, at this moment."""
@@ -267,15 +182,12 @@ class Observer:
             self._explainer.landed(plan, begun.took_s, begun.landed_s)
         if not self._viewers:
             return
-        phases = begun.phases(self._clock())
-        computed = _computed(plan, result, self._looking())
-        ops, num_drafts = plan.block_ops, sum(one.num_tokens for one in plan.drafting)
-        moves = () if ops is None else (ops.copies, ops.swap_outs, ops.swap_ins)
-        pieces, began_us = tuple(computed.pieces), _us(begun.began_s)
-        work = Work(plan.step_id, began_us, phases, tuple(computed.decodes), pieces, num_drafts, *moves)
-        told = {"work": work, "decoded": tuple(computed.decoded), "token_ids": tuple(computed.token_ids)}
-        ends = {(d.request_id, d.index): str(d.finish_reason.value) for d in step.deltas if d.finish_reason is not None}
-        self._tell(ends, has_swapped=ops is not None, admitted=begun.admitted, **told)
+        begun.published(result, self._clock(), self._looking())
+        change = self._change(step.deltas, has_swapped=plan.block_ops is not None)
+        self._number += 1
+        begun.told(self._number, change)
+        for viewer in self._viewers:
+            viewer.offer(begun.record)
 
     def taken_back(self, step_id: int | None) -> None:
         """A step raised, and those on top of it are gone as well; None where what holds what is made anew."""
@@ -284,26 +196,29 @@ class Observer:
         if self._explainer is not None and self._explainer.is_busy:
             self._explainer.taken_back(plans)
         if self._viewers:
-            self._tell({}, failed_step=step_id, has_swapped=True)
+            self._tell(failed_step=step_id, has_swapped=True)
 
     def looked(self, lag_s: float) -> None:
         """It was looked how late the event loop is."""
         if self._viewers:
-            self._tell({}, lag_us=_us(lag_s), has_swapped=False)
+            self._tell(lag_us=microseconds(lag_s), has_swapped=False)
 
-    def _tell(self, ends: dict[ChoiceId, str], *, has_swapped: bool, **what: object) -> None:
+    def _tell(self, *, has_swapped: bool, **what: int | None) -> None:
         """Make a record of what is given, and of all that has changed, and offer it to everybody."""
+        change = self._change((), has_swapped=has_swapped)
+        self._number += 1
+        record = Record(self._number, self.now_us(), **change.told(), **what)  # type: ignore[arg-type]  # by name
+        for viewer in self._viewers:
+            viewer.offer(lambda: record)
+
+    def _change(self, deltas: Several[SeqDelta], *, has_swapped: bool) -> Change:
+        """What has changed since the last record. deltas: of the step that is told."""
+        grown, self._grown = self._grown, []
         try:
-            change = self._looking().change(ends, has_swapped=has_swapped)
+            return self._looking().change(deltas, None if has_swapped else grown, has_swapped=has_swapped)
         except BaseException:  # what has been told is not known any more
             self._begin_anew()
             raise
-        self._number += 1
-        moves = tuple(change.moves)
-        changed = {"cards": tuple(change.cards), "moves": moves, "queue": change.queue, "blocks": change.blocks}
-        record = Record(self._number, self.now_us(), **changed, **what)  # type: ignore[arg-type]  # by name
-        for viewer in self._viewers:
-            viewer.offer(record)
 
     def _looking(self) -> Mirror:
         """The mirror; it is made when the first viewer's first news are."""
@@ -346,49 +261,3 @@ def _siblings(sequence: Sequence, coming: list[SeqId]) -> list[Sequence]:
     """Those of its group that run already, without who comes later in the same step."""
     group = sequence.group
     return [] if group is None else [one for one in group.running() if one.id not in coming]
-
-
-class _Computed(NamedTuple):
-    """What came of a plan's slices: the fields of `Work` and `Record`."""
-
-    decodes: list[SeqId]
-    decoded: list[int]
-    pieces: list[Piece]
-    token_ids: list[tuple[int, tuple[int, ...]]]
-
-
-def _computed(plan: StepPlan, result: StepResult, mirror: Mirror) -> _Computed:
-    """Who computed one more token, who more than that, and which tokens came of it."""
-    slices, sampled = plan.slices, result.token_ids
-    decodes = [piece.seq_id for piece in slices if not piece.token_ids]
-    if len(decodes) == len(slices):  # as in most steps
-        return _Computed(decodes, list(sampled), [], [])
-    pools, first = bool(result.vectors), 0
-    accepted = iter(result.num_accepted)
-    computed = _Computed([], [], [], [])
-    for piece in slices:
-        num_accepted, card = 0, mirror.card(piece.seq_id)
-        token_ids: tuple[int, ...] = ()
-        if piece.num_samples and not pools:
-            num_accepted = next(accepted, 0)
-            token_ids = sampled[first : first + num_accepted + 1] if card is not None and card.shows_tokens else ()
-            first += num_accepted + 1
-        if piece.num_tokens == 1 and _is_next(piece, card):
-            computed.decodes.append(piece.seq_id)
-            computed.decoded.append(token_ids[0] if token_ids else NO_TOKEN)
-            continue
-        num_drafts = max(0, piece.num_samples - 1)
-        kind = "draft" if num_drafts else "pooled" if pools and piece.num_samples else "prefill"
-        computed.pieces.append(Piece(piece.seq_id, kind, piece.start, piece.num_tokens, num_drafts, num_accepted))
-        if token_ids:
-            computed.token_ids.append((piece.seq_id, token_ids))
-    return computed
-
-
-def _is_next(piece: SeqSlice, card: Card | None) -> bool:
-    """Whether a slice is of the newest token: that is on the device alone, or was waited for, as beams do."""
-    return piece.num_samples == 1 and (not piece.token_ids or (card is not None and piece.start >= card.num_prompt))
-
-
-def _us(seconds: float) -> int:
-    return int(seconds * 1e6)

@@ -38,6 +38,11 @@ class Readings:
         return [sequence for sequence in self._sequences.values() if sequence.request_id == request_id]
 
     @property
+    def num_moves(self) -> int:
+        """How often a sequence has gone from one state to another, but for a restart."""
+        return self._residents.num_moves
+
+    @property
     def num_running(self) -> int:
         """How many have a row."""
         return len(self._residents.running)

@@ -44,6 +44,8 @@ class Residents:
         max_loras: int = 0,
         has_row_state: bool = False,
     ) -> None:
+        self.num_moves = 0
+        """How often a sequence has gone from one state to another."""
         self.num_preemptions = 0
         self.num_swap_outs = 0
         """Of the preemptions, those that swapped."""
@@ -176,7 +178,7 @@ class Residents:
 
     def _settle_in(self, sequence: Sequence) -> None:
         self.running.add(sequence)
-        sequence.state = move(sequence.state, State.RUNNING)
+        self._move(sequence, State.RUNNING)
         sequence.row = self._free_rows.pop()
         self.waiting.began(sequence)
 
@@ -230,7 +232,7 @@ class Residents:
             if swap_outs is None:
                 self._send_to_wait(victim)
             else:
-                victim.state = move(victim.state, State.SWAPPED)
+                self._move(victim, State.SWAPPED)
                 victim.swap_id = victims[0].id
                 self.swapped.add(victim)
 
@@ -243,7 +245,7 @@ class Residents:
             self._leave_host(sequence)
         else:
             self.waiting.remove(sequence)
-        sequence.state = move(sequence.state, State.FINISHED)
+        self._move(sequence, State.FINISHED)
 
     def rewind(self, plans: Several[StepPlan], slices: Iterable[tuple[Sequence, SeqSlice]]) -> None:
         """All steps in flight failed: these, with those slices of sequences that have not ended. Take them back.
@@ -298,8 +300,12 @@ class Residents:
         num_trusted = min(sequence.num_cached for sequence in sequences)
         self.scrubs.extend(self._cache.quarantine([sequence.table for sequence in sequences], num_trusted))
 
+    def _move(self, sequence: Sequence, to: State) -> None:
+        sequence.state = move(sequence.state, to)
+        self.num_moves += 1
+
     def _send_to_wait(self, sequence: Sequence) -> None:
-        sequence.state = move(sequence.state, State.WAITING)
+        self._move(sequence, State.WAITING)
         sequence.num_computed = 0
         self.waiting.add(sequence)
 

@@ -26,7 +26,8 @@ from aserve.models.lora import LoraLayers
 from aserve.observe import explainer, mirror
 from aserve.observe.explainer import Explainer
 from aserve.observe.mirror import Mirror
-from aserve.observe.observer import Observer, Viewer
+from aserve.observe.observer import Observer
+from aserve.observe.viewer import Viewer
 from aserve.preparation import Preparer
 from aserve.runner import adapters, batch, masks, readback, sampler, scoring, step
 from aserve.runner.adapters import AdapterSlots

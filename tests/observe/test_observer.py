@@ -27,7 +27,7 @@ class Telltale(Observer):
         self.asked = []
 
     def __getattribute__(self, name):
-        if name in ("planned", "launched", "awaited", "committed", "published", "looked", "taken_back", "_tell"):
+        if name in ("planned", "launched", "awaited", "committed", "published", "looked", "taken_back", "_change"):
             self.asked.append(name)
         return super().__getattribute__(name)
 
@@ -50,7 +50,7 @@ async def test_nothing_is_done_while_nobody_looks_on():
         with observer.viewer() as viewer:
             await viewer.news()
             await bench.ask("b", PROMPT, 9)
-            assert set(observer.asked) == {"planned", "launched", "awaited", "committed", "published", "_tell"}
+            assert set(observer.asked) == {"planned", "launched", "awaited", "committed", "published", "_change"}
         observer.asked.clear()
         await bench.ask("c", PROMPT, 9)
         assert observer.asked == []

@@ -5,9 +5,10 @@ from typing import Any
 
 from aserve.core.outputs import SeqDelta
 from aserve.core.plan import StepPlan, StepResult
-from aserve.observe.observer import News, Observer, Viewer
+from aserve.observe.observer import Observer
 from aserve.observe.others import OTHERS, TenantView
 from aserve.observe.records import NO_CHANGE, NO_TOKEN, Card, Crowd, Held, Queue, Record, Snapshot
+from aserve.observe.viewer import News, Viewer
 from aserve.scheduler.scheduler import Scheduler
 from aserve.scheduler.states import State
 from tests.observe.explained import Names

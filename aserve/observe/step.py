@@ -1,0 +1,112 @@
+"""ObservedStep: of a step that somebody looks on at, when what was done about it, and what came of it.
+
+While the step goes by only what must be is noted. The record of it is made when a viewer asks for news, ten times a
+second: of many steps at once that takes a third as long, for what it needs lies in the processor's cache by then.
+"""
+
+from typing import NamedTuple
+
+from aserve.core.ids import SeqId
+from aserve.core.plan import SeqSlice, StepPlan, StepResult
+from aserve.observe.mirror import Change, Mirror
+from aserve.observe.records import NO_TOKEN, Admission, Card, Phases, Piece, Record, Work
+
+
+class ObservedStep:
+    """A step that has been planned. Times are of the engine's clock; took_s: since the step before it had landed."""
+
+    __slots__ = (
+        *("_change", "_computed", "_number", "_published_s", "_result", "admitted", "began_s", "committed_s"),
+        *("landed_s", "launched_s", "plan", "planned_s", "took_s", "waited_s"),
+    )
+
+    def __init__(self, plan: StepPlan, began_s: float, planned_s: float) -> None:
+        self.plan = plan
+        self.began_s = began_s
+        self.planned_s = self.launched_s = self.waited_s = self.landed_s = self.committed_s = planned_s
+        self.took_s = 0.0
+        self.admitted: tuple[Admission, ...] = ()
+
+    def published(self, result: StepResult, published_s: float, mirror: Mirror) -> None:
+        """It is over. mirror: as it was before what has changed since the last record."""
+        self._result, self._published_s = result, published_s
+        only_decodes = not any(piece.token_ids for piece in self.plan.slices)  # as in most steps
+        self._computed = None if only_decodes else _computed(self.plan, result, mirror)
+
+    def told(self, number: int, change: Change) -> None:
+        """It gets a record of that number, with what has changed by then."""
+        self._number, self._change = number, change
+
+    def record(self) -> Record:
+        """Of all this."""
+        plan, computed = self.plan, self._computed
+        if computed is None:
+            computed = _Computed([piece.seq_id for piece in plan.slices], list(self._result.token_ids), [], [])
+        ops, num_drafts = plan.block_ops, sum(one.num_tokens for one in plan.drafting)
+        moves = () if ops is None else (ops.copies, ops.swap_outs, ops.swap_ins)
+        decodes, pieces = tuple(computed.decodes), tuple(computed.pieces)
+        work = Work(plan.step_id, microseconds(self.began_s), self._phases(), decodes, pieces, num_drafts, *moves)
+        return Record(
+            self._number,
+            microseconds(self._published_s),
+            work=work,
+            decoded=tuple(computed.decoded),
+            token_ids=tuple(computed.token_ids),
+            admitted=self.admitted,
+            **self._change.told(),
+        )
+
+    def _phases(self) -> Phases:
+        """How long each part took."""
+        return Phases(
+            microseconds(self.planned_s - self.began_s),
+            microseconds(self.launched_s - self.planned_s),
+            microseconds(self.landed_s - self.launched_s),
+            microseconds(self.landed_s - max(self.waited_s, self.launched_s)),
+            microseconds(self.committed_s - self.landed_s),
+            microseconds(self._published_s - self.committed_s),
+        )
+
+
+class _Computed(NamedTuple):
+    """What came of a plan's slices: the fields of `Work` and `Record`."""
+
+    decodes: list[SeqId]
+    decoded: list[int]
+    pieces: list[Piece]
+    token_ids: list[tuple[int, tuple[int, ...]]]
+
+
+def _computed(plan: StepPlan, result: StepResult, mirror: Mirror) -> _Computed:
+    """Who computed one more token, who more than that, and which tokens came of it."""
+    slices, sampled = plan.slices, result.token_ids
+    pools, first = bool(result.vectors), 0
+    accepted = iter(result.num_accepted)
+    computed = _Computed([], [], [], [])
+    for piece in slices:
+        num_accepted, card = 0, mirror.card(piece.seq_id)
+        token_ids: tuple[int, ...] = ()
+        if piece.num_samples and not pools:
+            num_accepted = next(accepted, 0)
+            token_ids = sampled[first : first + num_accepted + 1] if card is not None and card.shows_tokens else ()
+            first += num_accepted + 1
+        if piece.num_tokens == 1 and _is_next(piece, card):
+            computed.decodes.append(piece.seq_id)
+            computed.decoded.append(token_ids[0] if token_ids else NO_TOKEN)
+            continue
+        num_drafts = max(0, piece.num_samples - 1)
+        kind = "draft" if num_drafts else "pooled" if pools and piece.num_samples else "prefill"
+        computed.pieces.append(Piece(piece.seq_id, kind, piece.start, piece.num_tokens, num_drafts, num_accepted))
+        if token_ids:
+            computed.token_ids.append((piece.seq_id, token_ids))
+    return computed
+
+
+def _is_next(piece: SeqSlice, card: Card | None) -> bool:
+    """Whether a slice is of the newest token: that is on the device alone, or was waited for, as beams do."""
+    return piece.num_samples == 1 and (not piece.token_ids or (card is not None and piece.start >= card.num_prompt))
+
+
+def microseconds(seconds: float) -> int:
+    """Of a time in seconds."""
+    return int(seconds * 1e6)

@@ -1,0 +1,70 @@
+"""Viewer: what waits for somebody who looks on, and how much of it he has lost. See observer.py."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from aserve.core.errors import UnavailableError
+from aserve.observe.records import Record, Snapshot
+
+
+class News(msgspec.Struct, frozen=True):
+    """What a viewer has not seen. num_lost: records that are gone; then, and at first, all begins with a snapshot."""
+
+    num_lost: int
+    snapshot: Snapshot | None
+    records: tuple[Record, ...]
+
+
+class Viewer:
+    """Somebody who looks on. Ends, for `news`, when the engine does.
+
+    snapshot: makes one of what has been told. max_records: that wait for him.
+    """
+
+    def __init__(self, snapshot: Callable[[], Snapshot], max_records: int) -> None:
+        self._snapshot = snapshot
+        self._records: deque[Callable[[], Record]] = deque()
+        self._max_records = max_records
+        self._num_lost = 0
+        self._needs_snapshot = True
+        self._has_ended = False
+        self._bell = asyncio.Event()
+        self._bell.set()
+
+    async def news(self) -> News:
+        """What has come since the last call; waits for something. Raises `UnavailableError` at the engine's end."""
+        await self._bell.wait()
+        self._bell.clear()
+        if self._has_ended:
+            raise UnavailableError("the engine has stopped")
+        num_lost, self._num_lost = self._num_lost, 0
+        snapshot = self._snapshot() if self._needs_snapshot else None
+        self._needs_snapshot = False
+        records = tuple(record() for record in self._records)
+        self._records.clear()
+        return News(num_lost, snapshot, records)
+
+    def offer(self, record: Callable[[], Record]) -> None:
+        """Something happened. record: makes what is told of it, when it is told."""
+        if self._needs_snapshot:
+            self._num_lost += self._num_lost > 0  # counted from the first that was lost to the next snapshot
+        elif len(self._records) < self._max_records:
+            self._records.append(record)
+        else:
+            self.begin_anew(len(self._records) + 1)
+        self._bell.set()
+
+    def begin_anew(self, num_lost: int) -> None:
+        """What waits is of no use any more."""
+        self._num_lost += num_lost
+        self._records.clear()
+        self._needs_snapshot = True
+        self._bell.set()
+
+    def end(self) -> None:
+        """Nothing will come."""
+        self._has_ended = True
+        self._bell.set()
