@@ -101,4 +101,4 @@ def _cpuinfo() -> list[str]:
 
 def median_error(values: Sequence[float]) -> float:
     """The standard error of their median, which is a quarter more than that of their mean."""
-    return 1.25 * stdev(values) / len(values) ** 0.5
+    return 1.25 * stdev(values) / math.sqrt(len(values))

@@ -26,7 +26,7 @@ from aserve.observe.explainer import Explainer, known_now
 from aserve.observe.mirror import Change, Mirror
 from aserve.observe.prefixes import Names
 from aserve.observe.records import Admission, Record, Snapshot
-from aserve.observe.step import ObservedStep, microseconds
+from aserve.observe.step import ObservedStep, StepTimes, microseconds
 from aserve.observe.viewer import Viewer
 from aserve.scheduler.readings import Readings
 from aserve.scheduler.sequence import Sequence
@@ -58,7 +58,6 @@ class Observer:
         self.is_watched = False
         self._names = names
         self._explainer: Explainer | None = None
-        self._last_landed_s = 0.0
         self._readings = readings
         self._clock = clock
         self._max_viewers = max_viewers
@@ -143,11 +142,11 @@ class Observer:
 
     # What happens. To be called only while `is_watched`.
 
-    def planned(self, plan: StepPlan, began_s: float) -> None:
-        """A plan was made, at this moment; it was begun then."""
-        begun = self._begun[plan.step_id] = ObservedStep(plan, began_s, self._clock())
+    def planned(self, plan: StepPlan, times: StepTimes) -> None:
+        """A plan was made. times: will be written to as it goes on."""
+        begun = self._begun[plan.step_id] = ObservedStep(plan, times)
         if self._explainer is not None and self._explainer.is_busy:
-            self._explainer.planned(plan, begun.planned_s)
+            self._explainer.planned(plan, times.planned_s)
         if self._viewers:
             if plan.block_ops is not None:
                 self._grown = None
@@ -156,30 +155,13 @@ class Observer:
             if plan.inits:
                 begun.admitted = tuple(self._admissions(plan))
 
-    def launched(self, plan: StepPlan) -> None:
-        """It has been handed to the device, at this moment."""
-        if (begun := self._begun.get(plan.step_id)) is not None:
-            begun.launched_s = self._clock()
-
-    def awaited(self, plan: StepPlan) -> None:
-        """The loop has nothing to do but wait for it, from this moment on."""
-        if (begun := self._begun.get(plan.step_id)) is not None:
-            begun.waited_s = self._clock()
-
-    def committed(self, plan: StepPlan, landed_s: float) -> None:
-        """It was committed, at this moment, and landed then."""
-        if (begun := self._begun.get(plan.step_id)) is not None:
-            begun.landed_s, begun.committed_s = landed_s, self._clock()
-            begun.took_s = landed_s - max(begun.began_s, self._last_landed_s)
-        self._last_landed_s = landed_s
-
     def published(self, plan: StepPlan, result: StepResult, step: StepTokens) -> None:
         """It has been published, at this moment: it is over, and told."""
         begun = self._begun.pop(plan.step_id, None)
         if begun is None:  # somebody began to look on while it was under way
             return
         if self._explainer is not None and self._explainer.is_busy:
-            self._explainer.landed(plan, begun.took_s, begun.landed_s)
+            self._explainer.landed(plan, begun.times.took_s, begun.times.landed_s)
         if not self._viewers:
             return
         begun.published(result, self._clock(), self._looking())

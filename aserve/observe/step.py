@@ -1,4 +1,4 @@
-"""ObservedStep: of a step that somebody looks on at, when what was done about it, and what came of it.
+"""ObservedStep: of a step while somebody looks on, when what was done about it, and what came of it.
 
 While the step goes by only what must be is noted. The record of it is made when a viewer asks for news, ten times a
 second: of many steps at once that takes a third as long, for what it needs lies in the processor's cache by then.
@@ -6,25 +6,36 @@ second: of many steps at once that takes a third as long, for what it needs lies
 
 from typing import NamedTuple
 
+import msgspec
+
 from aserve.core.ids import SeqId
 from aserve.core.plan import SeqSlice, StepPlan, StepResult
 from aserve.observe.mirror import Change, Mirror
 from aserve.observe.records import NO_TOKEN, Admission, Card, Phases, Piece, Record, Work
 
 
+class StepTimes(msgspec.Struct, gc=False):
+    """When what was done about a step, by the engine's clock, as it is noted by who steps.
+
+    waited_s: when the loop had nothing else to do. took_s: how long, since it was begun and the one before had landed.
+    """
+
+    began_s: float
+    planned_s: float
+    launched_s: float = 0.0
+    waited_s: float = 0.0
+    landed_s: float = 0.0
+    committed_s: float = 0.0
+    took_s: float = 0.0
+
+
 class ObservedStep:
-    """A step that has been planned. Times are of the engine's clock; took_s: since the step before it had landed."""
+    """A step that has been planned. admitted: who took a row in it."""
 
-    __slots__ = (
-        *("_change", "_computed", "_number", "_published_s", "_result", "admitted", "began_s", "committed_s"),
-        *("landed_s", "launched_s", "plan", "planned_s", "took_s", "waited_s"),
-    )
+    __slots__ = ("_change", "_computed", "_number", "_published_s", "_result", "admitted", "plan", "times")
 
-    def __init__(self, plan: StepPlan, began_s: float, planned_s: float) -> None:
-        self.plan = plan
-        self.began_s = began_s
-        self.planned_s = self.launched_s = self.waited_s = self.landed_s = self.committed_s = planned_s
-        self.took_s = 0.0
+    def __init__(self, plan: StepPlan, times: StepTimes) -> None:
+        self.plan, self.times = plan, times
         self.admitted: tuple[Admission, ...] = ()
 
     def published(self, result: StepResult, published_s: float, mirror: Mirror) -> None:
@@ -39,13 +50,13 @@ class ObservedStep:
 
     def record(self) -> Record:
         """Of all this."""
-        plan, computed = self.plan, self._computed
+        plan, times, computed = self.plan, self.times, self._computed
         if computed is None:
             computed = _Computed([piece.seq_id for piece in plan.slices], list(self._result.token_ids), [], [])
         ops, num_drafts = plan.block_ops, sum(one.num_tokens for one in plan.drafting)
         moves = () if ops is None else (ops.copies, ops.swap_outs, ops.swap_ins)
         decodes, pieces = tuple(computed.decodes), tuple(computed.pieces)
-        work = Work(plan.step_id, microseconds(self.began_s), self._phases(), decodes, pieces, num_drafts, *moves)
+        work = Work(plan.step_id, microseconds(times.began_s), self._phases(), decodes, pieces, num_drafts, *moves)
         return Record(
             self._number,
             microseconds(self._published_s),
@@ -58,13 +69,14 @@ class ObservedStep:
 
     def _phases(self) -> Phases:
         """How long each part took."""
+        times = self.times
         return Phases(
-            microseconds(self.planned_s - self.began_s),
-            microseconds(self.launched_s - self.planned_s),
-            microseconds(self.landed_s - self.launched_s),
-            microseconds(self.landed_s - max(self.waited_s, self.launched_s)),
-            microseconds(self.committed_s - self.landed_s),
-            microseconds(self._published_s - self.committed_s),
+            microseconds(times.planned_s - times.began_s),
+            microseconds(times.launched_s - times.planned_s),
+            microseconds(times.landed_s - times.launched_s),
+            microseconds(times.landed_s - max(times.waited_s, times.launched_s)),
+            microseconds(times.committed_s - times.landed_s),
+            microseconds(self._published_s - times.committed_s),
         )
 
 

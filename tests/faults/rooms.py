@@ -218,9 +218,6 @@ SMALL = (
 WATCHED = (
     # Somebody looks on: what fails there is nobody's.
     Point("observer planned", at((Observer, "planned")), of_nobody=True),
-    Point("observer launched", at((Observer, "launched")), of_nobody=True),
-    Point("observer awaited", at((Observer, "awaited")), of_nobody=True),
-    Point("observer committed", at((Observer, "committed")), of_nobody=True),
     Point("observer published", at((Observer, "published")), of_nobody=True),
     Point("observer looked", at((Observer, "looked")), of_nobody=True),
     Point("observer taken_back", at((Observer, "taken_back")), of_nobody=True, failing_steps=FAILING),

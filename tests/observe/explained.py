@@ -9,6 +9,7 @@ from aserve.core.outputs import SeqDelta
 from aserve.core.plan import StepPlan, StepResult
 from aserve.core.request import Request
 from aserve.observe.observer import Observer
+from aserve.observe.step import StepTimes
 from tests.scheduler.sync_loop import SyncLoop
 
 PLAN_S, FLIGHT_S, WAIT_S = 0.001, 0.01, 0.0001
@@ -31,6 +32,8 @@ class ExplainedLoop(SyncLoop):
         super().__init__(**options)
         self.observer = Observer(self.scheduler.readings, lambda: self.now, Names(adapters))
         self._plain = plain
+        self._times: dict[int, StepTimes] = {}
+        self._last_landed_s = 0.0
         self._commit, self.scheduler.commit = self.scheduler.commit, self._seen_commit  # type: ignore[method-assign]
 
     def _listen(self, wanted: Request) -> None:
@@ -44,8 +47,8 @@ class ExplainedLoop(SyncLoop):
         plan = super().plan()
         self.now += PLAN_S
         if plan is not None and self.observer.is_watched:
-            self.observer.planned(plan, began_s)
-            self.observer.launched(plan)
+            self._times[plan.step_id] = times = StepTimes(began_s, self.now)
+            self.observer.planned(plan, times)
         return plan
 
     def _seen_commit(self, result: StepResult, took_s: float = 0.0) -> Any:
@@ -56,8 +59,12 @@ class ExplainedLoop(SyncLoop):
         plan, result = self.in_flight[0]
         self.now += FLIGHT_S
         deltas = super().commit()
+        times = self._times.pop(plan.step_id, None)
+        if times is not None:
+            times.took_s = self.now - max(times.began_s, self._last_landed_s)
+            times.landed_s = times.committed_s = self.now
+        self._last_landed_s = self.now
         if self.observer.is_watched:
-            self.observer.committed(plan, self.now)
             self.now += WAIT_S
             self.observer.published(plan, result, self._step)
         return deltas

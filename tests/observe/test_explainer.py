@@ -45,7 +45,7 @@ def test_shares_of_all_sum_to_the_steps():
     explained = loop.explained(*(request(f"r{i}", LONG[: 2 + i], 4) for i in range(4)))
     whole = {plan.step_id for plan in loop.plans}
     assert max(found.steps.num for found in explained) <= len(whole)
-    total_ms = 1000 * loop.observer._last_landed_s
+    total_ms = 1000 * loop._last_landed_s
     assert sum(found.steps.share_ms for found in explained) <= total_ms
     assert sum(found.steps.share_ms for found in explained) == pytest.approx(
         max(found.steps.total_ms for found in explained), rel=0.01

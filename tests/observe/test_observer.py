@@ -9,6 +9,7 @@ from aserve.core.errors import OverloadedError, UnavailableError
 from aserve.observe.mirror import Mirror
 from aserve.observe.observer import MAX_VIEWERS, Observer
 from aserve.observe.records import BlockChange, Held, Phases, Splice
+from aserve.observe.step import StepTimes
 from tests.engines import byte_tokenizer
 from tests.fakes import FakeClock
 from tests.observe.explained import Names
@@ -27,7 +28,7 @@ class Telltale(Observer):
         self.asked = []
 
     def __getattribute__(self, name):
-        if name in ("planned", "launched", "awaited", "committed", "published", "looked", "taken_back", "_change"):
+        if name in ("planned", "published", "looked", "taken_back", "_change"):
             self.asked.append(name)
         return super().__getattribute__(name)
 
@@ -50,7 +51,7 @@ async def test_nothing_is_done_while_nobody_looks_on():
         with observer.viewer() as viewer:
             await viewer.news()
             await bench.ask("b", PROMPT, 9)
-            assert set(observer.asked) == {"planned", "launched", "awaited", "committed", "published", "_change"}
+            assert set(observer.asked) == {"planned", "published", "_change"}
         observer.asked.clear()
         await bench.ask("c", PROMPT, 9)
         assert observer.asked == []
@@ -107,15 +108,15 @@ def test_the_wait_begins_with_nothing_else_to_do_and_never_before_the_launch(is_
     with observer.viewer() as viewer:
         news_of(viewer)
         plan = loop.plan()
-        observer.planned(plan, 0.0)
-        told = (observer.awaited, observer.launched) if is_launched_last else (observer.launched, observer.awaited)
-        for tell in told:
+        times = StepTimes(0.0, clock())
+        observer.planned(plan, times)
+        for name in ("waited_s", "launched_s") if is_launched_last else ("launched_s", "waited_s"):
             clock.advance(0.001)
-            tell(plan)
+            setattr(times, name, clock())
         _, result = loop.in_flight.popleft()
         step = loop.scheduler.commit(result)
         clock.advance(0.004)
-        observer.committed(plan, 0.005)
+        times.landed_s, times.committed_s = 0.005, clock()
         clock.advance(0.001)
         observer.published(plan, result, step)
         [phases] = [record.work.phases for record in news_of(viewer).records]

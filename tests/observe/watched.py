@@ -8,6 +8,7 @@ from aserve.core.plan import StepPlan, StepResult
 from aserve.observe.observer import Observer
 from aserve.observe.others import OTHERS, TenantView
 from aserve.observe.records import NO_CHANGE, NO_TOKEN, Card, Crowd, Held, Queue, Record, Snapshot
+from aserve.observe.step import StepTimes
 from aserve.observe.viewer import News, Viewer
 from aserve.scheduler.scheduler import Scheduler
 from aserve.scheduler.states import State
@@ -140,8 +141,7 @@ class WatchedLoop(SyncLoop):
         began_s = self.now
         plan = super().plan()
         if plan is not None:
-            self.observer.planned(plan, began_s)
-            self.observer.launched(plan)
+            self.observer.planned(plan, StepTimes(began_s, self.now, self.now, self.now, self.now, self.now))
         return plan
 
     def _watched_commit(self, result: StepResult, took_s: float = 0.0) -> Any:
@@ -151,8 +151,6 @@ class WatchedLoop(SyncLoop):
     def commit(self) -> list[SeqDelta]:
         plan, result = self.in_flight[0]
         deltas = super().commit()
-        self.observer.awaited(plan)
-        self.observer.committed(plan, self.now)
         self.observer.published(plan, result, self._step)
         self.compare_told()
         return deltas
