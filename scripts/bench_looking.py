@@ -26,6 +26,7 @@ from aserve.load.http import Client
 
 PATH: Final = "/v1/completions"
 EVENTS: Final = b"GET /v1/inspect/events HTTP/1.1\r\nHost: localhost\r\n\r\n"
+SNAPSHOT: Final = b'"type":"snapshot"'
 KINDS: Final = ("plain", "watched", "explained")
 
 
@@ -44,7 +45,7 @@ def body(stream: int, max_tokens: int, *, explains: bool) -> bytes:
 
 @asynccontextmanager
 async def viewer(port: int) -> AsyncIterator[None]:
-    """Somebody who reads all events. Raises ValueError where there are none."""
+    """Somebody who has been told what is there, and reads all events. Raises ValueError where there are none."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
 
     async def read() -> None:
@@ -55,6 +56,7 @@ async def viewer(port: int) -> AsyncIterator[None]:
         writer.write(EVENTS)
         if b" 200 " not in (status := await reader.readline()):
             raise ValueError(f"the inspector answered {status!r}")
+        await reader.readuntil(SNAPSHOT)
         async with asyncio.TaskGroup() as group:
             reading = group.create_task(read())
             yield

@@ -105,7 +105,8 @@ class EventStream(EventSourceResponse):
         try:
             await self._write(send, self._first)
             async for piece in self._rest:
-                await self._write(send, piece)
+                if not self.write_now(piece):
+                    await self._write(send, piece)
         except ClientGone:
             raise
         except BaseException as error:  # the status is long sent: the client learns of it in the stream

@@ -9,10 +9,9 @@ from one state to another, or its table may do more than grow. A whole pool is r
 blocks when some have moved.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from collections.abc import Sequence as Several
 from itertools import islice
-from typing import Any
 
 from aserve.core.ids import BlockId, ChoiceId, HostBlockId, SeqId
 from aserve.core.outputs import SeqDelta
@@ -64,10 +63,6 @@ class Change:
         self.queue: Queue | None = None
         self.blocks = NO_CHANGE
 
-    def told(self) -> dict[str, Any]:
-        """By field."""
-        return {"cards": tuple(self.cards), "moves": tuple(self.moves), "queue": self.queue, "blocks": self.blocks}
-
 
 class Mirror:
     """Of one scheduler, which notes from now on what changes. Begins with everything as it is told."""
@@ -112,39 +107,34 @@ class Mirror:
         told = self._told.get(seq_id)
         return None if told is None else told.card
 
-    def change(self, deltas: Several[SeqDelta], grown: Iterable[SeqId] | None = None, *, has_swapped: bool) -> Change:
+    def change(self, deltas: Several[SeqDelta], grown: Several[SeqId] | None = None, *, has_swapped: bool) -> Change:
         """What to tell now, which counts as told from then on.
 
         deltas: those of the step, which say why choices have ended. grown: whose tables have become longer since the
         last look, where no block was moved; None where anything may have happened. has_swapped: whether blocks have
         gone to the host or come from it.
         """
-        cache, looked_at = self._readings.cache, self._to_look_at(grown)
-        rehashed = cache.take_rehashed()
-        has_swapped = has_swapped or cache.num_kept_on_host != len(self._kept)
-        has_queue = self._readings.num_waiting > 0 or self._queue is not _NOBODY
-        if not (looked_at or rehashed or has_swapped or has_queue or self._new_cards):
+        readings = self._readings
+        has_news = self._new_cards or self._num_shifting or self._queue is not _NOBODY or grown is None or grown
+        if not has_news and readings.is_still(self._num_moves, len(self._kept)):
             return _NOTHING
         change = Change()
-        if has_queue:
-            self._look_at_queue(change)
+        self._look_at_queue(change)
+        looked_at: Iterable[_Told] = self._told.values()
+        if grown is not None and not self._num_shifting and readings.num_moves == self._num_moves:
+            looked_at = [told for seq_id in grown if (told := self._told.get(seq_id)) is not None]
+        self._num_moves = readings.num_moves
         for told in looked_at:
             self._look_at(told, change, deltas)
         for move in change.moves:
             if move.what == "ended":
                 self._num_shifting -= not self._told.pop(SeqId(move.seq)).only_grows
         change.cards, self._new_cards = self._new_cards, []
+        rehashed = readings.cache.take_rehashed()
+        has_swapped = has_swapped or readings.cache.num_kept_on_host != len(self._kept)
         if change.tables or change.host_tables or rehashed or has_swapped:
             change.blocks = self._blocks_changed(change, rehashed, has_swapped=has_swapped)
         return change
-
-    def _to_look_at(self, grown: Iterable[SeqId] | None) -> Collection[_Told]:
-        """Of whom something may have changed."""
-        num_moves = self._readings.num_moves
-        if grown is None or self._num_shifting or num_moves != self._num_moves:
-            self._num_moves = num_moves
-            return self._told.values()
-        return [told for seq_id in grown if (told := self._told.get(seq_id)) is not None]
 
     def snapshot(self, number: int, at_us: int) -> Snapshot:
         """All that has been told, up to a record of that number."""
@@ -162,7 +152,11 @@ class Mirror:
         sequence = told.sequence
         table = sequence.table
         if sequence.state is told.state and sequence.num_preemptions == told.num_preemptions:
-            if told.only_grows and len(table.block_ids) == len(told.blocks):
+            if told.only_grows:
+                num_told = len(told.blocks)
+                if blocks := table.block_ids[num_told:]:
+                    change.tables.append(Splice(sequence.id, num_told, tuple(blocks)))
+                    told.blocks += blocks
                 return
         else:
             self._moved(told, change, deltas)

@@ -164,7 +164,7 @@ class Observer:
             self._explainer.landed(plan, begun.times.took_s, begun.times.landed_s)
         if not self._viewers:
             return
-        begun.published(result, self._clock(), self._looking())
+        begun.published(result, self._clock(), self._mirror or self._looking())
         change = self._change(step.deltas, has_swapped=plan.block_ops is not None)
         self._number += 1
         begun.told(self._number, change)
@@ -178,18 +178,31 @@ class Observer:
         if self._explainer is not None and self._explainer.is_busy:
             self._explainer.taken_back(plans)
         if self._viewers:
-            self._tell(failed_step=step_id, has_swapped=True)
+            self._tell(None, step_id, has_swapped=True)
 
     def looked(self, lag_s: float) -> None:
         """It was looked how late the event loop is."""
         if self._viewers:
-            self._tell(lag_us=microseconds(lag_s), has_swapped=False)
+            try:
+                self._tell(microseconds(lag_s), None, has_swapped=False)
+            finally:
+                for viewer in self._viewers:
+                    viewer.looked()
 
-    def _tell(self, *, has_swapped: bool, **what: int | None) -> None:
-        """Make a record of what is given, and of all that has changed, and offer it to everybody."""
+    def _tell(self, lag_us: int | None, failed_step: int | None, *, has_swapped: bool) -> None:
+        """Make a record of what is no step, and of all that has changed, and offer it to everybody."""
         change = self._change((), has_swapped=has_swapped)
         self._number += 1
-        record = Record(self._number, self.now_us(), **change.told(), **what)  # type: ignore[arg-type]  # by name
+        record = Record(
+            self._number,
+            self.now_us(),
+            cards=tuple(change.cards),
+            moves=tuple(change.moves),
+            queue=change.queue,
+            blocks=change.blocks,
+            lag_us=lag_us,
+            failed_step=failed_step,
+        )
         for viewer in self._viewers:
             viewer.offer(lambda: record)
 

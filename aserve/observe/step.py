@@ -41,8 +41,11 @@ class ObservedStep:
     def published(self, result: StepResult, published_s: float, mirror: Mirror) -> None:
         """It is over. mirror: as it was before what has changed since the last record."""
         self._result, self._published_s = result, published_s
-        only_decodes = not any(piece.token_ids for piece in self.plan.slices)  # as in most steps
-        self._computed = None if only_decodes else _computed(self.plan, result, mirror)
+        self._computed = None
+        for piece in self.plan.slices:
+            if piece.token_ids:  # else all decode, as in most steps
+                self._computed = _computed(self.plan, result, mirror)
+                break
 
     def told(self, number: int, change: Change) -> None:
         """It gets a record of that number, with what has changed by then."""
@@ -50,27 +53,12 @@ class ObservedStep:
 
     def record(self) -> Record:
         """Of all this."""
-        plan, times, computed = self.plan, self.times, self._computed
-        if computed is None:
-            computed = _Computed([piece.seq_id for piece in plan.slices], list(self._result.token_ids), [], [])
-        ops, num_drafts = plan.block_ops, sum(one.num_tokens for one in plan.drafting)
-        moves = () if ops is None else (ops.copies, ops.swap_outs, ops.swap_ins)
-        decodes, pieces = tuple(computed.decodes), tuple(computed.pieces)
-        work = Work(plan.step_id, microseconds(times.began_s), self._phases(), decodes, pieces, num_drafts, *moves)
-        return Record(
-            self._number,
-            microseconds(self._published_s),
-            work=work,
-            decoded=tuple(computed.decoded),
-            token_ids=tuple(computed.token_ids),
-            admitted=self.admitted,
-            **self._change.told(),
-        )
-
-    def _phases(self) -> Phases:
-        """How long each part took."""
-        times = self.times
-        return Phases(
+        plan, times, change = self.plan, self.times, self._change
+        decodes = tuple([piece.seq_id for piece in plan.slices])
+        computed = self._computed or _Computed(decodes, self._result.token_ids)
+        ops, num_drafts = plan.block_ops, sum([one.num_tokens for one in plan.drafting])
+        moved = () if ops is None else (ops.copies, ops.swap_outs, ops.swap_ins)
+        phases = Phases(
             microseconds(times.planned_s - times.began_s),
             microseconds(times.launched_s - times.planned_s),
             microseconds(times.landed_s - times.launched_s),
@@ -78,15 +66,29 @@ class ObservedStep:
             microseconds(times.committed_s - times.landed_s),
             microseconds(self._published_s - times.committed_s),
         )
+        began_us, at_us = microseconds(times.began_s), microseconds(self._published_s)
+        work = Work(plan.step_id, began_us, phases, computed.decodes, computed.pieces, num_drafts, *moved)
+        return Record(
+            self._number,
+            at_us,
+            tuple(change.cards),
+            work,
+            computed.decoded,
+            computed.token_ids,
+            self.admitted,
+            tuple(change.moves),
+            change.queue,
+            change.blocks,
+        )
 
 
 class _Computed(NamedTuple):
     """What came of a plan's slices: the fields of `Work` and `Record`."""
 
-    decodes: list[SeqId]
-    decoded: list[int]
-    pieces: list[Piece]
-    token_ids: list[tuple[int, tuple[int, ...]]]
+    decodes: tuple[SeqId, ...]
+    decoded: tuple[int, ...]
+    pieces: tuple[Piece, ...] = ()
+    token_ids: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
 def _computed(plan: StepPlan, result: StepResult, mirror: Mirror) -> _Computed:
@@ -94,7 +96,10 @@ def _computed(plan: StepPlan, result: StepResult, mirror: Mirror) -> _Computed:
     slices, sampled = plan.slices, result.token_ids
     pools, first = bool(result.vectors), 0
     accepted = iter(result.num_accepted)
-    computed = _Computed([], [], [], [])
+    decodes: list[SeqId] = []
+    decoded: list[int] = []
+    pieces: list[Piece] = []
+    others: list[tuple[int, tuple[int, ...]]] = []
     for piece in slices:
         num_accepted, card = 0, mirror.card(piece.seq_id)
         token_ids: tuple[int, ...] = ()
@@ -103,15 +108,15 @@ def _computed(plan: StepPlan, result: StepResult, mirror: Mirror) -> _Computed:
             token_ids = sampled[first : first + num_accepted + 1] if card is not None and card.shows_tokens else ()
             first += num_accepted + 1
         if piece.num_tokens == 1 and _is_next(piece, card):
-            computed.decodes.append(piece.seq_id)
-            computed.decoded.append(token_ids[0] if token_ids else NO_TOKEN)
+            decodes.append(piece.seq_id)
+            decoded.append(token_ids[0] if token_ids else NO_TOKEN)
             continue
         num_drafts = max(0, piece.num_samples - 1)
         kind = "draft" if num_drafts else "pooled" if pools and piece.num_samples else "prefill"
-        computed.pieces.append(Piece(piece.seq_id, kind, piece.start, piece.num_tokens, num_drafts, num_accepted))
+        pieces.append(Piece(piece.seq_id, kind, piece.start, piece.num_tokens, num_drafts, num_accepted))
         if token_ids:
-            computed.token_ids.append((piece.seq_id, token_ids))
-    return computed
+            others.append((piece.seq_id, token_ids))
+    return _Computed(tuple(decodes), tuple(decoded), tuple(pieces), tuple(others))
 
 
 def _is_next(piece: SeqSlice, card: Card | None) -> bool:

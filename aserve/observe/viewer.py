@@ -33,6 +33,7 @@ class Viewer:
         self._has_ended = False
         self._bell = asyncio.Event()
         self._bell.set()
+        self._look = asyncio.Event()
 
     async def news(self) -> News:
         """What has come since the last call; waits for something. Raises `UnavailableError` at the engine's end."""
@@ -46,6 +47,18 @@ class Viewer:
         records = tuple(record() for record in self._records)
         self._records.clear()
         return News(num_lost, snapshot, records)
+
+    async def next_look(self) -> None:
+        """Wait until the engine looks after itself again, as it does ten times a second, steps or none.
+
+        Who asks for news behind that wakes up when the event loop is awake, and takes nothing from a step.
+        """
+        self._look.clear()
+        await self._look.wait()
+
+    def looked(self) -> None:
+        """It does now."""
+        self._look.set()
 
     def offer(self, record: Callable[[], Record]) -> None:
         """Something happened. record: makes what is told of it, when it is told."""
@@ -68,3 +81,4 @@ class Viewer:
         """Nothing will come."""
         self._has_ended = True
         self._bell.set()
+        self._look.set()

@@ -42,6 +42,12 @@ class Readings:
         """How often a sequence has gone from one state to another, but for a restart."""
         return self._residents.num_moves
 
+    def is_still(self, num_moves: int, num_kept_on_host: int) -> bool:
+        """Whether nobody waits, no block has got or lost a hash, and these numbers are as they were."""
+        residents, cache = self._residents, self.cache
+        is_same = residents.num_moves == num_moves and cache.num_kept_on_host == num_kept_on_host
+        return is_same and not residents.waiting and not cache.has_rehashed
+
     @property
     def num_running(self) -> int:
         """How many have a row."""

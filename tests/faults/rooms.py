@@ -230,6 +230,7 @@ WATCHED = (
     Point("mirror meet", at((Mirror, "meet")), of_nobody=True),
     Point("mirror cards", at((mirror, "card_of")), of_nobody=True),
     Point("readings sequence", at((Readings, "sequence")), of_nobody=True),
+    Point("readings still", at((Readings, "is_still")), of_nobody=True),
     Point("cache rehashed", at((PagedCache, "take_rehashed"))),
     Point("feed made", at((inspector, "Feed"))),
     Point("feed hello", at((inspector.Feed, "hello"))),
