@@ -3,7 +3,7 @@
 Those who look on are viewers, and the explainer, while requests are open that asked for an explanation.
 
     engine loop   planned   launched   committed   published ...      a look ten times a second, steps or none
-                     '---------'-----------'-----------'--> each Viewer's queue --> Record, for who reads it in his time
+                     '---------'-----------'-----------'--> Record --> each Viewer's queue --> who reads it, in his time
 
 A viewer who reads slowly loses records, never their order: when his queue is full it is emptied, he is told how many
 are gone, and goes on from a new snapshot. So what he holds is bounded, and nothing waits for him. What is raised here
@@ -26,7 +26,7 @@ from aserve.observe.explainer import Explainer, known_now
 from aserve.observe.mirror import Change, Mirror
 from aserve.observe.prefixes import Names
 from aserve.observe.records import Admission, Record, Snapshot
-from aserve.observe.step import ObservedStep, StepTimes, microseconds
+from aserve.observe.step import ObservedStep, StepTimes, computed, microseconds
 from aserve.observe.viewer import Viewer
 from aserve.scheduler.readings import Readings
 from aserve.scheduler.sequence import Sequence
@@ -164,12 +164,24 @@ class Observer:
             self._explainer.landed(plan, begun.times.took_s, begun.times.landed_s)
         if not self._viewers:
             return
-        begun.published(result, self._clock(), self._mirror or self._looking())
+        told = computed(plan, result, self._mirror or self._looking())
+        published_s = self._clock()
+        work = begun.work(published_s, told.decodes, told.pieces)
         change = self._change(step.deltas, has_swapped=plan.block_ops is not None)
-        self._number += 1
-        begun.told(self._number, change)
-        for viewer in self._viewers:
-            viewer.offer(begun.record)
+        self._offer(
+            Record(
+                self._number + 1,
+                microseconds(published_s),
+                tuple(change.cards),
+                work,
+                told.decoded,
+                told.token_ids,
+                begun.admitted,
+                tuple(change.moves),
+                change.queue,
+                change.blocks,
+            )
+        )
 
     def taken_back(self, step_id: int | None) -> None:
         """A step raised, and those on top of it are gone as well; None where what holds what is made anew."""
@@ -192,19 +204,23 @@ class Observer:
     def _tell(self, lag_us: int | None, failed_step: int | None, *, has_swapped: bool) -> None:
         """Make a record of what is no step, and of all that has changed, and offer it to everybody."""
         change = self._change((), has_swapped=has_swapped)
-        self._number += 1
-        record = Record(
-            self._number,
-            self.now_us(),
-            cards=tuple(change.cards),
-            moves=tuple(change.moves),
-            queue=change.queue,
-            blocks=change.blocks,
-            lag_us=lag_us,
-            failed_step=failed_step,
+        self._offer(
+            Record(
+                self._number + 1,
+                self.now_us(),
+                cards=tuple(change.cards),
+                moves=tuple(change.moves),
+                queue=change.queue,
+                blocks=change.blocks,
+                lag_us=lag_us,
+                failed_step=failed_step,
+            )
         )
+
+    def _offer(self, record: Record) -> None:
+        self._number = record.number
         for viewer in self._viewers:
-            viewer.offer(lambda: record)
+            viewer.offer(record)
 
     def _change(self, deltas: Several[SeqDelta], *, has_swapped: bool) -> Change:
         """What has changed since the last record. deltas: of the step that is told."""

@@ -1,8 +1,4 @@
-"""ObservedStep: of a step while somebody looks on, when what was done about it, and what came of it.
-
-While the step goes by only what must be is noted. The record of it is made when a viewer asks for news, ten times a
-second: of many steps at once that takes a third as long, for what it needs lies in the processor's cache by then.
-"""
+"""ObservedStep: of a step while somebody looks on, when what was done about it, and what came of it."""
 
 from typing import NamedTuple
 
@@ -10,8 +6,8 @@ import msgspec
 
 from aserve.core.ids import SeqId
 from aserve.core.plan import SeqSlice, StepPlan, StepResult
-from aserve.observe.mirror import Change, Mirror
-from aserve.observe.records import NO_TOKEN, Admission, Card, Phases, Piece, Record, Work
+from aserve.observe.mirror import Mirror
+from aserve.observe.records import NO_TOKEN, Admission, Card, Phases, Piece, Work
 
 
 class StepTimes(msgspec.Struct, gc=False):
@@ -30,59 +26,32 @@ class StepTimes(msgspec.Struct, gc=False):
 
 
 class ObservedStep:
-    """A step that has been planned. admitted: who took a row in it."""
+    """A step that has been planned. admitted: who took a row in it. times: for who steps to write to."""
 
-    __slots__ = ("_change", "_computed", "_number", "_published_s", "_result", "admitted", "plan", "times")
+    __slots__ = ("admitted", "plan", "times")
 
     def __init__(self, plan: StepPlan, times: StepTimes) -> None:
         self.plan, self.times = plan, times
         self.admitted: tuple[Admission, ...] = ()
 
-    def published(self, result: StepResult, published_s: float, mirror: Mirror) -> None:
-        """It is over. mirror: as it was before what has changed since the last record."""
-        self._result, self._published_s = result, published_s
-        self._computed = None
-        for piece in self.plan.slices:
-            if piece.token_ids:  # else all decode, as in most steps
-                self._computed = _computed(self.plan, result, mirror)
-                break
-
-    def told(self, number: int, change: Change) -> None:
-        """It gets a record of that number, with what has changed by then."""
-        self._number, self._change = number, change
-
-    def record(self) -> Record:
-        """Of all this."""
-        plan, times, change = self.plan, self.times, self._change
-        decodes = tuple([piece.seq_id for piece in plan.slices])
-        computed = self._computed or _Computed(decodes, self._result.token_ids)
-        ops, num_drafts = plan.block_ops, sum([one.num_tokens for one in plan.drafting])
-        moved = () if ops is None else (ops.copies, ops.swap_outs, ops.swap_ins)
+    def work(self, published_s: float, decodes: tuple[SeqId, ...], pieces: tuple[Piece, ...]) -> Work:
+        """What was done, once it is over."""
+        plan, times = self.plan, self.times
         phases = Phases(
             microseconds(times.planned_s - times.began_s),
             microseconds(times.launched_s - times.planned_s),
             microseconds(times.landed_s - times.launched_s),
             microseconds(times.landed_s - max(times.waited_s, times.launched_s)),
             microseconds(times.committed_s - times.landed_s),
-            microseconds(self._published_s - times.committed_s),
+            microseconds(published_s - times.committed_s),
         )
-        began_us, at_us = microseconds(times.began_s), microseconds(self._published_s)
-        work = Work(plan.step_id, began_us, phases, computed.decodes, computed.pieces, num_drafts, *moved)
-        return Record(
-            self._number,
-            at_us,
-            tuple(change.cards),
-            work,
-            computed.decoded,
-            computed.token_ids,
-            self.admitted,
-            tuple(change.moves),
-            change.queue,
-            change.blocks,
-        )
+        began_us, num_drafts = microseconds(times.began_s), sum([one.num_tokens for one in plan.drafting])
+        ops = plan.block_ops
+        moves = () if ops is None else (ops.copies, ops.swap_outs, ops.swap_ins)
+        return Work(plan.step_id, began_us, phases, decodes, pieces, num_drafts, *moves)
 
 
-class _Computed(NamedTuple):
+class Computed(NamedTuple):
     """What came of a plan's slices: the fields of `Work` and `Record`."""
 
     decodes: tuple[SeqId, ...]
@@ -91,9 +60,12 @@ class _Computed(NamedTuple):
     token_ids: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
-def _computed(plan: StepPlan, result: StepResult, mirror: Mirror) -> _Computed:
+def computed(plan: StepPlan, result: StepResult, mirror: Mirror) -> Computed:
     """Who computed one more token, who more than that, and which tokens came of it."""
     slices, sampled = plan.slices, result.token_ids
+    newest = tuple([piece.seq_id for piece in slices if not piece.token_ids])
+    if len(newest) == len(slices):  # as in most steps
+        return Computed(newest, sampled)
     pools, first = bool(result.vectors), 0
     accepted = iter(result.num_accepted)
     decodes: list[SeqId] = []
@@ -116,7 +88,7 @@ def _computed(plan: StepPlan, result: StepResult, mirror: Mirror) -> _Computed:
         pieces.append(Piece(piece.seq_id, kind, piece.start, piece.num_tokens, num_drafts, num_accepted))
         if token_ids:
             others.append((piece.seq_id, token_ids))
-    return _Computed(tuple(decodes), tuple(decoded), tuple(pieces), tuple(others))
+    return Computed(tuple(decodes), tuple(decoded), tuple(pieces), tuple(others))
 
 
 def _is_next(piece: SeqSlice, card: Card | None) -> bool:

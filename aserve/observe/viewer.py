@@ -26,7 +26,7 @@ class Viewer:
 
     def __init__(self, snapshot: Callable[[], Snapshot], max_records: int) -> None:
         self._snapshot = snapshot
-        self._records: deque[Callable[[], Record]] = deque()
+        self._records: deque[Record] = deque()
         self._max_records = max_records
         self._num_lost = 0
         self._needs_snapshot = True
@@ -44,7 +44,7 @@ class Viewer:
         num_lost, self._num_lost = self._num_lost, 0
         snapshot = self._snapshot() if self._needs_snapshot else None
         self._needs_snapshot = False
-        records = tuple(record() for record in self._records)
+        records = tuple(self._records)
         self._records.clear()
         return News(num_lost, snapshot, records)
 
@@ -60,8 +60,8 @@ class Viewer:
         """It does now."""
         self._look.set()
 
-    def offer(self, record: Callable[[], Record]) -> None:
-        """Something happened. record: makes what is told of it, when it is told."""
+    def offer(self, record: Record) -> None:
+        """Something happened."""
         if self._needs_snapshot:
             self._num_lost += self._num_lost > 0  # counted from the first that was lost to the next snapshot
         elif len(self._records) < self._max_records:

@@ -158,7 +158,7 @@ class DecodeCalls:
         return _Captured(calls, inputs, calls.result.numpy())
 
     def _load(self, plan: StepPlan, inputs: _Inputs) -> AttentionBatch:
-        """Where the tokens of a plan sit, in its order, which is no matter to our own kernel; all else is written."""
+        """Write what the calls read, and say where the tokens sit: in the order of the plan, which our kernel takes."""
         rows_S, lens_S = np.array([(piece.row, piece.num_tokens) for piece in plan.slices]).T
         ends_S = np.array([piece.start + piece.num_tokens for piece in plan.slices], np.int32)
         rows_T, starts_S1 = rows_S.repeat(lens_S), np.zeros(len(rows_S) + 1, np.int32)
