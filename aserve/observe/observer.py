@@ -164,8 +164,8 @@ class Observer:
             self._explainer.landed(plan, begun.times.took_s, begun.times.landed_s)
         if not self._viewers:
             return
-        told = computed(plan, result, self._mirror or self._looking())
         published_s = self._clock()
+        told = computed(plan, result, self._mirror or self._looking())
         work = begun.work(published_s, told.decodes, told.pieces)
         change = self._change(step.deltas, has_swapped=plan.block_ops is not None)
         self._offer(
