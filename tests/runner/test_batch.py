@@ -96,3 +96,13 @@ def test_a_slice_brings_all_of_its_tokens_or_none(builder: BatchBuilder):
 
     with pytest.raises(AssertionError):
         builder.build(StepPlan(0, (replace(chunk(0, 0, [1, 2], 1), num_tokens=3),), (init(0),)))
+
+
+def test_a_row_is_plain_from_the_position_on_where_nothing_is_banned(builder: BatchBuilder):
+    plain, banned = chunk(0, 0, [1, 2], 1), chunk(1, 0, [1, 2], 2)
+    builder.build(
+        StepPlan(0, (plain, banned), (init(0), init(1, sampling=RowSampling(banned_ids=(9,), banned_before=5))))
+    )
+    assert builder.is_plain([fed(0, 2)])
+    assert not builder.is_plain([fed(0, 2), fed(1, 3)])
+    assert builder.is_plain([fed(0, 2), fed(1, 4)])
