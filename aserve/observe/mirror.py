@@ -124,8 +124,9 @@ class Mirror:
         if grown is not None and not self._num_shifting and readings.num_moves == self._num_moves:
             looked_at = [told for seq_id in grown if (told := self._told.get(seq_id)) is not None]
         self._num_moves = readings.num_moves
+        ends = _ends(deltas)
         for told in looked_at:
-            self._look_at(told, change, deltas)
+            self._look_at(told, change, ends)
         for move in change.moves:
             if move.what == "ended":
                 self._num_shifting -= not self._told.pop(SeqId(move.seq)).only_grows
@@ -147,7 +148,7 @@ class Mirror:
         states = tuple((int(seq_id), told.state.value) for seq_id, told in self._told.items())
         return Snapshot(number, at_us, cards, states, self._queue, held.whole())
 
-    def _look_at(self, told: _Told, change: Change, deltas: Several[SeqDelta]) -> None:
+    def _look_at(self, told: _Told, change: Change, ends: dict[ChoiceId, str]) -> None:
         """What has changed of one sequence."""
         sequence = told.sequence
         table = sequence.table
@@ -159,7 +160,7 @@ class Mirror:
                     told.blocks += blocks
                 return
         else:
-            self._moved(told, change, deltas)
+            self._moved(told, change, ends)
         if table.block_ids != told.blocks:
             change.tables.append(_splice(sequence.id, told.blocks, table.block_ids))
             told.blocks = list(table.block_ids)
@@ -167,7 +168,7 @@ class Mirror:
             change.host_tables.append(_splice(sequence.id, told.host_blocks, table.host_ids))
             told.host_blocks = list(table.host_ids)
 
-    def _moved(self, told: _Told, change: Change, deltas: Several[SeqDelta]) -> None:
+    def _moved(self, told: _Told, change: Change, ends: dict[ChoiceId, str]) -> None:
         """The state of a sequence is another."""
         sequence = told.sequence
         if sequence.num_preemptions != told.num_preemptions:
@@ -177,7 +178,7 @@ class Mirror:
             change.moves.append(Move(sequence.id, "recompute"))  # its copy on the host is lost
         told.state, told.num_preemptions = sequence.state, sequence.num_preemptions
         if sequence.state is State.FINISHED:
-            change.moves.append(Move(sequence.id, "ended", _why_ended(sequence.choice_id, deltas)))
+            change.moves.append(Move(sequence.id, "ended", ends.get(sequence.choice_id, "")))
 
     def _look_at_queue(self, change: Change) -> None:
         readings = self._readings
@@ -212,11 +213,9 @@ _NOBODY = Queue()
 _NOTHING = Change()
 
 
-def _why_ended(choice_id: ChoiceId, deltas: Several[SeqDelta]) -> str:
-    for delta in deltas:
-        if delta.finish_reason is not None and delta.index == choice_id[1] and delta.request_id == choice_id[0]:
-            return str(delta.finish_reason.value)
-    return ""
+def _ends(deltas: Several[SeqDelta]) -> dict[ChoiceId, str]:
+    """Why choices have ended."""
+    return {(d.request_id, d.index): str(d.finish_reason.value) for d in deltas if d.finish_reason is not None}
 
 
 def card_of(sequence: Sequence) -> Card:

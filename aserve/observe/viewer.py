@@ -49,11 +49,12 @@ class Viewer:
         return News(num_lost, snapshot, records)
 
     async def next_look(self) -> None:
-        """Wait until the engine looks after itself again, as it does ten times a second, steps or none.
+        """Wait until the engine looks after itself again, as it does ten times a second, steps or none, or has ended.
 
         Who asks for news behind that wakes up when the event loop is awake, and takes nothing from a step.
         """
-        self._look.clear()
+        if not self._has_ended:
+            self._look.clear()
         await self._look.wait()
 
     def looked(self) -> None:

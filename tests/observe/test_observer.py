@@ -241,3 +241,13 @@ def test_held_is_made_of_what_it_says_of_itself():
     assert (held.cached, held.kept) == ({7}, set())
     again = Held(held.whole())
     assert (again.tables, again.host_tables, again.cached, again.kept) == (held.tables, {}, {7}, set())
+
+
+async def test_who_is_busy_when_the_engine_ends_does_not_wait_for_its_next_look():
+    observer = Observer(SyncLoop().scheduler.readings, FakeClock(), Names())
+    with observer.viewer() as viewer:
+        await viewer.news()
+        observer.close()
+        await asyncio.wait_for(viewer.next_look(), 5)
+        with pytest.raises(UnavailableError):
+            await viewer.news()
