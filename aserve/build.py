@@ -283,6 +283,7 @@ def _runner(
             make = partial(make_draft_model, config, *made_of)
             runner.draft_with(lambda device: loaded.team.drafts(make(device), config, loaded.device))
         runner.warm_up()
+        config = msgspec.structs.replace(config, graph_sizes=runner.graph_sizes)
         if config.num_host_blocks:
             costs = runner.measure_costs()
             config = msgspec.structs.replace(config, recompute_cost_s=costs.recompute_s, swap_cost_s=costs.swap_s)

@@ -44,6 +44,7 @@ def make_scheduler(config: EngineConfig, make: Callable[..., Scheduler] = Schedu
         is_fair=config.scheduling_policy == "fair",
         target_itl_s=None if config.target_itl_ms is None else config.target_itl_ms / 1e3,
         itl_factor=config.itl_factor,
+        graph_sizes=config.graph_sizes,
         proposer=make_proposer(config),
         max_loras=config.max_loras,
         has_row_state=config.pools and not config.enable_prefix_caching,  # sums of states, or an encoder's tokens

@@ -15,6 +15,7 @@ import torch
 import aserve
 from aserve.build import AsyncEngine, load, make_options
 from aserve.core.errors import CheckpointError, ConfigError, OverloadedError, UnavailableError
+from aserve.core.graph_sizes import GraphSizes
 from aserve.core.ids import RequestId
 from aserve.core.params import SamplingParams
 from aserve.core.request import Request
@@ -269,3 +270,12 @@ def test_weights_of_int8_are_told(folder):
     assert "linear layers kept as int8-g32, as float32 on cpu" in notes[0]
     with pytest.raises(ConfigError, match=r"quantization must be .*int8, int8-g128, int8-g32.*, got 'fp8'"):
         make_options(quantization="fp8")
+
+
+def test_plans_know_the_steps_that_a_gpu_launches_by_one_call(folder, monkeypatch):
+    sizes = GraphSizes((0, 8), (64, 128), num_prompts=16, cheap_tokens=256)
+    assert parts_of(folder).config.graph_sizes is None
+    monkeypatch.setattr(ModelRunner, "graph_sizes", sizes)
+    parts = parts_of(folder)
+    assert parts.config.graph_sizes == sizes
+    assert parts.scheduler.step_cost.graph_sizes == sizes

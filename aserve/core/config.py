@@ -11,12 +11,9 @@ from typing import Any, Final, Literal, get_args
 
 import msgspec
 
-from aserve.core.defaults import (
-    default_max_in_flight,
-    default_max_num_batched_tokens,
-    default_max_num_seqs,
-)
+from aserve.core.defaults import default_max_in_flight, default_max_num_batched_tokens, default_max_num_seqs
 from aserve.core.errors import ConfigError
+from aserve.core.graph_sizes import GraphSizes
 from aserve.core.layout import Footprint, Window, stretched
 from aserve.core.lora import LORA_RULES
 from aserve.core.parallel import PARALLEL_RULES
@@ -252,7 +249,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_in_flight: steps that are launched and have not landed, at most.
     plans_behind_prompts: whether a step with prompts may be in flight while the next is planned. On a CPU it takes so
     long that who comes meanwhile is worth waiting for. itl_factor: how much longer than without prompts a
-    step may take in which somebody decodes, where no target is set.
+    step may take in which somebody decodes, where no target is set. graph_sizes: of steps with prompts on a GPU.
     draft_context_len: of the draft model; 0 without one. draft_step_s: what its steps take, measured.
     pools: whether vectors come out in place of tokens.
     metrics_prefix and the nine before max_loras are the options of those names; that is 0 where there are no adapters.
@@ -272,6 +269,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_in_flight: int = 2
     plans_behind_prompts: bool = True
     itl_factor: float = 2.5
+    graph_sizes: GraphSizes | None = None
     draft_context_len: int = 0
     draft_step_s: StepSeconds = StepSeconds(0.0, 0.0)
     preemption_mode: PreemptionMode = "auto"

@@ -68,6 +68,9 @@ REPLACE_CLOSE_AFTER: Final = 256
 """The same for a graph of at most twice the size, which costs a step less than a capture costs those who wait."""
 START_UP_S: Final = 1.0
 """Of start-up for graphs beyond the largest of each kind; on a large GPU some sixty of them."""
+MOST_OF_A_CAPTURE_S: Final = 0.05
+"""What of a capture is counted. One that takes longer compiles a kernel, which is done once on a machine: a start that
+does, of which some take a second, would else leave graphs to be captured while the first requests wait."""
 START_UP_GRAPHS: Final = 60
 """So many, where ranks capture in lockstep."""
 
@@ -112,6 +115,8 @@ class DecodeGraphs:
         self._captures = Captures(graph_device, must_not_fail=in_lockstep)
         self._in_lockstep = in_lockstep
         self._mixed = MixedGraphs(self._captures, device, rows, builder, step, max_model_len=max_model_len, slots=slots)
+        self.mixed_sizes = self._mixed.sizes
+        """Of the steps with prompts that are graphs."""
         self._device = device
         self._rows = rows
         self._builder = builder
@@ -233,15 +238,17 @@ class DecodeGraphs:
             self._words_BW.index_copy_(0, made.rows_Q, made.words_QW)
 
     def capture_at_start_up(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Capture the largest graph of each kind, and more until `START_UP_S` are over. clock: in seconds."""
-        end_s = clock() + START_UP_S
+        """Capture the largest graph of each kind, and more for `START_UP_S`. clock: in seconds."""
         self.capture_largest()
         if self._in_lockstep:
             for _ in range(START_UP_GRAPHS):
                 self.capture_next()
             return
-        while clock() < end_s and self.capture_next():
-            pass
+        left_s, there_is_more = START_UP_S, True
+        while there_is_more and left_s > 0.0:
+            begin_s = clock()
+            there_is_more = self.capture_next()
+            left_s -= min(clock() - begin_s, MOST_OF_A_CAPTURE_S)
 
     def capture_largest(self) -> None:
         """Capture the largest graphs of each kind, in which the memory of all others has room."""

@@ -10,20 +10,20 @@ the end, the last of which takes what tokens are left. So a padded step is a ste
 Where rows may have adapters, every graph computes them (adapters.py): beside prompts some launches more do not matter.
 All inputs travel at each step, in one copy, to where the graph reads them. A graph of more tokens, or one that filters
 where nobody does, stands in for one that is missing. A step that has neither goes the eager way, until its kind has
-come up a few times. Letters: kernels/ops.py and rows.py.
+come up a few times. Plans know the sizes and fill them (core/graph_sizes.py). Letters: kernels/ops.py and rows.py.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
 from torch import Tensor
 
+from aserve.core.graph_sizes import GraphSizes
 from aserve.core.ids import Row, SeqId
 from aserve.core.plan import SeqSlice, StepPlan
 from aserve.kernels.ops import LoraBatch
@@ -38,21 +38,20 @@ from aserve.runner.step import Step, StepOutput
 
 CAPTURE_AFTER: Final = 4
 """Eager steps of a kind before its graph is captured, which takes as long as some five of them."""
-DECODE_BUCKETS: Final = (0, 8, 32, 64, 128, 192)
+DECODE_BUCKETS: Final = (0, 8, 32, 64, 96, 128, 192)
 """And as many as there are rows."""
 NUM_PROMPTS: Final = 16
 """In every step, at least one of them padding. Of those that pad all but the last have one token."""
-TOKEN_BUCKETS: Final = (64, 128, 256, 512)
+TOKEN_BUCKETS: Final = (64, 128, 192, 256, 384, 512)
 """Tokens of prompts in a step, padding included; beyond, the device is busy for longer than launches take."""
-SMALL_MODEL_BUCKETS: Final = (1024, 2048)
-"""Of a model that computes so many while it would be launched."""
+SMALL_MODEL_BUCKETS: Final = (64, 128, 256, 512, 1024, 2048)
+"""The same of a model that computes 1,024 and more while it would be launched: up to where it does. Fewer of few
+tokens, since padding costs it little."""
 LAYER_LAUNCH_S: Final = 2e-4
 """What launching takes, one by one, the ten kernels of a layer: beside the event loop of a server twice as long, or
 more (an H200 with cores of a Xeon: a step of Qwen3-0.6B, of 28 layers, takes 10 to 15 ms so, and 5.8 ms as a graph)."""
 FREE_TOKENS: Final = 256
 """So many a large GPU computes in about the time in which it reads the weights: up to there padding costs nothing."""
-MOST_PADDED: Final = 1.25
-"""Beyond, tokens with padding for each one without; more would take longer than launches do."""
 MAX_MIXED_GRAPHS: Final = 96
 """Each takes memory for its nodes, beside what all share."""
 
@@ -120,8 +119,9 @@ class MixedGraphs:
         self._padding_row = Row(len(rows.last_token_R) - 1)
         self._max_model_len = max_model_len
         launch_tokens = tokens_while_launching(step.model.spec, matrix_flops(rows.last_token_R.device))
-        self._cheap_tokens = max(FREE_TOKENS, launch_tokens)
-        self._sizes = padded_sizes(self._padding_row, max_model_len, launch_tokens)
+        self.sizes = padded_sizes(self._padding_row, max_model_len, launch_tokens)
+        """Of all graphs, there or not."""
+        self._by_need = by_need(self.sizes)
         self._graphs: dict[MixedKey, _Captured] = {}
         self._stand_ins: dict[MixedKey, MixedKey | None] = {}
         self._num_without: Counter[MixedKey] = Counter()
@@ -144,23 +144,23 @@ class MixedGraphs:
 
     def capture_largest(self) -> None:
         """Capture the graph that takes the most memory."""
-        for size in self._sizes[:1]:
+        for size in self.sizes.all()[:1]:
             self._capture(MixedKey(*size, self._max_model_len, FILTERED))
 
     def capture_next(self, kind: Kind) -> bool:
         """Capture the next of this kind that is missing, for short contexts; whether there may be more.
 
-        Prompts that come alone are first: without its graph, such a prompt's first token waits for some 300 launches.
+        First those for which none stands in, in the order of `by_need`.
         """
         bound = context_bounds(self._max_model_len)[0]
-        alone_first = sorted(self._sizes, key=lambda size: size[0] > 0)
-        keys = (MixedKey(*size, bound, kind) for size in alone_first)
-        key = next((key for key in keys if key not in self._graphs), None)
-        return key is not None and self._capture(key)
+        missing = [key for size in self._by_need if (key := MixedKey(*size, bound, kind)) not in self._graphs]
+        needed = next((key for key in missing if self._stand_in(key) is None), None)
+        return bool(missing) and self._capture(needed or missing[0])
 
     def _key(self, plan: StepPlan) -> MixedKey | None:
         """The kind of a step; None for one that is too large, would be padded too much, or has no prompt."""
-        size = choose_size(self._sizes, plan.slices, self._cheap_tokens)
+        lens = [len(piece.token_ids) for piece in plan.slices if piece.token_ids]
+        size = self.sizes.choose(len(plan.slices) - len(lens), len(lens), sum(lens))
         if size is None:
             return None
         seq_len = max(piece.start + piece.num_tokens for piece in plan.slices)
@@ -178,14 +178,18 @@ class MixedGraphs:
         """The graph for a kind of step: its own, the smallest that stands in, or its own captured now if it is time."""
         if key is None or key in self._graphs:
             return key
-        if key not in self._stand_ins:
-            larger = (other for other in self._graphs if other.covers(key, self._cheap_tokens))
-            self._stand_ins[key] = min(larger, key=lambda other: (other.size, other.max_seq_len), default=None)
-        stand_in = self._stand_ins[key]
+        stand_in = self._stand_in(key)
         if stand_in is not None:
             return stand_in
         self._num_without[key] += 1
         return key if self._num_without[key] > CAPTURE_AFTER and self._capture(key) else None
+
+    def _stand_in(self, key: MixedKey) -> MixedKey | None:
+        """The smallest graph that computes this kind of step too."""
+        if key not in self._stand_ins:
+            larger = (other for other in self._graphs if other.covers(key, self.sizes.cheap_tokens))
+            self._stand_ins[key] = min(larger, key=lambda other: (other.size, other.max_seq_len), default=None)
+        return self._stand_ins[key]
 
     def _pad(self, key: MixedKey, slices: Sequence[SeqSlice]) -> list[SeqSlice]:
         """The slices, and behind them padding up to the key."""
@@ -255,32 +259,28 @@ def tokens_while_launching(spec: ModelSpec, flops_per_s: float) -> int:
     return int(spec.num_layers * LAYER_LAUNCH_S * flops_per_s / spec.flops_per_token)
 
 
-def padded_sizes(max_num_seqs: int, max_model_len: int, launch_tokens: int = 0) -> list[tuple[int, int]]:
-    """Sequences that decode and tokens of prompts, both with padding, of all graphs; the largest first."""
-    decodes = (*(size for size in DECODE_BUCKETS if size < max_num_seqs), max_num_seqs)
-    tokens = (*TOKEN_BUCKETS, *(size for size in SMALL_MODEL_BUCKETS if size <= launch_tokens))
-    fitting = [size for size in tokens if size <= max_model_len]  # of one padding prompt, nearly
-    return sorted(product(decodes, fitting), key=lambda size: (sum(size), size), reverse=True)
-
-
-def choose_size(
-    sizes: Sequence[tuple[int, int]], slices: Sequence[SeqSlice], cheap_tokens: int = FREE_TOKENS
-) -> tuple[int, int] | None:
-    """The smallest of the sizes that holds the slices; None where none does, or only by too much padding.
-
-    cheap_tokens: so many may be computed for fewer.
-    """
-    lens = [len(piece.token_ids) for piece in slices if piece.token_ids]
-    if not 0 < len(lens) < NUM_PROMPTS:
-        return None
-    num_decodes, num_tokens = len(slices) - len(lens), sum(lens)
-    limit = max(cheap_tokens, MOST_PADDED * (num_decodes + num_tokens))
-    return min(
-        (
-            (decodes, tokens)
-            for decodes, tokens in sizes
-            if decodes >= num_decodes and tokens >= num_tokens + NUM_PROMPTS - len(lens) and decodes + tokens <= limit
-        ),
-        key=sum,
-        default=None,
+def padded_sizes(max_num_seqs: int, max_model_len: int, launch_tokens: int = 0) -> GraphSizes:
+    """Of all graphs of a model that computes so many tokens while it would be launched."""
+    tokens: tuple[int, ...] = TOKEN_BUCKETS
+    if launch_tokens >= SMALL_MODEL_BUCKETS[-2]:
+        tokens = tuple(size for size in SMALL_MODEL_BUCKETS if size <= launch_tokens)
+    return GraphSizes(
+        decodes=(*(size for size in DECODE_BUCKETS if size < max_num_seqs), max_num_seqs),
+        tokens=tuple(size for size in tokens if size <= max_model_len),  # of one padding prompt, nearly
+        num_prompts=NUM_PROMPTS,
+        cheap_tokens=max(FREE_TOKENS, launch_tokens),
     )
+
+
+def by_need(sizes: GraphSizes) -> list[tuple[int, int]]:
+    """Sequences that decode and tokens of all graphs, in the order in which they are captured.
+
+    Prompts that come alone are first: without its graph, such a prompt's first token waits for some 300 launches. Then
+    the largest of those that stand in for smaller ones; then those of few sequences, with which a server begins.
+    """
+
+    def need(size: tuple[int, int]) -> tuple[bool, bool, int]:
+        is_dear = sum(size) > sizes.cheap_tokens
+        return size[0] > 0, is_dear, size[0] if is_dear else 0
+
+    return sorted(sizes.all(), key=need)

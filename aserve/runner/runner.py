@@ -17,6 +17,7 @@ import torch
 from msgspec.structs import replace as replace_fields
 
 from aserve.core.faults import log_fault
+from aserve.core.graph_sizes import GraphSizes
 from aserve.core.ids import AdapterId, Row
 from aserve.core.plan import StepPlan, StepResult
 from aserve.core.speculation import StepSeconds
@@ -160,6 +161,12 @@ class ModelRunner:
         """Whether graphs or pages may be missing, that are to be captured or taken while nothing is to do."""
         self._pages: Pages | None = Pages(kv.planes_YBX, TAKEN_BYTES)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="aserve-runner")
+
+    @property
+    def graph_sizes(self) -> GraphSizes | None:
+        """Of the steps with prompts that are graphs; None without graphs."""
+        graphs = None if self._stages is None else self._stages[3]
+        return graphs.mixed_sizes if isinstance(graphs, DecodeGraphs) else None
 
     def launch(self, plan: StepPlan) -> StepFlight:
         """Start a step and return at once. What it raises comes out of `land`, and of those behind it."""

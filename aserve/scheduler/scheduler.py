@@ -35,6 +35,7 @@ from itertools import chain
 from math import inf
 
 from aserve.core.errors import AserveError, ConstraintError, NonFiniteLogitsError
+from aserve.core.graph_sizes import GraphSizes
 from aserve.core.ids import BlockHash, RequestId, SeqId
 from aserve.core.layout import Window, stretched
 from aserve.core.outputs import StepTokens
@@ -52,7 +53,7 @@ from aserve.scheduler.planner import Planner
 from aserve.scheduler.preemption import PreemptionRule
 from aserve.scheduler.queue import Arrival, Policy, WaitingQueue, first_come_first_served
 from aserve.scheduler.readings import Readings
-from aserve.scheduler.residents import NewWaiting, Residents
+from aserve.scheduler.residents import Residents
 from aserve.scheduler.roster import Roster
 from aserve.scheduler.sequence import Sequence
 from aserve.scheduler.statistics import Statistics, StepSizes, snapshot
@@ -77,8 +78,9 @@ class Scheduler:
     at most. windows: of each layer group. keeps_evicted: the swap space is a host tier of the prefix cache too.
     max_in_flight: steps planned and not landed, at most; not over 2 with windows, whose blocks are counted for two.
     is_fair: tenants share by weight, see fairness.py; the policy orders the requests of each. target_itl_s: what a step
-    may take in which somebody decodes, itl_factor: how much longer than without prompts, where that is None; see
-    `StreamPace`. plans_behind_prompts: whether a step with prompts may be in flight while the next is planned.
+    may take in which somebody decodes, itl_factor: how much longer than without prompts, where that is None;
+    graph_sizes: of the steps with prompts that are graphs; see `StreamPace` of all three. plans_behind_prompts:
+    whether a step with prompts may be in flight while the next is planned.
     proposer: guesses tokens for steps to verify; None for none. max_loras: adapters that run at once; 0 for none.
     has_row_state: the runner keeps of a prompt under way what no block holds (a sum of hidden states, say), by its row:
     after a step that failed it is computed from its beginning, as one is in any case of which each token has a vector.
@@ -106,6 +108,7 @@ class Scheduler:
         is_fair: bool = False,
         target_itl_s: float | None = 0.0,
         itl_factor: float = AUTO_FACTOR,
+        graph_sizes: GraphSizes | None = None,
         plans_behind_prompts: bool = True,
         proposer: Proposer | None = None,
         max_loras: int = 0,
@@ -130,10 +133,9 @@ class Scheduler:
             watermark=watermark,
             max_num_queued=max_num_queued_reqs,
         )
-        self._aftermath, self.step_cost = Aftermath(max_num_batched_tokens), StepCost()
+        self._aftermath, self.step_cost = Aftermath(max_num_batched_tokens), StepCost(graph_sizes)
         fair = partial(FairQueue, num_rows=max_num_seqs, max_chunk=max_chunk, cost=self.step_cost)
-        new_waiting: NewWaiting = fair if is_fair else lambda _: WaitingQueue()
-        rows = max_num_seqs, new_waiting, max_loras, has_row_state
+        rows = max_num_seqs, fair if is_fair else lambda _: WaitingQueue(), max_loras, has_row_state
         self._residents = Residents(self._cache, self._admission, preemption, *rows)
         self._plans_behind_prompts, self.next_deadline_s = plans_behind_prompts, inf
         self._drafter, self._sizes = Drafter(proposer, self.step_cost), StepSizes()

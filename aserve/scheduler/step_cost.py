@@ -15,6 +15,7 @@ from collections.abc import Sequence as Several
 from math import inf
 from typing import Final, NamedTuple
 
+from aserve.core.graph_sizes import GraphSizes
 from aserve.core.plan import SeqSlice
 from aserve.scheduler.sequence import Sequence
 
@@ -62,20 +63,24 @@ Vector = list[float]
 
 
 class Load(NamedTuple):
-    """What a step computes. tokens: all. rows: sequences. keys: read, as above."""
+    """What a step computes. tokens: all, padding included. rows: sequences. keys: read, as above."""
 
     tokens: float
     rows: float
     keys: float
 
     @staticmethod
-    def of(slices: Iterable[SeqSlice]) -> "Load":
-        """That of a plan's slices."""
-        tokens = rows = keys = 0
+    def of(slices: Iterable[SeqSlice], graph_sizes: GraphSizes | None = None) -> "Load":
+        """That of a plan's slices. graph_sizes: of steps with prompts that are padded; None for none."""
+        tokens = rows = keys = num_decodes = 0
         for piece in slices:
             tokens += piece.num_tokens
             rows += 1
+            num_decodes += piece.num_tokens == 1
             keys += (piece.start + piece.num_tokens) * -(-piece.num_tokens // QUERY_TILE)
+        if graph_sizes is not None and num_decodes < rows:
+            size = graph_sizes.choose(num_decodes, rows - num_decodes, tokens - num_decodes)
+            tokens = tokens if size is None else sum(size)
         return Load(tokens, rows, keys)
 
 
@@ -124,9 +129,11 @@ class StepCost:
     two, averaged over the latest ones.
 
     num_rows: of all steps that have landed, where those that were not learned from were like the next that was.
+    graph_sizes: of steps that a GPU launches by one call, padded; None where there are none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, graph_sizes: GraphSizes | None = None) -> None:
+        self.graph_sizes = graph_sizes
         self.error = 0.0
         self.num_rows = 0
         self._decodes, self._prompts = _Moments(), _Moments()
@@ -139,7 +146,7 @@ class StepCost:
             return
         self.num_rows += len(slices) * num_steps
         has_prompt = slices[-1].num_tokens > 1 or slices[0].num_tokens > 1
-        load = Load.of(slices)
+        load = Load.of(slices, self.graph_sizes)
         expected_s = None
         if (prices := self._prices or self.prices()) is not None:
             expected_s = prices.of(load)
@@ -161,16 +168,22 @@ class StepCost:
 
 
 class Allowance:
-    """Prompt tokens that a step may compute beside those who decode. least: in any case, so that prompts get on."""
+    """Prompt tokens that a step may compute beside those who decode. least: in any case, so that prompts get on.
 
-    def __init__(self, prices: Prices, spare_s: float, least: float) -> None:
+    filling: rounds them down to what fills a graph; None where there are no graphs.
+    """
+
+    def __init__(self, prices: Prices, spare_s: float, least: float, filling: "Filling | None" = None) -> None:
         self._prices = prices
         self._spare_s = spare_s
         self._least = least
+        self._filling = filling
 
     @property
     def is_spent(self) -> bool:
         """Whether not one more token of any prompt may be computed."""
+        if self._filling is not None and self._filling.is_over:
+            return True
         return not self._least and self._spare_s < self._prices.row + self._prices.token + self._prices.key
 
     @property
@@ -184,10 +197,46 @@ class Allowance:
         row_s = prices.row + prices.key * start
         token_s = prices.token + prices.key * (1 + start / QUERY_TILE)
         num_affordable = (self._spare_s - row_s) / token_s if token_s else inf
-        num_taken = int(min(num_wanted, max(num_affordable, self._least)))
+        num_allowed = max(num_affordable, self._least)
+        num_taken = int(min(num_wanted, num_allowed))
+        if self._filling is not None:
+            num_taken = self._filling.take(num_wanted, num_taken, num_allowed)
         self._spare_s -= row_s + num_taken * token_s
         self._least = max(0, self._least - num_taken)
         return num_taken
+
+
+class Filling:
+    """Fills a graph with the prompts of a step, one after another. num_newcomers: how many have prompts to compute.
+
+    The last of them, or the first that is too long, is cut to where a graph is full. margin: tokens that the step had
+    better not compute, though it may, since it may take longer than expected.
+    """
+
+    def __init__(self, sizes: GraphSizes, num_decodes: int, num_newcomers: int, margin: float = 0.0) -> None:
+        self._sizes = sizes
+        self._margin = margin
+        self._num_decodes = num_decodes
+        self._num_newcomers = num_newcomers
+        self._num_prompts = self._num_tokens = 0
+        self.is_over = False
+        """Whether the step has all the prompts that it will have."""
+
+    def take(self, num_wanted: int, num_taken: int, num_allowed: float) -> int:
+        """How many tokens of the next prompt are computed, which wants so many, and would get `num_taken` of them.
+
+        num_allowed: tokens that the step may compute besides those before this prompt.
+        """
+        if self.is_over or not num_taken:
+            return 0
+        self._num_prompts += 1
+        num_before, num_tokens = self._num_tokens, self._num_tokens + num_taken
+        self.is_over = num_taken < num_wanted or self._num_prompts >= self._num_newcomers
+        limit = num_before + num_allowed - self._margin
+        filled = self._sizes.fill(self._num_decodes, self._num_prompts, num_tokens, limit, is_all=self.is_over)
+        self.is_over |= filled < num_tokens
+        self._num_tokens = max(num_before, filled)
+        return self._num_tokens - num_before
 
 
 class StreamPace:
@@ -231,12 +280,16 @@ class StreamPace:
         if not num_rows:
             return None
         decode_s = prices.of(Load(num_rows, num_rows, num_keys))
+        step_s = self._target_s or max(self._factor * decode_s, UNNOTICED_S)
+        spare_s, filling, sizes = step_s - decode_s, None, self._cost.graph_sizes
+        if sizes is not None:
+            margin = self._cost.error * step_s / prices.token if prices.token else 0.0
+            filling = Filling(sizes, num_rows, num_newcomers, margin)
         if self._target_s is not None:
-            return Allowance(prices, self._target_s - decode_s, self._least)
-        spare_s = max(self._factor * decode_s, UNNOTICED_S) - decode_s
+            return Allowance(prices, spare_s, self._least, filling)
         is_long = decode_s + prices.token * self._budget > LATE_S
         if is_long or DECODES_PER_NEWCOMER * num_newcomers < num_rows or self._may_be_late() < num_rows:
-            return Allowance(prices, spare_s, self._least)
+            return Allowance(prices, spare_s, self._least, filling)
         allowance = Allowance(prices, spare_s, inf)
         self._full = allowance, num_rows
         return allowance

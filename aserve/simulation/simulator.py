@@ -37,6 +37,7 @@ class Simulator:
     def __init__(self, traffic: Traffic, config: EngineConfig, *, speed: float = 1.0, seed: int = 0) -> None:
         header = traffic.header
         self._costs = Costs(traffic.steps, header.config.swap_cost_s, seed)
+        self._graph_sizes = header.config.graph_sizes
         self._contents = Contents(header.config.block_size)
         self._now = self._origin = traffic.visits[0].arrived.at_s if traffic.visits else 0.0
         self._speed = speed
@@ -134,7 +135,8 @@ class Simulator:
             self._owners[init.seq_id] = self._visits[init.request_id], init.index
         begins_s = max(self._now, self._flying[-1][1] if self._flying else self._last_landed_s)
         self._kind = kind_of(record.plan, self._kind)
-        seconds = self._costs.seconds(step_of(record.plan, self._kind, self._recorded_s(begins_s)), self._speed)
+        step = step_of(record.plan, self._kind, self._graph_sizes, self._recorded_s(begins_s))
+        seconds = self._costs.seconds(step, self._speed)
         self._flying.append((plan, begins_s + seconds, self._now))
 
     def _land(self) -> None:

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from aserve.core.errors import RecordingError
+from aserve.core.graph_sizes import GraphSizes
 from aserve.core.ids import RequestId
 from aserve.recording.files import Recording
 from aserve.recording.records import (
@@ -105,12 +106,18 @@ class Traffic(NamedTuple):
 
 
 def step_of(
-    plan: Plan, kind: Kind, at_s: float, took_s: float = 0.0, gap_s: float | None = None, landed_s: float = 0.0
+    plan: Plan,
+    kind: Kind,
+    graph_sizes: GraphSizes | None,
+    at_s: float,
+    took_s: float = 0.0,
+    gap_s: float | None = None,
+    landed_s: float = 0.0,
 ) -> Step:
-    """That of a plan."""
+    """That of a plan. graph_sizes: see `Load.of`."""
     ops = plan.block_ops
     num_moved = 0 if ops is None else len(ops.swap_outs) + len(ops.swap_ins)
-    return Step(Load.of(plan.slices), at_s, took_s, num_moved, kind, gap_s, landed_s)
+    return Step(Load.of(plan.slices, graph_sizes), at_s, took_s, num_moved, kind, gap_s, landed_s)
 
 
 def kind_of(plan: Plan, before: Kind) -> Kind:
@@ -121,9 +128,10 @@ def kind_of(plan: Plan, before: Kind) -> Kind:
 
 
 class TrafficReader:
-    """Takes the records one by one."""
+    """Takes the records one by one. graph_sizes: see `Load.of`."""
 
-    def __init__(self) -> None:
+    def __init__(self, graph_sizes: GraphSizes | None = None) -> None:
+        self._graph_sizes = graph_sizes
         self.meter = Meter()
         self.visits: list[Visit] = []
         self.steps: list[Step] = []
@@ -148,7 +156,8 @@ class TrafficReader:
             case Landed():
                 planned, kind, gap_s = self._planned.pop(record.step_id)
                 if planned.plan.slices and record.took_s > 0.0:
-                    self.steps.append(step_of(planned.plan, kind, planned.at_s, record.took_s, gap_s, record.at_s))
+                    of_plan = planned.plan, kind, self._graph_sizes
+                    self.steps.append(step_of(*of_plan, planned.at_s, record.took_s, gap_s, record.at_s))
                 self._landed_s = record.at_s
             case TakenBack():
                 for step_id in record.step_ids:
@@ -178,7 +187,7 @@ def read_traffic(recording: Recording) -> Traffic:
     """All that a simulation needs. Raises `RecordingError` for a recording that none can be made of."""
     if recording.header.config.speculative_config is not None:
         raise RecordingError(f"{recording.path}: recorded with speculative_config, and drafts are not simulated")
-    reader = TrafficReader()
+    reader = TrafficReader(recording.header.config.graph_sizes)
     for record in recording.records():
         reader.take(record)
     if not reader.steps:

@@ -17,6 +17,7 @@ from aserve.runner.device import CudaDevice
 from aserve.runner.graph_device import CudaGraphDevice
 from aserve.runner.graph_keys import FILTERED as FILTERS
 from aserve.runner.graph_keys import GREEDY, Kind
+from aserve.runner.mixed_graphs import MixedGraphs
 from aserve.runner.runner import ModelRunner
 from aserve.scheduler.scheduler import Scheduler
 from tests.runner.fake_cuda import FakeCuda
@@ -126,37 +127,6 @@ EAGER = {
 }
 
 
-@pytest.mark.parametrize(
-    ("num_decoding", "num_tokens", "num_padded"),
-    [
-        (0, 1, 64),
-        (0, 49, 64),
-        (0, 50, 128),
-        (3, 220, 264),
-        (32, 32, 96),
-        (33, 49, 128),
-        (33, 50, 192),
-        (50, 260, None),
-        (120, 100, 256),
-        (180, 110, 320),
-        (140, 60, None),
-        (200, 120, None),
-    ],
-)
-def test_padding_costs_nothing_or_little(num_decoding: int, num_tokens: int, num_padded: int | None) -> None:
-    """A prompt beside rows that decode: up to 256 tokens in all it is rounded up, beyond by a quarter at most."""
-    slices = [*(fed(row, 3) for row in range(num_decoding)), chunk(199, 0, [1] * num_tokens)]
-    size = mixed_graphs.choose_size(mixed_graphs.padded_sizes(256, 4096), slices)
-    assert (None if size is None else sum(size)) == num_padded
-
-
-@pytest.mark.parametrize(("num_prompts", "num_padded"), [(0, None), (1, 64), (15, 64), (16, None)])
-def test_so_many_prompts_have_a_place(num_prompts: int, num_padded: int | None) -> None:
-    slices = [fed(0, 3), *(chunk(row, 0, [1, 2]) for row in range(1, num_prompts + 1))]
-    size = mixed_graphs.choose_size([(8, 64), (8, 128)], slices)
-    assert (None if size is None else size[1]) == num_padded
-
-
 def test_a_small_model_is_padded_as_long_as_that_takes_less_than_its_launches() -> None:
     """Qwen3-0.6B on an H200: 28 layers, 5.6 ms of launches, 1.2 GFLOP a token. A tenth of its speed has none of it."""
     spec = read_spec(json.loads((SHAPES / "qwen3-0.6b/config.json").read_text()))
@@ -165,12 +135,18 @@ def test_a_small_model_is_padded_as_long_as_that_takes_less_than_its_launches() 
     for unknown in {"intermediate_size": 0}, {"num_ranks": 2}:
         assert mixed_graphs.tokens_while_launching(msgspec.structs.replace(spec, **unknown), 6e14) == 0
     sizes = mixed_graphs.padded_sizes(256, 4096, h200)
-    assert max(sizes) == (256, 2048)
-    slices = [*(fed(row, 3) for row in range(40)), chunk(199, 0, [1] * 600)]
-    assert mixed_graphs.choose_size(sizes, slices, h200) == (64, 1024)
+    assert sizes.all()[0] == (256, 2048)
+    assert sizes.choose(40, 1, 600) == (64, 1024)
     slow = mixed_graphs.tokens_while_launching(spec, 6e13)
-    assert mixed_graphs.padded_sizes(256, 4096, slow) == mixed_graphs.padded_sizes(256, 4096)
-    assert mixed_graphs.choose_size(sizes, slices, slow) is None
+    assert mixed_graphs.padded_sizes(256, 4096, slow).tokens == mixed_graphs.padded_sizes(256, 4096).tokens
+    assert msgspec.structs.replace(sizes, cheap_tokens=slow).choose(40, 1, 600) is None
+
+
+def test_the_sizes_are_those_of_the_rows_and_contexts_that_there_are() -> None:
+    assert mixed_graphs.padded_sizes(12, 100).all() == [(12, 64), (8, 64), (0, 64)]
+    assert mixed_graphs.padded_sizes(12, 60).all() == []
+    assert recordable_runner(None).graph_sizes is None
+    assert recordable_runner(TapeGraphs()).graph_sizes == mixed_graphs.padded_sizes(12, CONTEXT_LEN)
 
 
 @pytest.mark.parametrize(
@@ -195,6 +171,48 @@ def test_what_stands_in_is_no_dearer_than_launches_and_filters_where_it_has_to()
     assert there.covers(mixed_graphs.MixedKey(8, 64, 2048, GREEDY), 136)
     assert not there.covers(mixed_graphs.MixedKey(8, 64, 2048, GREEDY), 135)
     assert not there.covers(mixed_graphs.MixedKey(8, 128, 2048, FILTERS), 256)
+
+
+@pytest.mark.parametrize(
+    ("launch_tokens", "first", "num_needed"),
+    [
+        (283, [(0, 256), (0, 512), (0, 384), (8, 256), (192, 64), (128, 128), (64, 192), (8, 512), (8, 384)], 34),
+        (594, [(0, 512), (192, 384), (64, 512), (256, 256), (96, 512), (128, 512)], 9),
+        (2800, [(0, 2048), (256, 2048)], 2),
+    ],
+    ids=["8B", "4B", "0.6B"],
+)
+def test_graphs_that_are_needed_the_most_come_first(
+    launch_tokens: int, first: list[tuple[int, int]], num_needed: int
+) -> None:
+    """The fault: on an H200 a second of start-up went to graphs of 8B for 192 and 256 sequences, and load had none.
+
+    First those that nothing stands in for: prompts alone, the largest of the cheap ones, then those of few sequences.
+    """
+    sizes = mixed_graphs.padded_sizes(256, 4096, launch_tokens)
+    runner = recordable_runner(TapeGraphs(), max_num_seqs=256)
+    graphs: MixedGraphs = runner._stages[3]._mixed  # type: ignore[index, union-attr]
+    graphs.sizes, graphs._by_need, graphs._max_model_len = sizes, mixed_graphs.by_need(sizes), 4096
+    captured: list[tuple[int, int]] = []
+    without: list[tuple[int, int]] = []
+
+    def capture(key: mixed_graphs.MixedKey) -> bool:
+        """Takes no time: of these sizes a step would."""
+        size = (key.num_decodes, key.num_tokens)
+        captured.append(size)
+        if graphs._stand_in(key) is None:
+            without.append(size)
+        graphs._graphs[key] = None  # type: ignore[assignment]
+        graphs._stand_ins.clear()
+        return True
+
+    graphs._capture = capture  # type: ignore[method-assign]
+    while graphs.capture_next(FILTERS):
+        pass
+    runner.close()
+    assert sorted(captured) == sorted(sizes.all())
+    assert captured[: len(first)] == first
+    assert without == captured[:num_needed]
 
 
 def test_the_graph_that_start_up_captures_stands_in_for_every_step_with_prompts() -> None:

@@ -18,6 +18,7 @@ from aserve.core.request import Request
 from aserve.scheduler.preemption import PreemptionRule
 from aserve.scheduler.queue import first_come_first_served, priority_with_ageing
 from tests.scheduler.sync_loop import EOS, LETTERS, SEEDS_OF_A_SALT, SyncLoop, request, two_of_three
+from tests.scheduler.traces import GRAPH_SIZES
 
 pytestmark = pytest.mark.slow
 
@@ -77,6 +78,7 @@ LIMITS = st.fixed_dictionaries(
         "keeps_evicted": st.booleans(),
         "is_fair": st.booleans(),
         "target_itl_s": st.sampled_from([0.0, None, 0.001, 0.014]),
+        "graph_sizes": st.sampled_from([None, GRAPH_SIZES]),
         "plans_behind_prompts": st.sampled_from([True, True, False]),
         "windows": st.sampled_from([(None,), (None,), (3,), (None, 3), (5, None, 1, 5)]),
     }

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from aserve.core.graph_sizes import GraphSizes
 from aserve.core.ids import Row, SeqId
 from aserve.core.plan import SeqSlice
 from aserve.scheduler.step_cost import LATE_S, MAX_LATE, Load, Prices, StepCost, StreamPace, prices_of
@@ -268,6 +269,57 @@ def test_nobody_waits_for_a_full_step_that_takes_longer_than_is_hardly_noticed(b
 def test_without_those_who_decode_there_is_no_limit_and_none_at_target_0():
     assert StreamPace(known(), None, 16).allowance([]) is None
     assert StreamPace(known(), 0.0, 16).allowance([Decoding()]) is None
+
+
+# With graphs, whose sizes steps fill.
+
+SIZES = GraphSizes((0, 8, 32, 64, 128), (64, 128, 192, 256, 384, 512), num_prompts=16, cheap_tokens=256)
+H200 = Prices(base=1.6e-3, token=2.25e-5, row=0.0, key=0.0)
+
+
+def with_graphs(prices: Prices = H200) -> StepCost:
+    cost = StepCost(SIZES)
+    for num_tokens in (49, 113, 177, 241, 369, 497) * 20:
+        slices = [*[decode(600)] * 42, chunk(0, num_tokens)]
+        cost.landed(slices, prices.base + prices.token * (64 + num_tokens + 15))
+        cost.landed([decode(600)] * 42, prices.base + prices.token * 42)
+    return cost
+
+
+def test_a_step_costs_what_is_computed_with_padding():
+    assert Load.of([*[decode(9)] * 42, chunk(0, 300)], SIZES).tokens == 342  # no graph holds it but by too much of it
+    assert Load.of([*[decode(9)] * 42, chunk(0, 330)], SIZES).tokens == 64 + 384
+    assert Load.of([decode(9)] * 42, SIZES).tokens == 42
+    cost = with_graphs()
+    assert cost.prices().token == pytest.approx(H200.token, rel=0.02)
+    assert cost.error < 0.01
+
+
+def taken(cost: StepCost, factor: float, *prompts: int, num_newcomers: int | None = None) -> list[int]:
+    """Of prompts of so many tokens, beside 42 sequences that decode: how much of each a step computes."""
+    pace = StreamPace(cost, None, 512, factor)
+    # The first twenty tokens that are late: with 42 rows none of them is.
+    allowance = pace.allowance([Decoding()] * 42, len(prompts) if num_newcomers is None else num_newcomers)
+    return [0 if allowance.is_spent else allowance.take(0, num_prompt) for num_prompt in prompts]
+
+
+def test_prompts_beside_streams_fill_graphs():
+    cost, decode_s = with_graphs(), H200.base + 42 * H200.token
+    factor = 14e-3 / decode_s  # 14 ms: 551 tokens with padding, of 576 that the largest graph would compute
+    assert taken(cost, factor, 2000) == [369]
+    assert taken(cost, factor, 200) == [177]
+    assert taken(cost, factor, 150) == [150]
+    assert taken(cost, factor, 150, 150, 150) == [150, 150, 71]  # of three prompts thirteen places are left over
+    assert taken(cost, factor, 150, 150, num_newcomers=5) == [150, 150]
+    assert taken(cost, 15e-3 / decode_s, 2000, 10) == [497, 0]
+    assert taken(cost, 20e-3 / decode_s, 2000) == [pytest.approx(775, abs=10)]  # longer than its launches take
+
+
+def test_a_step_of_which_it_is_known_badly_what_it_takes_is_kept_below():
+    cost, decode_s = with_graphs(), H200.base + 42 * H200.token
+    assert taken(cost, 15e-3 / decode_s, 2000) == [497]
+    cost.error = 0.1
+    assert taken(cost, 15e-3 / decode_s, 2000) == [369]
 
 
 # On a virtual clock, where steps take what the simulation says.

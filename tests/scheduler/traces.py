@@ -4,6 +4,7 @@ import random
 from collections.abc import Mapping
 
 from aserve.core.errors import InvalidRequestError, OverloadedError
+from aserve.core.graph_sizes import GraphSizes
 from aserve.core.params import BeamParams
 from aserve.core.request import Request
 from aserve.scheduler.preemption import PreemptionRule
@@ -15,6 +16,7 @@ STOPS = (frozenset(), frozenset(), frozenset({EOS}))
 MODES = ("auto", "recompute", "swap")
 STEMS = tuple(tuple(random.Random(seed).choices(LETTERS, k=8)) for seed in range(3))
 """Beginnings that many prompts share."""
+GRAPH_SIZES = GraphSizes((0, 2, 8), (3, 6, 10), num_prompts=3, cheap_tokens=4)
 
 
 def run_trace(
@@ -44,6 +46,7 @@ def run_trace(
         "long_prefill_token_threshold": rng.choice((0, 0, 2)),
         "scheduler_delay_factor": rng.choice((0.0, 0.0, 0.5)),
         "target_itl_s": random.Random(-1 - seed).choice((0.0, 0.0, None, 0.001, 0.014)),  # its own draw: others stay
+        "graph_sizes": random.Random(-2001 - seed).choice((None, GRAPH_SIZES)),
         "proposer": Guesser() if random.Random(-1001 - seed).random() < 0.4 else None,
         "plans_behind_prompts": seed % 5 > 0,
         "max_loras": seed % 3,

@@ -46,8 +46,8 @@ def test_blocks_that_went_either_way_were_moved():
         return BlockId(block_id), HostBlockId(host_id)
 
     ops = BlockOps(swap_outs=(moved(1, 1), moved(2, 2)), swap_ins=((HostBlockId(3), BlockId(3)),))
-    assert step_of(Plan(0, (PIECE,), block_ops=ops), Kind.PROMPT, 1.0).num_moved == 3
-    assert step_of(Plan(0, (PIECE,)), Kind.PROMPT, 1.0).num_moved == 0
+    assert step_of(Plan(0, (PIECE,), block_ops=ops), Kind.PROMPT, None, 1.0).num_moved == 3
+    assert step_of(Plan(0, (PIECE,)), Kind.PROMPT, None, 1.0).num_moved == 0
 
 
 def test_the_gap_before_a_step_is_from_a_landing_while_somebody_was_there():
