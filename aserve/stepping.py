@@ -29,7 +29,7 @@ from aserve.core.ports import Clock, Flight, MayBeLost, Runner
 from aserve.edges import aside, is_fault
 from aserve.metrics.engine_metrics import EngineMetrics
 from aserve.observe.observer import Observer
-from aserve.observe.step import StepTimes
+from aserve.observe.step import ObservedStep
 from aserve.scheduler.scheduler import Scheduler
 
 MAX_RESTARTS: Final = 64
@@ -95,7 +95,7 @@ class Stepper:
         self._clock = clock
         self._audience = audience
         self._observer = observer
-        self._flying: deque[tuple[StepPlan, Flight, float, StepTimes | None]] = deque()
+        self._flying: deque[tuple[StepPlan, Flight, float, ObservedStep | None]] = deque()
         self._last_landed_s = 0.0
         self._torn_by: BaseException | None = None
         self._num_restarts = 0
@@ -153,27 +153,27 @@ class Stepper:
 
     def _launch(self, plan: StepPlan, now: float) -> bool:
         """False for a step that could not be launched, behind which nothing is to be."""
-        times = None
+        seen = None
         if self._observer.is_watched:
-            times = StepTimes(now, self._clock())
-            aside(_log, "observing", None, self._observer.planned, plan, times)
+            seen = ObservedStep(now, self._clock())
+            aside(_log, "observing", None, self._observer.planned, plan, seen)
         try:
-            self._flying.append((plan, self._runner.launch(plan), now, times))
+            self._flying.append((plan, self._runner.launch(plan), now, seen))
         except WISHES:
             raise
         except BaseException as error:  # an edge: a step's failure is found out about where it would have landed
-            self._flying.append((plan, _NeverLaunched(error), now, times))
+            self._flying.append((plan, _NeverLaunched(error), now, seen))
             return False
-        if times is not None:
-            times.launched_s = self._clock()
+        if seen is not None:
+            seen.launched_s = self._clock()
         return True
 
     async def _land(self) -> None:
         """Wait for the oldest step and publish what it brought. If it failed, those on top of it are gone as well."""
-        plan, flight, launched_s, times = self._flying.popleft()
+        plan, flight, launched_s, seen = self._flying.popleft()
         self.awaited = flight
-        if times is not None:
-            times.waited_s = self._clock()
+        if seen is not None:
+            seen.waited_s = self._clock()
         try:
             result = await flight.land()
             now = self._clock()
@@ -197,11 +197,11 @@ class Stepper:
             await self._start_over(error, now)
             return
         self._last_landed_s = now
-        if times is not None:
-            times.took_s, times.landed_s, times.committed_s = took_s, now, self._clock()
+        if seen is not None:
+            seen.took_s, seen.landed_s, seen.committed_s = took_s, now, self._clock()
         self._audience.publish(step, now)
-        if self._observer.is_watched:
-            aside(_log, "observing", None, self._observer.published, plan, result, step)
+        if seen is not None and self._observer.is_watched:
+            aside(_log, "observing", None, self._observer.published, plan, result, step, seen)
 
     async def _landed(self, flight: Flight) -> StepResult:
         """Wait for a flight, and let others see that."""

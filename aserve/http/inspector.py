@@ -41,7 +41,9 @@ from aserve.observe.records import (
     Move,
     Queue,
     Record,
+    Run,
     Work,
+    at_length,
 )
 from aserve.observe.viewer import News
 
@@ -101,6 +103,16 @@ class ShownRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     others: Crowd | None = None
 
 
+class ShownRun(msgspec.Struct, frozen=True, omit_defaults=True):
+    """As `Run`; said: the texts of each step's tokens."""
+
+    number: int
+    decodes: tuple[int, ...]
+    steps: tuple[tuple[int, ...], ...]
+    said: list[list[str]]
+    blocks: tuple[tuple[int, BlockChange], ...] = ()
+
+
 class ShownSnapshot(msgspec.Struct, frozen=True, tag="snapshot", omit_defaults=True):
     """As `Snapshot`. num_lost: records that came before it, and were never sent."""
 
@@ -117,7 +129,7 @@ class ShownSnapshot(msgspec.Struct, frozen=True, tag="snapshot", omit_defaults=T
 class ShownRecords(msgspec.Struct, frozen=True, tag="records"):
     """In their order."""
 
-    records: list[ShownRecord]
+    records: list[ShownRecord | ShownRun]
 
 
 class Feed:
@@ -163,8 +175,22 @@ class Feed:
             )
             told = event(_encoder.encode(shown))
         if news.records:
-            told += event(_encoder.encode(ShownRecords([self._record(record) for record in news.records])))
+            shown_records: list[ShownRecord | ShownRun] = []
+            for one in news.records:
+                run = self._run(one) if isinstance(one, Run) else None
+                shown_records += map(self._record, at_length([one])) if run is None else [run]
+            told += event(_encoder.encode(ShownRecords(shown_records)))
         return told
+
+    def _run(self, run: Run) -> ShownRun | None:
+        """A run in short; None where not all of its tokens are shown, or not each is of whole characters."""
+        if self._view is not None or self._unfinished:
+            return None
+        text_of = self._tokenizer.token_texts.__getitem__
+        said = [list(map(text_of, token_ids)) for token_ids in run.decoded]
+        if any(None in texts for texts in said):
+            return None
+        return ShownRun(run.number, run.decodes, run.steps, said, run.blocks)  # type: ignore[arg-type]  # none is None
 
     def _record(self, record: Record) -> ShownRecord:
         record = record if self._view is None else self._view.record(record)
@@ -198,10 +224,6 @@ class Feed:
     ) -> Sequence[str | None]:
         """What is shown of each; what may have become whole goes to `texts`."""
         token_texts = self._tokenizer.token_texts
-        if self._view is None and not self._unfinished and NO_TOKEN not in decoded:
-            said = list(map(token_texts.__getitem__, decoded))
-            if None not in said:  # as in most steps
-                return said
         shown: list[str | None] = []
         for seq, token_id in zip(decodes, decoded, strict=True):
             is_told = token_id != NO_TOKEN and seq in self._own

@@ -9,7 +9,7 @@ from one state to another, or its table may do more than grow. A whole pool is r
 blocks when some have moved.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Several
 from itertools import islice
 
@@ -27,7 +27,7 @@ from aserve.observe.records import (
     Snapshot,
     Splice,
 )
-from aserve.scheduler.readings import Readings
+from aserve.scheduler.readings import NewBlocks, Readings
 from aserve.scheduler.sequence import Sequence
 from aserve.scheduler.states import State
 
@@ -78,7 +78,7 @@ class Mirror:
         self._new_cards: list[Card] = []
         self._queue = _NOBODY
         cache = readings.cache
-        cache.note_hashes(on=True)
+        readings.note_blocks(on=True)
         self._cached = set(map(int, cache.hashed_blocks()))
         self._kept = cache.kept_on_host()
         for sequence in readings.sequences:
@@ -107,6 +107,24 @@ class Mirror:
         told = self._told.get(seq_id)
         return None if told is None else told.card
 
+    def take_if_still(self) -> NewBlocks | None:
+        """What blocks are news, where nothing else is; None, and nothing is taken, where something may be."""
+        if self._new_cards or self._num_shifting or self._queue is not _NOBODY:
+            return None
+        return self._readings.take_if_still(self._num_moves, len(self._kept))
+
+    def grow(self, new: NewBlocks) -> BlockChange:
+        """What to tell of such blocks."""
+        if not new.grown and not new.rehashed:
+            return NO_CHANGE
+        tables: list[Splice] = []
+        for seq_id, new_blocks in new.grown:
+            told = self._told.get(seq_id)
+            if told is not None:
+                tables.append(Splice(seq_id, len(told.blocks), new_blocks))
+                told.blocks += new_blocks
+        return self._blocks_changed(tables, (), new.rehashed, has_swapped=False)
+
     def change(self, deltas: Several[SeqDelta], grown: Several[SeqId] | None = None, *, has_swapped: bool) -> Change:
         """What to tell now, which counts as told from then on.
 
@@ -115,9 +133,6 @@ class Mirror:
         gone to the host or come from it.
         """
         readings = self._readings
-        has_news = self._new_cards or self._num_shifting or self._queue is not _NOBODY or grown is None or grown
-        if not has_news and readings.is_still(self._num_moves, len(self._kept)):
-            return _NOTHING
         change = Change()
         self._look_at_queue(change)
         looked_at: Iterable[_Told] = self._told.values()
@@ -134,7 +149,8 @@ class Mirror:
         rehashed = readings.cache.take_rehashed()
         has_swapped = has_swapped or readings.cache.num_kept_on_host != len(self._kept)
         if change.tables or change.host_tables or rehashed or has_swapped:
-            change.blocks = self._blocks_changed(change, rehashed, has_swapped=has_swapped)
+            tables = change.tables, change.host_tables
+            change.blocks = self._blocks_changed(*tables, rehashed, has_swapped=has_swapped)
         return change
 
     def snapshot(self, number: int, at_us: int) -> Snapshot:
@@ -194,7 +210,14 @@ class Mirror:
         if queue is not self._queue and queue != self._queue:
             self._queue = change.queue = queue
 
-    def _blocks_changed(self, change: Change, rehashed: dict[BlockId, bool], *, has_swapped: bool) -> BlockChange:
+    def _blocks_changed(
+        self,
+        tables: Several[Splice],
+        host_tables: Several[Splice],
+        rehashed: Mapping[BlockId, bool],
+        *,
+        has_swapped: bool,
+    ) -> BlockChange:
         cached = [int(block) for block, is_cached in rehashed.items() if is_cached and block not in self._cached]
         uncached = [int(block) for block, is_cached in rehashed.items() if not is_cached and block in self._cached]
         self._cached.update(cached)
@@ -204,8 +227,8 @@ class Mirror:
         if has_swapped:
             now = self._readings.cache.kept_on_host()
             kept, dropped, self._kept = now - self._kept, self._kept - now, now
-        tables = tuple(change.tables), tuple(change.host_tables)
-        changed = BlockChange(*tables, tuple(cached), tuple(uncached), tuple(kept), tuple(dropped))
+        whose = tuple(tables), tuple(host_tables)
+        changed = BlockChange(*whose, tuple(cached), tuple(uncached), tuple(kept), tuple(dropped))
         return NO_CHANGE if changed == NO_CHANGE else changed
 
 

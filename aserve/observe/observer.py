@@ -13,6 +13,8 @@ is told to the log by whoever calls, and ends nobody's request; the viewers then
 from collections.abc import Iterator
 from collections.abc import Sequence as Several
 from contextlib import contextmanager
+from itertools import groupby
+from operator import attrgetter
 from typing import Final
 
 from aserve.core.errors import OverloadedError, UnavailableError
@@ -26,7 +28,7 @@ from aserve.observe.explainer import Explainer, known_now
 from aserve.observe.mirror import Change, Mirror
 from aserve.observe.prefixes import Names
 from aserve.observe.records import Admission, Record, Snapshot
-from aserve.observe.step import ObservedStep, StepTimes, computed, microseconds
+from aserve.observe.step import ObservedStep, PlainStep, computed, microseconds, run_of, work_of
 from aserve.observe.viewer import Viewer
 from aserve.scheduler.readings import Readings
 from aserve.scheduler.sequence import Sequence
@@ -38,6 +40,7 @@ MAX_ADMITTED_BLOCKS: Final = 1024
 """Of those that an admission tells."""
 
 _NONE: Final = "none"
+_decodes: Final = attrgetter("seen.decodes")
 
 
 class Observer:
@@ -64,9 +67,12 @@ class Observer:
         self._max_records = max_records
         self._viewers: list[Viewer] = []
         self._mirror: Mirror | None = None
-        self._begun: dict[int, ObservedStep] = {}
-        self._grown: list[SeqId] | None = []
-        """Whose tables have grown since the last record; None where blocks have moved."""
+        self._explained: dict[int, StepPlan] = {}
+        """Plans that the explainer was told of, and that are under way."""
+        self._has_moved = False
+        """Whether tables may have done more than grow since the last record."""
+        self._plain: list[PlainStep] = []
+        """Steps that are over, and of which nothing is offered yet."""
         self._number = 0
         self._has_closed = False
 
@@ -79,7 +85,7 @@ class Observer:
             raise UnavailableError("the engine has stopped")
         if len(self._viewers) >= self._max_viewers:
             raise OverloadedError(f"{self._max_viewers} look on already, which is the most there may be")
-        viewer = Viewer(self.snapshot, self._max_records)
+        viewer = Viewer(self.snapshot, self._catch_up, self._max_records)
         self._viewers.append(viewer)
         self.is_watched = True
         try:
@@ -125,6 +131,7 @@ class Observer:
 
     def snapshot(self) -> Snapshot:
         """What is there after the newest record."""
+        self._catch_up()
         return self._looking().snapshot(self._number, self.now_us())
 
     def now_us(self) -> int:
@@ -135,58 +142,84 @@ class Observer:
         """Somebody has left: do no more than those need who look on still."""
         self.is_watched = bool(self._viewers) or (self._explainer is not None and self._explainer.is_busy)
         if not self.is_watched:
-            self._begun.clear()
+            self._explained.clear()
         if not self._viewers:
+            self._plain.clear()
             self._mirror = None
-            self._readings.cache.note_hashes(on=False)
+            self._readings.note_blocks(on=False)
 
     # What happens. To be called only while `is_watched`.
 
-    def planned(self, plan: StepPlan, times: StepTimes) -> None:
-        """A plan was made. times: will be written to as it goes on."""
-        begun = self._begun[plan.step_id] = ObservedStep(plan, times)
+    def planned(self, plan: StepPlan, seen: ObservedStep) -> None:
+        """A plan was made. seen: will be written to as it goes on."""
         if self._explainer is not None and self._explainer.is_busy:
-            self._explainer.planned(plan, times.planned_s)
+            self._explained[plan.step_id] = plan
+            self._explainer.planned(plan, seen.planned_s)
         if self._viewers:
-            if plan.block_ops is not None:
-                self._grown = None
-            elif self._grown is not None:
-                self._grown += [piece.seq_id for piece in plan.slices if piece.new_blocks]
-            if plan.inits:
-                begun.admitted = tuple(self._admissions(plan))
+            newest = tuple([piece.seq_id for piece in plan.slices if not piece.token_ids])
+            if len(newest) == len(plan.slices):
+                seen.decodes = newest
+            if plan.block_ops is not None or plan.inits:
+                self._has_moved = True
+                seen.admitted = tuple(self._admissions(plan))
 
-    def published(self, plan: StepPlan, result: StepResult, step: StepTokens) -> None:
+    def published(self, plan: StepPlan, result: StepResult, step: StepTokens, seen: ObservedStep) -> None:
         """It has been published, at this moment: it is over, and told."""
-        begun = self._begun.pop(plan.step_id, None)
-        if begun is None:  # somebody began to look on while it was under way
-            return
-        if self._explainer is not None and self._explainer.is_busy:
-            self._explainer.landed(plan, begun.times.took_s, begun.times.landed_s)
+        if self._explainer is not None and self._explainer.is_busy and plan.step_id in self._explained:
+            del self._explained[plan.step_id]
+            self._explainer.landed(plan, seen.took_s, seen.landed_s)
         if not self._viewers:
             return
-        published_s = self._clock()
-        told = computed(plan, result, self._mirror or self._looking())
-        work = begun.work(published_s, told.decodes, told.pieces)
+        mirror, seen.published_s = self._mirror or self._looking(), self._clock()
+        is_plain = seen.decodes is not None and not (self._has_moved or plan.block_ops or plan.drafting)
+        if is_plain and (new := mirror.take_if_still()) is not None:
+            self._keep(PlainStep(plan.step_id, seen, result.token_ids, new))
+            return
+        told = computed(plan, seen, result, mirror)
         change = self._change(step.deltas, has_swapped=plan.block_ops is not None)
         self._offer(
             Record(
                 self._number + 1,
-                microseconds(published_s),
+                microseconds(seen.published_s),
                 tuple(change.cards),
-                work,
+                work_of(plan, seen, told),
                 told.decoded,
                 told.token_ids,
-                begun.admitted,
+                seen.admitted,
                 tuple(change.moves),
                 change.queue,
                 change.blocks,
             )
         )
 
+    def _keep(self, step: PlainStep) -> None:
+        """Tell of it with others: each by itself would take several times as long, since by the end of a step the
+        processor's caches have forgotten how.
+        """
+        if not self._plain:
+            for viewer in self._viewers:
+                viewer.ring()
+        self._plain.append(step)
+        if len(self._plain) >= self._max_records:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Make runs of the steps of which nothing is offered yet. They come before any later record."""
+        plain, self._plain = self._plain, []
+        try:
+            for _, steps in groupby(plain, _decodes):
+                run = run_of(self._number + 1, list(steps), self._looking())
+                self._number += len(run.steps)
+                for viewer in self._viewers:
+                    viewer.offer(run)
+        except BaseException:
+            self._begin_anew()
+            raise
+
     def taken_back(self, step_id: int | None) -> None:
         """A step raised, and those on top of it are gone as well; None where what holds what is made anew."""
-        plans = [begun.plan for begun in self._begun.values()]
-        self._begun.clear()
+        plans = list(self._explained.values())
+        self._explained.clear()
         if self._explainer is not None and self._explainer.is_busy:
             self._explainer.taken_back(plans)
         if self._viewers:
@@ -224,9 +257,12 @@ class Observer:
 
     def _change(self, deltas: Several[SeqDelta], *, has_swapped: bool) -> Change:
         """What has changed since the last record. deltas: of the step that is told."""
-        grown, self._grown = self._grown, []
+        self._catch_up()
+        grown = self._readings.take_grown()
+        whose = None if has_swapped or self._has_moved else [seq_id for seq_id, _ in grown]
+        self._has_moved = False
         try:
-            return self._looking().change(deltas, None if has_swapped else grown, has_swapped=has_swapped)
+            return self._looking().change(deltas, whose, has_swapped=has_swapped)
         except BaseException:  # what has been told is not known any more
             self._begin_anew()
             raise
@@ -239,6 +275,7 @@ class Observer:
 
     def _begin_anew(self) -> None:
         self._mirror = None
+        self._plain.clear()
         for viewer in self._viewers:
             viewer.begin_anew(1)
 

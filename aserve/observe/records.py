@@ -10,6 +10,7 @@ number is that of its first sequence. Who a request is, and what was said, is on
 Times are whole microseconds of the engine's clock, which begins nowhere in particular.
 """
 
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import msgspec
@@ -190,6 +191,38 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     lag_us: int | None = None
     failed_step: int | None = None
     others: Crowd | None = None
+
+
+class Run(msgspec.Struct, frozen=True, gc=False):
+    """Records of steps one behind the other, in short: each computed the next token of the same sequences, `decodes`,
+    and did nothing else, as most do. number: of the first.
+
+    steps: of each the number, `at_us` of the record, `began_us`, and the six numbers of `Phases`. decoded: the tokens
+    of each. blocks: what has changed, by places in `steps`, ascending.
+    """
+
+    number: int
+    decodes: tuple[int, ...]
+    steps: tuple[tuple[int, ...], ...]
+    decoded: tuple[tuple[int, ...], ...]
+    blocks: tuple[tuple[int, BlockChange], ...] = ()
+
+    def records(self) -> Iterator[Record]:
+        """The same at length."""
+        blocks = dict(self.blocks)
+        for place, ((step, at_us, began_us, *phases), decoded) in enumerate(zip(self.steps, self.decoded, strict=True)):
+            work = Work(step, began_us, Phases(*phases), self.decodes)
+            change = blocks.get(place, NO_CHANGE)
+            yield Record(self.number + place, at_us, work=work, decoded=decoded, blocks=change)
+
+
+def at_length(told: Iterable[Record | Run]) -> Iterator[Record]:
+    """Records, also of runs."""
+    for one in told:
+        if isinstance(one, Run):
+            yield from one.records()
+        else:
+            yield one
 
 
 class Snapshot(msgspec.Struct, frozen=True, gc=False):

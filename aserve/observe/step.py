@@ -1,5 +1,6 @@
 """ObservedStep: of a step while somebody looks on, when what was done about it, and what came of it."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -7,13 +8,16 @@ import msgspec
 from aserve.core.ids import SeqId
 from aserve.core.plan import SeqSlice, StepPlan, StepResult
 from aserve.observe.mirror import Mirror
-from aserve.observe.records import NO_TOKEN, Admission, Card, Phases, Piece, Work
+from aserve.observe.records import NO_CHANGE, NO_TOKEN, Admission, Card, Phases, Piece, Run, Work
+from aserve.scheduler.readings import NewBlocks
 
 
-class StepTimes(msgspec.Struct, gc=False):
-    """When what was done about a step, by the engine's clock, as it is noted by who steps.
+class ObservedStep(msgspec.Struct, gc=False):
+    """When what was done about a step, by the engine's clock, as it is noted by who steps; and what to tell of it.
 
     waited_s: when the loop had nothing else to do. took_s: how long, since it was begun and the one before had landed.
+    admitted: who took a row in it. decodes: the sequences of which it computes the next token, where it computes
+    nothing else; else None.
     """
 
     began_s: float
@@ -23,32 +27,54 @@ class StepTimes(msgspec.Struct, gc=False):
     landed_s: float = 0.0
     committed_s: float = 0.0
     took_s: float = 0.0
+    published_s: float = 0.0
+    admitted: tuple[Admission, ...] = ()
+    decodes: tuple[SeqId, ...] | None = None
 
 
-class ObservedStep:
-    """A step that has been planned. admitted: who took a row in it. times: for who steps to write to."""
+class PlainStep(msgspec.Struct, frozen=True, gc=False):
+    """A step that is over, and did nothing but compute the next token of its `decodes`. new: blocks since what was told
+    before. Without its plan, which would keep memory from the next plans that every cache has.
+    """
 
-    __slots__ = ("admitted", "plan", "times")
+    step_id: int
+    seen: ObservedStep
+    token_ids: tuple[int, ...]
+    new: NewBlocks
 
-    def __init__(self, plan: StepPlan, times: StepTimes) -> None:
-        self.plan, self.times = plan, times
-        self.admitted: tuple[Admission, ...] = ()
 
-    def work(self, published_s: float, decodes: tuple[SeqId, ...], pieces: tuple[Piece, ...]) -> Work:
-        """What was done, once it is over."""
-        plan, times = self.plan, self.times
-        phases = Phases(
-            microseconds(times.planned_s - times.began_s),
-            microseconds(times.launched_s - times.planned_s),
-            microseconds(times.landed_s - times.launched_s),
-            microseconds(times.landed_s - max(times.waited_s, times.launched_s)),
-            microseconds(times.committed_s - times.landed_s),
-            microseconds(published_s - times.committed_s),
-        )
-        began_us, num_drafts = microseconds(times.began_s), sum([one.num_tokens for one in plan.drafting])
-        ops = plan.block_ops
-        moves = () if ops is None else (ops.copies, ops.swap_outs, ops.swap_ins)
-        return Work(plan.step_id, began_us, phases, decodes, pieces, num_drafts, *moves)
+def phases_of(seen: ObservedStep) -> tuple[int, int, int, int, int, int]:
+    """How long the parts of a step took that is over: the fields of `Phases`."""
+    planned_s, launched_s, landed_s, committed_s = seen.planned_s, seen.launched_s, seen.landed_s, seen.committed_s
+    return (
+        int((planned_s - seen.began_s) * 1e6),
+        int((launched_s - planned_s) * 1e6),
+        int((landed_s - launched_s) * 1e6),
+        int((landed_s - max(seen.waited_s, launched_s)) * 1e6),
+        int((committed_s - landed_s) * 1e6),
+        int((seen.published_s - committed_s) * 1e6),
+    )
+
+
+def work_of(plan: StepPlan, seen: ObservedStep, came: "Computed") -> Work:
+    """What was done in a step that is over."""
+    phases, began_us = Phases(*phases_of(seen)), microseconds(seen.began_s)
+    num_drafts = sum([one.num_tokens for one in plan.drafting])
+    ops = plan.block_ops
+    moves = () if ops is None else (ops.copies, ops.swap_outs, ops.swap_ins)
+    return Work(plan.step_id, began_us, phases, came.decodes, came.pieces, num_drafts, *moves)
+
+
+def run_of(number: int, plain: Sequence[PlainStep], mirror: Mirror) -> Run:
+    """What is told of steps one behind the other, all of the same sequences. number: of the first of their records."""
+    steps, blocks = [], []
+    for place, step in enumerate(plain):
+        seen = step.seen
+        steps.append((step.step_id, int(seen.published_s * 1e6), int(seen.began_s * 1e6), *phases_of(seen)))
+        if (change := mirror.grow(step.new)) is not NO_CHANGE:
+            blocks.append((place, change))
+    decodes = plain[0].seen.decodes or ()
+    return Run(number, decodes, tuple(steps), tuple([step.token_ids for step in plain]), tuple(blocks))
 
 
 class Computed(NamedTuple):
@@ -60,12 +86,11 @@ class Computed(NamedTuple):
     token_ids: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
-def computed(plan: StepPlan, result: StepResult, mirror: Mirror) -> Computed:
+def computed(plan: StepPlan, seen: ObservedStep, result: StepResult, mirror: Mirror) -> Computed:
     """Who computed one more token, who more than that, and which tokens came of it."""
     slices, sampled = plan.slices, result.token_ids
-    newest = tuple([piece.seq_id for piece in slices if not piece.token_ids])
-    if len(newest) == len(slices):  # as in most steps
-        return Computed(newest, sampled)
+    if seen.decodes is not None:  # as in most steps
+        return Computed(seen.decodes, sampled)
     pools, first = bool(result.vectors), 0
     accepted = iter(result.num_accepted)
     decodes: list[SeqId] = []

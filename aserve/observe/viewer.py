@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from aserve.core.errors import UnavailableError
-from aserve.observe.records import Record, Snapshot
+from aserve.observe.records import Record, Run, Snapshot
 
 
 class News(msgspec.Struct, frozen=True):
@@ -15,18 +15,22 @@ class News(msgspec.Struct, frozen=True):
 
     num_lost: int
     snapshot: Snapshot | None
-    records: tuple[Record, ...]
+    records: tuple[Record | Run, ...]
 
 
 class Viewer:
     """Somebody who looks on. Ends, for `news`, when the engine does.
 
-    snapshot: makes one of what has been told. max_records: that wait for him.
+    snapshot: makes one of what has been told. catch_up: has records offered that are still to be made. max_records:
+    that wait for him.
     """
 
-    def __init__(self, snapshot: Callable[[], Snapshot], max_records: int) -> None:
+    def __init__(self, snapshot: Callable[[], Snapshot], catch_up: Callable[[], None], max_records: int) -> None:
         self._snapshot = snapshot
-        self._records: deque[Record] = deque()
+        self._catch_up = catch_up
+        self._records: deque[Record | Run] = deque()
+        self._num_records = 0
+        """Those of runs, too."""
         self._max_records = max_records
         self._num_lost = 0
         self._needs_snapshot = True
@@ -38,14 +42,15 @@ class Viewer:
     async def news(self) -> News:
         """What has come since the last call; waits for something. Raises `UnavailableError` at the engine's end."""
         await self._bell.wait()
-        self._bell.clear()
         if self._has_ended:
             raise UnavailableError("the engine has stopped")
+        self._catch_up()
+        self._bell.clear()
         num_lost, self._num_lost = self._num_lost, 0
         snapshot = self._snapshot() if self._needs_snapshot else None
         self._needs_snapshot = False
         records = tuple(self._records)
-        self._records.clear()
+        self._clear()
         return News(num_lost, snapshot, records)
 
     async def next_look(self) -> None:
@@ -61,22 +66,32 @@ class Viewer:
         """It does now."""
         self._look.set()
 
-    def offer(self, record: Record) -> None:
+    def ring(self) -> None:
+        """Something happened, of which there will be a record when somebody asks for it."""
+        self._bell.set()
+
+    def offer(self, told: Record | Run) -> None:
         """Something happened."""
+        num_records = len(told.steps) if isinstance(told, Run) else 1
         if self._needs_snapshot:
-            self._num_lost += self._num_lost > 0  # counted from the first that was lost to the next snapshot
-        elif len(self._records) < self._max_records:
-            self._records.append(record)
+            self._num_lost += num_records * (self._num_lost > 0)  # from the first that was lost to the next snapshot
+        elif self._num_records + num_records <= self._max_records:
+            self._records.append(told)
+            self._num_records += num_records
         else:
-            self.begin_anew(len(self._records) + 1)
+            self.begin_anew(self._num_records + num_records)
         self._bell.set()
 
     def begin_anew(self, num_lost: int) -> None:
         """What waits is of no use any more."""
         self._num_lost += num_lost
-        self._records.clear()
+        self._clear()
         self._needs_snapshot = True
         self._bell.set()
+
+    def _clear(self) -> None:
+        self._records.clear()
+        self._num_records = 0
 
     def end(self) -> None:
         """Nothing will come."""

@@ -4,13 +4,25 @@ Sequences are shown as they are: whoever reads them copies what it wants to keep
 """
 
 from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Several
+from typing import NamedTuple
 
-from aserve.core.ids import RequestId, SeqId
+from aserve.core.ids import BlockId, RequestId, SeqId
 from aserve.kv_cache.paged_cache import PagedCache
 from aserve.scheduler.planner import Planner
 from aserve.scheduler.residents import Residents
 from aserve.scheduler.sequence import Sequence
 from aserve.scheduler.states import Hold
+
+Grown = tuple[SeqId, tuple[BlockId, ...]]
+"""Blocks that a sequence's table has got."""
+
+
+class NewBlocks(NamedTuple):
+    """Of tables that have grown, in that order; and those that got or lost a hash, and whether each bears one now."""
+
+    grown: Several[Grown]
+    rehashed: Mapping[BlockId, bool]
 
 
 class Readings:
@@ -42,11 +54,28 @@ class Readings:
         """How often a sequence has gone from one state to another, but for a restart."""
         return self._residents.num_moves
 
-    def is_still(self, num_moves: int, num_kept_on_host: int) -> bool:
-        """Whether nobody waits, no block has got or lost a hash, and these numbers are as they were."""
+    def note_blocks(self, *, on: bool) -> None:
+        """From now on note which blocks tables get, and which get or lose a hash; or note nothing any more."""
+        self._residents.grown = [] if on else None
+        self.cache.note_hashes(on=on)
+
+    def take_grown(self) -> Several[Grown]:
+        """Blocks that tables of those who run have got since the last call, and whose; in the order of that."""
+        if not (grown := self._residents.grown):
+            return ()
+        self._residents.grown = []
+        return grown
+
+    def take_if_still(self, num_moves: int, num_kept_on_host: int) -> NewBlocks | None:
+        """What blocks are news, where nobody waits, and these numbers are as they were: taken, as `take_grown` does and
+        `PagedCache.take_rehashed`. None, and nothing is taken, where that is not so.
+        """
         residents, cache = self._residents, self.cache
-        is_same = residents.num_moves == num_moves and cache.num_kept_on_host == num_kept_on_host
-        return is_same and not residents.waiting and not cache.has_rehashed
+        if residents.num_moves != num_moves or residents.waiting:
+            return None
+        if residents.has_host_memory and cache.num_kept_on_host != num_kept_on_host:
+            return None
+        return NewBlocks(self.take_grown(), cache.take_rehashed())
 
     @property
     def num_running(self) -> int:

@@ -46,6 +46,8 @@ class Residents:
     ) -> None:
         self.num_moves = 0
         """How often a sequence has gone from one state to another."""
+        self.grown: list[tuple[SeqId, tuple[BlockId, ...]]] | None = None
+        """Blocks that tables of those who run have got, in their order, for who looks on; None where nobody does."""
         self.num_preemptions = 0
         self.num_swap_outs = 0
         """Of the preemptions, those that swapped."""
@@ -192,12 +194,17 @@ class Residents:
             self.preempt(choose_victims(self.running, sequence), newest_flying, may_swap=True)
             if sequence.state is not State.RUNNING:
                 return None
+        if self.grown is not None and new_blocks:
+            self.grown.append((sequence.id, new_blocks))
         return new_blocks
 
     def extend(self, sequence: Sequence, num_positions: int) -> int:
         """Blocks for so many positions, as far as free ones go. Returns how many it has blocks for."""
         if num_positions > sequence.table.capacity:
+            num_held = len(sequence.table.block_ids)
             self._cache.reserve_most(sequence.table, num_positions)
+            if self.grown is not None:
+                self.grown.append((sequence.id, tuple(sequence.table.block_ids[num_held:])))
         return min(num_positions, sequence.table.capacity)
 
     def take_over(self, sequence: Sequence, parent: Sequence) -> None:

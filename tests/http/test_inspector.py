@@ -37,7 +37,8 @@ class Watcher(Peer):
 
     @property
     def records(self):
-        return [record for event in self.of_type("records") for record in event["records"]]
+        told = [one for event in self.of_type("records") for one in event["records"]]
+        return [record for one in told for record in (at_length(one) if "steps" in one else [one])]
 
     def values(self, field):
         return [value for record in self.records for value in record.get(field, ())]
@@ -54,6 +55,15 @@ class Watcher(Peer):
         async with asyncio.timeout(20):
             while not condition(self):  # noqa: ASYNC110  it is sent ten times a second
                 await asyncio.sleep(0.02)
+
+
+def at_length(run):
+    """The records of a run, as docs/api.md says."""
+    blocks = dict(run.get("blocks", ()))
+    for place, (step, at_us, began_us, *phases) in enumerate(run["steps"]):
+        work = {"step": step, "began_us": began_us, "phases": phases, "decodes": run["decodes"]}
+        record = {"number": run["number"] + place, "at_us": at_us, "work": work, "said": run["said"][place]}
+        yield record | ({"blocks": blocks[place]} if place in blocks else {})
 
 
 def held_of(watcher):

@@ -9,7 +9,7 @@ from aserve.core.outputs import SeqDelta
 from aserve.core.plan import StepPlan, StepResult
 from aserve.core.request import Request
 from aserve.observe.observer import Observer
-from aserve.observe.step import StepTimes
+from aserve.observe.step import ObservedStep
 from tests.scheduler.sync_loop import SyncLoop
 
 PLAN_S, FLIGHT_S, WAIT_S = 0.001, 0.01, 0.0001
@@ -32,7 +32,7 @@ class ExplainedLoop(SyncLoop):
         super().__init__(**options)
         self.observer = Observer(self.scheduler.readings, lambda: self.now, Names(adapters))
         self._plain = plain
-        self._times: dict[int, StepTimes] = {}
+        self._seen: dict[int, ObservedStep] = {}
         self._last_landed_s = 0.0
         self._commit, self.scheduler.commit = self.scheduler.commit, self._seen_commit  # type: ignore[method-assign]
 
@@ -47,8 +47,8 @@ class ExplainedLoop(SyncLoop):
         plan = super().plan()
         self.now += PLAN_S
         if plan is not None and self.observer.is_watched:
-            self._times[plan.step_id] = times = StepTimes(began_s, self.now)
-            self.observer.planned(plan, times)
+            self._seen[plan.step_id] = seen = ObservedStep(began_s, self.now)
+            self.observer.planned(plan, seen)
         return plan
 
     def _seen_commit(self, result: StepResult, took_s: float = 0.0) -> Any:
@@ -59,14 +59,14 @@ class ExplainedLoop(SyncLoop):
         plan, result = self.in_flight[0]
         self.now += FLIGHT_S
         deltas = super().commit()
-        times = self._times.pop(plan.step_id, None)
-        if times is not None:
-            times.took_s = self.now - max(times.began_s, self._last_landed_s)
-            times.landed_s = times.committed_s = self.now
+        seen = self._seen.pop(plan.step_id, None)
+        if seen is not None:
+            seen.took_s = self.now - max(seen.began_s, self._last_landed_s)
+            seen.landed_s = seen.committed_s = self.now
         self._last_landed_s = self.now
-        if self.observer.is_watched:
+        if seen is not None and self.observer.is_watched:
             self.now += WAIT_S
-            self.observer.published(plan, result, self._step)
+            self.observer.published(plan, result, self._step, seen)
         return deltas
 
     def fail(self, index: int = 0, *, out_of_memory: bool = False) -> str | None:

@@ -9,7 +9,7 @@ from aserve.core.errors import OverloadedError, UnavailableError
 from aserve.observe.mirror import Mirror
 from aserve.observe.observer import MAX_VIEWERS, Observer
 from aserve.observe.records import BlockChange, Held, Phases, Splice
-from aserve.observe.step import StepTimes
+from aserve.observe.step import ObservedStep
 from tests.engines import byte_tokenizer
 from tests.fakes import FakeClock
 from tests.observe.explained import Names
@@ -108,17 +108,17 @@ def test_the_wait_begins_with_nothing_else_to_do_and_never_before_the_launch(is_
     with observer.viewer() as viewer:
         news_of(viewer)
         plan = loop.plan()
-        times = StepTimes(0.0, clock())
-        observer.planned(plan, times)
+        seen = ObservedStep(0.0, clock())
+        observer.planned(plan, seen)
         for name in ("waited_s", "launched_s") if is_launched_last else ("launched_s", "waited_s"):
             clock.advance(0.001)
-            setattr(times, name, clock())
+            setattr(seen, name, clock())
         _, result = loop.in_flight.popleft()
         step = loop.scheduler.commit(result)
         clock.advance(0.004)
-        times.landed_s, times.committed_s = 0.005, clock()
+        seen.landed_s, seen.committed_s = 0.005, clock()
         clock.advance(0.001)
-        observer.published(plan, result, step)
+        observer.published(plan, result, step, seen)
         [phases] = [record.work.phases for record in news_of(viewer).records]
     launch_us = 2000 if is_launched_last else 1000
     assert phases == Phases(plan=0, launch=launch_us, flight=5000 - launch_us, wait=3000, commit=1000, publish=1000)

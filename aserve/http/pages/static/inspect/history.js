@@ -46,7 +46,7 @@ export class History {
   take(event, text = JSON.stringify(event.type === "snapshot" ? event : event.records)) {
     const isSnapshot = event.type === "snapshot";
     if (!isSnapshot && !event.records.length) return;
-    const records = isSnapshot ? [] : event.records;
+    const records = isSnapshot ? [] : atLength(event.records);
     const isKey = isSnapshot || this.#sinceKey >= CHUNKS_A_KEYFRAME;
     if (isSnapshot) {
       this.head.begin(event);
@@ -95,7 +95,7 @@ export class History {
   #records(chunk) {
     const known = this.#parsed.get(chunk);
     if (known) return known;
-    const records = chunk.isSnapshot ? [] : JSON.parse(chunk.text);
+    const records = chunk.isSnapshot ? [] : atLength(JSON.parse(chunk.text));
     this.#remember(chunk, records);
     return records;
   }
@@ -172,6 +172,21 @@ export class History {
     for (const { text } of others) yield `,\n${text}`;
     yield "\n]}\n";
   }
+}
+
+/** Records, also of runs: steps of the same sequences, which are told in short. */
+function atLength(told) {
+  return told.flatMap((one) => {
+    if (!one.steps) return one;
+    const blocks = new Map(one.blocks);
+    return one.steps.map(([step, at_us, began_us, ...phases], place) => ({
+      number: one.number + place,
+      at_us,
+      work: { step, began_us, phases, decodes: one.decodes },
+      said: one.said[place],
+      ...(blocks.has(place) && { blocks: blocks.get(place) }),
+    }));
+  });
 }
 
 /** When what a record tells of began. */
