@@ -209,7 +209,7 @@ class Feed:
             cards,
             record.work,
             said,
-            texts,
+            texts or (),
             record.admitted,
             record.moves,
             record.queue,

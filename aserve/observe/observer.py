@@ -152,9 +152,6 @@ class Observer:
 
     def planned(self, plan: StepPlan, seen: ObservedStep) -> None:
         """A plan was made. seen: will be written to as it goes on."""
-        if self._explainer is not None and self._explainer.is_busy:
-            self._explained[plan.step_id] = plan
-            self._explainer.planned(plan, seen.planned_s)
         if self._viewers:
             newest = tuple([piece.seq_id for piece in plan.slices if not piece.token_ids])
             if len(newest) == len(plan.slices):
@@ -162,6 +159,9 @@ class Observer:
             if plan.block_ops is not None or plan.inits:
                 self._has_moved = True
                 seen.admitted = tuple(self._admissions(plan))
+        if self._explainer is not None and self._explainer.is_busy:
+            self._explained[plan.step_id] = plan
+            self._explainer.planned(plan, seen.planned_s)
 
     def published(self, plan: StepPlan, result: StepResult, step: StepTokens, seen: ObservedStep) -> None:
         """It has been published, at this moment: it is over, and told."""

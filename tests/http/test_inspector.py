@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 from aserve.engine import Engine
 from aserve.http import AppOptions, Keyring, create_app
-from aserve.http.inspector import PATH
+from aserve.http.inspector import PATH, Feed
 from aserve.observe.observer import MAX_RECORDS, MAX_VIEWERS
-from aserve.observe.records import BlockChange, Held, Splice
+from aserve.observe.records import NO_CHANGE, BlockChange, Card, Held, Queue, Run, Snapshot, Splice
+from aserve.observe.viewer import News
 from tests.engines import says, scripted_engine, scripted_loader
 from tests.fakes import FakeScript, ScriptedRunner
 from tests.http.conftest import client_of
@@ -281,3 +283,39 @@ async def test_the_end_of_the_engine_is_told():
     await task
     last = watcher.text.strip().split("\n\n")[-1]
     assert json.loads(last.removeprefix("data: "))["error"]["type"] == "server_error"
+
+
+class Texts:
+    """Tokens 0 to 7 are letters, 8 and 9 the halves of an é."""
+
+    token_bytes = (*(bytes([97 + number]) for number in range(8)), b"\xc3", b"\xa9")
+    token_texts = (*"abcdefgh", None, None)
+
+
+def fed(decoded, *, tenant=None):
+    """The records that a client is sent of a run with these tokens, and how many events' records they were in short."""
+    steps = tuple((7 + place, 100 + place, 90 + place, 1, 2, 3, 4, 5, 6) for place in range(len(decoded)))
+    blocks = BlockChange(tables=(Splice(1, 2, (5,)),), cached=(4,))
+    feed = Feed(SimpleNamespace(texts=SimpleNamespace(tokenizer=Texts)), tenant)
+    cards = tuple(Card(seq, seq, 0, 1, 9, 0, True, f"id{seq}", "lab", None, ()) for seq in (1, 2))
+    feed.events(News(0, Snapshot(1, 1, cards, ((1, "running"), (2, "running")), Queue(), NO_CHANGE), ()))
+    run = Run(2, (1, 2), steps, decoded, ((1, blocks),))
+    told = json.loads(feed.events(News(0, None, (run,))).removeprefix(b"data: "))["records"]
+    in_full = json.loads(feed.events(News(0, None, tuple(run.records()))).removeprefix(b"data: "))["records"]
+    return [record for one in told for record in (at_length(one) if "steps" in one else [one])], in_full, len(told)
+
+
+def test_a_run_says_what_its_records_say():
+    told, in_full, num_told = fed(((0, 1), (2, 3), (4, 5)))
+    assert told == in_full
+    assert ([record["said"] for record in told], num_told) == ([["a", "b"], ["c", "d"], ["e", "f"]], 1)
+
+
+def test_characters_of_several_tokens_and_others_tokens_are_told_at_length():
+    halves = ((0, 8), (1, 9), (2, 3))
+    told, _, num_told = fed(halves)
+    assert [record["said"] for record in told] == [["a", None], ["b", None], ["c", "d"]]
+    assert (told[1]["texts"], num_told) == ([[2, "é"]], 3)
+    told, _, num_told = fed(((0, 1), (2, 3)), tenant="shop")
+    assert [record["said"] for record in told] == [[None, None]] * 2
+    assert (told[0]["work"]["decodes"], num_told) == ([-1, -1], 2)

@@ -29,6 +29,7 @@ class WatchedMachine(SeenMachine):
         self.compare_work()
         loop.leave()
         assert loop.scheduler._cache._pool.rehashed is None
+        assert loop.scheduler._residents.grown is None
 
     def compare_tokens(self):
         """What was sampled for each choice begins with what its reader was told."""

@@ -8,7 +8,7 @@ import pytest
 from aserve.core.errors import OverloadedError, UnavailableError
 from aserve.observe.mirror import Mirror
 from aserve.observe.observer import MAX_VIEWERS, Observer
-from aserve.observe.records import BlockChange, Held, Phases, Splice
+from aserve.observe.records import NO_CHANGE, BlockChange, Held, Phases, Run, Splice
 from aserve.observe.step import ObservedStep
 from tests.engines import byte_tokenizer
 from tests.fakes import FakeClock
@@ -141,6 +141,41 @@ def test_who_reads_slowly_loses_records_and_is_told_how_many():
         observer.looked(0.0)
         followers[0].follow()
         assert [record.number for record in followers[0].records] == [36]
+
+
+def records_of(patience, **options):
+    """What is told of two answers, each of which gets blocks. patience: steps between two looks at the news."""
+    loop = WatchedLoop(num_blocks=60, **options)
+    loop._patience = patience
+    loop.add(request("a", (1, 2, 1), 12))
+    loop.add(request("b", (2, 2, 1, 1), 9))
+    loop.drain()
+    loop.look()
+    return loop.follower.records
+
+
+def test_steps_that_only_decode_come_in_runs_and_say_what_each_would_alone(monkeypatch):
+    in_runs, alone = records_of(100), records_of(1)
+    monkeypatch.setattr(Mirror, "take_if_still", lambda mirror: None)
+    assert records_of(1) == in_runs == alone
+    assert sum(record.blocks != NO_CHANGE for record in in_runs) > 6
+
+
+def test_a_run_counts_as_its_records():
+    loop = WatchedLoop(num_blocks=60)
+    loop._patience, viewer = 100, loop.follower._viewer
+    viewer._max_records = 6
+    loop.add(request("a", (1, 2, 1), 20))
+    for _ in range(6):
+        loop.step()
+    [*_, run] = news_of(viewer).records
+    assert isinstance(run, Run)
+    assert [record.work.step for record in run.records()] == list(range(run.steps[0][0], run.steps[-1][0] + 1))
+    assert len(run.steps) == len(run.decoded) > 3
+    for _ in range(7):
+        loop.step()
+    news = news_of(viewer)
+    assert (news.num_lost, news.snapshot is not None, news.records) == (7, True, ())
 
 
 def test_there_are_no_more_than_may_be_and_none_after_the_end():
