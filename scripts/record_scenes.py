@@ -20,6 +20,7 @@ from aserve.build import loader, make_options
 from aserve.core.params import BeamParams, SamplingParams
 from aserve.engine import Engine
 from aserve.http.inspector import VERSION, Feed
+from aserve.observe.records import at_length
 
 FOLDER: Final = Path(__file__).parents[1] / "aserve/http/pages/static/inspect/scenes"
 BLOCK_BYTES: Final = 16 * 1024
@@ -320,7 +321,8 @@ async def record(scene: Scene) -> bytes:
             events += parsed(feed.events(await viewer.news()))
             await scene.play(engine)
             observer.looked(0.0)
-            events += parsed(feed.events(await viewer.news()))
+            news = await viewer.news()
+            events += parsed(feed.events(msgspec.structs.replace(news, records=tuple(at_length(news.records)))))
     hello, snapshot, *rest = events
     records = [one for event in rest for one in event["records"] if one.keys() - {"number", "at_us", "lag_us"}]
     shift(snapshot, records)
