@@ -283,11 +283,6 @@ class PagedCache:
         """From now on note which blocks get or lose a hash, for `take_rehashed`; or note nothing any more."""
         self._pool.rehashed = set() if on else None
 
-    @property
-    def has_rehashed(self) -> bool:
-        """Whether any has, since they were last taken."""
-        return bool(self._pool.rehashed)
-
     def take_rehashed(self) -> dict[BlockId, bool]:
         """Blocks that got or lost a hash since the last call, and whether each bears one now."""
         noted = self._pool.rehashed

@@ -233,7 +233,6 @@ class Mirror:
 
 
 _NOBODY = Queue()
-_NOTHING = Change()
 
 
 def _ends(deltas: Several[SeqDelta]) -> dict[ChoiceId, str]:

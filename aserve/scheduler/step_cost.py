@@ -71,14 +71,15 @@ class Load(NamedTuple):
 
     @staticmethod
     def of(slices: Iterable[SeqSlice], graph_sizes: GraphSizes | None = None) -> "Load":
-        """That of a plan's slices. graph_sizes: of steps with prompts that are padded; None for none."""
-        tokens = rows = keys = num_decodes = 0
+        """That of a plan's slices. graph_sizes: of steps with prompts that are padded; those with drafts are not."""
+        tokens = rows = keys = num_decodes = num_drafted = 0
         for piece in slices:
             tokens += piece.num_tokens
             rows += 1
             num_decodes += piece.num_tokens == 1
+            num_drafted += piece.num_samples > 1
             keys += (piece.start + piece.num_tokens) * -(-piece.num_tokens // QUERY_TILE)
-        if graph_sizes is not None and num_decodes < rows:
+        if graph_sizes is not None and num_decodes < rows and not num_drafted:
             size = graph_sizes.choose(num_decodes, rows - num_decodes, tokens - num_decodes)
             tokens = tokens if size is None else sum(size)
         return Load(tokens, rows, keys)

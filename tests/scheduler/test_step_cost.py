@@ -290,6 +290,8 @@ def test_a_step_costs_what_is_computed_with_padding():
     assert Load.of([*[decode(9)] * 42, chunk(0, 300)], SIZES).tokens == 342  # no graph holds it but by too much of it
     assert Load.of([*[decode(9)] * 42, chunk(0, 330)], SIZES).tokens == 64 + 384
     assert Load.of([decode(9)] * 42, SIZES).tokens == 42
+    drafted = SeqSlice(SeqId(1), Row(1), 8, 3, (1, 2, 3), (), num_samples=3)
+    assert Load.of([decode(9), drafted], SIZES).tokens == 4
     cost = with_graphs()
     assert cost.prices().token == pytest.approx(H200.token, rel=0.02)
     assert cost.error < 0.01
