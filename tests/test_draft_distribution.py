@@ -63,8 +63,8 @@ class MarkovLM:
         self.logits_VV = logits
 
     def forward(self, token_ids_T: Tensor, kv: Sequence[KVLayer], batch: ForwardBatch) -> Tensor:
-        del kv, batch
-        return token_ids_T[:, None].double()
+        del kv
+        return batch.wanted(token_ids_T[:, None].double())
 
     def logits(self, hidden_SE: Tensor) -> Tensor:
         return self.logits_VV[hidden_SE[:, 0].long()].clone()

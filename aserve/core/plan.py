@@ -106,6 +106,16 @@ class RowInit(msgspec.Struct, frozen=True, gc=False):
     second_at: int | None = None
     per_token: bool = False
 
+    def is_plain(self, position: int) -> bool:
+        """Whether one number for each parameter says all that is needed to choose the row's token for a position."""
+        sampling = self.sampling
+        return (
+            self.adapter is None
+            and sampling.controls is None
+            and sampling.num_logprobs is None
+            and (not sampling.banned_ids or position >= sampling.banned_before)
+        )
+
 
 class SeqSlice(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One sequence's share of a step: positions [start, start + num_tokens).

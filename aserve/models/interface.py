@@ -15,14 +15,18 @@ class ForwardBatch:
     """A step's T tokens as every layer sees them. It is passed on whole: what a capability needs more is a field here.
 
     positions_T: int64, of each token in its sequence. attention: where their keys and values lie. lora: which of them
-    are computed with which adapter; None where none is. wanted_N: int64, the tokens whose hidden states will be read: a
-    model need not compute those of the others. None for all.
+    are computed with which adapter; None where none is. wanted_N: int64, those whose hidden states are asked for; None
+    for all.
     """
 
     positions_T: Tensor
     attention: AttentionBatch
     lora: LoraBatch | None = None
     wanted_N: Tensor | None = None
+
+    def wanted(self, hidden_TE: Tensor) -> Tensor:
+        """Of the hidden states of all tokens those that are asked for."""
+        return hidden_TE if self.wanted_N is None else hidden_TE.index_select(0, self.wanted_N)
 
 
 class CausalLM(Protocol):
@@ -31,9 +35,8 @@ class CausalLM(Protocol):
     spec: ModelSpec
 
     def forward(self, token_ids_T: Tensor, kv: Sequence[KVLayer], batch: ForwardBatch) -> Tensor:
-        """Hidden states of the step's tokens, [T, E], after the final norm. Writes the step's keys and values to kv.
-
-        Of tokens that are not wanted they may be anything.
+        """Hidden states of the tokens that are wanted, [N, E], after the final norm. Writes the step's keys and values
+        to kv.
         """
         ...
 

@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 import torch.nn.functional as F
 from torch import Tensor, cat
 
-from aserve.kernels.native.int8_linear import Int8Linear, RowScratch
+from aserve.kernels.native.int8_linear import Int8Linear
 from aserve.kernels.native.library import Library
 from aserve.kernels.native.native_linear import NativeLinear
 from aserve.kernels.native.weight_memory import WeightMemory
@@ -195,7 +195,7 @@ class Int8Method:
 
     def __init__(self, library: Library, group: int) -> None:
         self._memory = WeightMemory()
-        self._quantize = partial(Int8Linear, library, self._memory, RowScratch(), group=group)
+        self._quantize = partial(Int8Linear, library, self._memory, group=group)
 
     def load(self, weights: Weights, shape: LinearShape) -> Linear:
         """One matrix for all that is fused; it is read into memory that the next one takes over."""

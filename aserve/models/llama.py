@@ -137,10 +137,10 @@ class Llama:
                 self._head = ShardedHead(self._head, weights.shard, spec.vocab_size)
 
     def forward(self, token_ids_T: Tensor, kv: Sequence[KVLayer], batch: ForwardBatch) -> Tensor:
-        """Hidden states after the final norm, [T, E]; h_TE is the residual stream, x_TE what its norm gives.
+        """Hidden states after the final norm; h_TE is the residual stream, x_TE what its norm gives.
 
         Behind the last layer's keys and values nobody reads a token but those that are wanted, so that the last
-        feed-forward block computes them alone: of a prompt the last one. The others' hidden states are 0.
+        feed-forward block computes them alone: of a prompt the last one.
         """
         ops, eps = self._ops, self.spec.norm_eps
         h_TE = self._embed(token_ids_T)
@@ -153,9 +153,7 @@ class Llama:
                     break
             x_TE, h_TE = ops.add_rms_norm(x_TE, h_TE, layer.mlp_norm_E, eps)
             x_TE, h_TE = ops.add_rms_norm(layer.mlp(x_TE, batch), h_TE, next_norm_E, eps)
-        if batch.wanted_N is None:
-            return x_TE
-        return x_TE.new_zeros(len(token_ids_T), x_TE.shape[1]).index_copy_(0, batch.wanted_N, x_TE)
+        return x_TE
 
     def logits(self, hidden_SE: Tensor) -> Tensor:
         """[S, V], in the type of the weights."""

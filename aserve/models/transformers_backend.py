@@ -172,11 +172,11 @@ class TransformersModel:
         )
 
     def forward(self, token_ids_T: Tensor, kv: Sequence[KVLayer], batch: ForwardBatch) -> Tensor:
-        """Hidden states, [T, E]."""
+        """Hidden states, [N, E]. All are computed."""
         step = PagedStep(self._ops, kv, batch.attention, self.spec.windows)
         output = self._decode(token_ids_T, batch.positions_T, step, self._mask)
         hidden: Tensor = output.last_hidden_state
-        return hidden[0]
+        return batch.wanted(hidden[0])
 
     def logits(self, hidden_SE: Tensor) -> Tensor:
         """[S, V], with the architecture's scaling and soft cap."""

@@ -205,10 +205,15 @@ class BatchBuilder:
             rows_S=on_device.rows_S,
         )
 
-    def is_plain(self, slices: Sequence[SeqSlice]) -> bool:
+    def is_plain(self, plan: StepPlan) -> bool:
         """Whether parameters alone say which tokens come next in these rows, of which none has an adapter."""
+        new = {init.row: init for init in plan.inits}
         is_plain, is_controlled = self._rows.is_plain, self._controls.has
-        return all(is_plain(piece.row, piece.start + 1) and not is_controlled(piece.row) for piece in slices)
+        for piece in plan.slices:
+            row, first = piece.row, piece.start + piece.num_tokens - max(piece.num_samples, 1) + 1
+            if not (new[row].is_plain(first) if row in new else is_plain(row, first) and not is_controlled(row)):
+                return False
+        return True
 
     def take_in(self, plan: StepPlan) -> None:
         """What a plan changes of the rows, where its batch is built elsewhere."""
@@ -217,7 +222,11 @@ class BatchBuilder:
 
     def apply_changes(self, plan: StepPlan) -> None:
         """Only the plan's row changes."""
-        self._rows.apply(*self._device.upload(self._rows.stage(plan)))
+        changes = self._rows.stage(plan)
+        if self._device.is_host:
+            self._rows.write(changes)
+        else:
+            self._rows.apply(*self._device.upload(changes))
 
     def _sampled_targets(self, slices: Sequence[SeqSlice]) -> tuple[SampledTargets, ...]:
         if not self._rows.scores_any:

@@ -19,10 +19,10 @@ from aserve.runner.batch import BatchBuilder
 from aserve.runner.controls import ControlTable
 from aserve.runner.device import StepDevice
 from aserve.runner.kv_store import KVStore
-from aserve.runner.repeats import repeats
 from aserve.runner.rows import RowTable
 from aserve.runner.steady import SteadyBuilder
 from aserve.runner.step import EagerStep
+from aserve.runner.step_calls import step_calls
 from aserve.runner.threads import StepThreads, measure_flops_per_thread
 from aserve.runner.verification import MadeDrafts
 
@@ -49,7 +49,7 @@ class DraftModel:
         rows = RowTable(num_rows, -(-max_model_len // kv.block_size), torch_device)
         controls = ControlTable(num_rows, model.spec.vocab_size, torch_device, device)
         self._builder = SteadyBuilder(BatchBuilder(rows, controls, device, kv.block_size), rows)
-        self._step = EagerStep(model, ops, kv.layers, rows, repeats=repeats(model, ops, kv.layers))
+        self._step = EagerStep(model, ops, kv.layers, rows, calls=step_calls(model, ops, kv.layers))
         self._threads = StepThreads(model.spec, measure_flops_per_thread())
         self._draft_ids_RJ = torch.zeros((num_rows, most), dtype=torch.int64, device=torch_device)
 

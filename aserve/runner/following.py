@@ -46,21 +46,24 @@ class FollowingStep:
         if not self.own.model.spec.has_head:  # rank 0 pools, and may need every hidden state
             self.forward(batch)
             return StepOutput(batch.sampled_rows_N, (), None)
-        hidden_TE = self.forward(batch, wanted(batch))
+        wanted_N = wanted(batch)
+        hidden_NE = hidden_TE = self.forward(batch, wanted_N)
         if batch.prompt_targets is not None:
             join_score_prompt(self.own.model, hidden_TE, batch.prompt_targets)
         if not len(batch.sampled_rows_N):
             return StepOutput(batch.sampled_rows_N, (), None)
-        sampled = self.sample(hidden_TE, batch)
+        if wanted_N is None:
+            hidden_NE = hidden_TE.index_select(0, batch.sampled_tokens_N)
+        sampled = self.sample(hidden_NE, batch)
         return StepOutput(sampled.ids_N, (), None, sampled.num_accepted_S)
 
     def forward(self, batch: StepBatch, wanted_N: Tensor | None = None) -> Tensor:
         """As `EagerStep.forward`."""
         return self.own.forward(batch, wanted_N)
 
-    def sample(self, hidden_TE: Tensor, batch: StepBatch) -> Sampled:
+    def sample(self, hidden_NE: Tensor, batch: StepBatch) -> Sampled:
         """Its part of the logits to rank 0, and the token ids back."""
-        self.own.model.logits(hidden_TE.index_select(0, batch.sampled_tokens_N))
+        self.own.model.logits(hidden_NE)
         ids_N = torch.empty_like(batch.sampled_rows_N)
         self.group.broadcast(ids_N)
         last_token_N = ids_N.clamp(min=0)

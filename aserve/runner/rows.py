@@ -98,6 +98,12 @@ class RowTable:
         if len(entries_U):
             self.block_table_RM.view(-1).index_copy_(0, entries_U, blocks_U)
 
+    def write(self, changes: RowChanges) -> None:
+        """As `apply`, where the block table is the host's."""
+        table_RM = self.block_table_RM.numpy()
+        table_RM[changes.cleared_I] = 0
+        table_RM.reshape(-1)[changes.entries_U] = changes.blocks_U
+
     def samplings(self, rows_N: Ints, positions_N: Ints) -> RowSamplings:
         """How these rows are sampled, for tokens that will take these positions."""
         return RowSamplings(self.columns(rows_N), self._banned_ids(rows_N, positions_N))

@@ -29,7 +29,6 @@ from aserve.runner.adapters import AdapterSlots
 from aserve.runner.batch import BatchBuilder
 from aserve.runner.controls import ControlTable
 from aserve.runner.costs import MemoryCosts, measure_costs, measure_drafting
-from aserve.runner.decode_calls import DecodeCalls, decode_calls
 from aserve.runner.device import StepDevice, step_device
 from aserve.runner.failures import SkippedStepError, out_of_memory
 from aserve.runner.flight import Landed, LateLanding, StepFlight, result_of
@@ -38,12 +37,13 @@ from aserve.runner.graph_device import GraphDevice
 from aserve.runner.graphs import DecodeGraphs
 from aserve.runner.kv_store import KVStore, Pages
 from aserve.runner.masks import MaskMaker
+from aserve.runner.plain_steps import PlainSteps, plain_steps
 from aserve.runner.pooling import PooledStep, Pools
 from aserve.runner.readback import Readback
-from aserve.runner.repeats import repeats
 from aserve.runner.rows import RowTable
 from aserve.runner.steady import SteadyBuilder
 from aserve.runner.step import EagerStep, Step
+from aserve.runner.step_calls import step_calls
 from aserve.runner.swapper import BlockMover
 from aserve.runner.threads import StepThreads, measure_flops_per_thread, way_giver
 from aserve.runner.verification import MadeDrafts
@@ -132,22 +132,22 @@ class ModelRunner:
         self._slots = slots = None if lora is None else AdapterSlots(lora, rows, self._device)
         builder = BatchBuilder(rows, controls, self._device, self._block_size, kv.num_groups, slots)
         self._late = late = LateLanding()
-        own = EagerStep(model, ops, kv.layers, rows, shard.group, repeats(model, ops, kv.layers, shard, late.tell))
+        own = EagerStep(model, ops, kv.layers, rows, shard.group, step_calls(model, ops, kv.layers, shard, late.tell))
         is_follower = shard.group is not None and shard.rank > 0
         step: Step = own if shard.group is None or not is_follower else FollowingStep(own, shard.group)
-        quick: DecodeGraphs | DecodeCalls | None = None if pools else decode_calls(own, builder, late.tell)
+        quick: DecodeGraphs | PlainSteps | None = None if pools else plain_steps(own, builder)
         if graph_device is not None:
             with self._device.stepping():  # its buffers are filled on the stream that reads them
                 parts = graph_device, self._device, rows, builder, step
                 quick = DecodeGraphs(*parts, max_model_len, slots, in_lockstep=shard.group is not None)
-        self._stages: tuple[BlockMover, SteadyBuilder, Step | PooledStep, DecodeGraphs | DecodeCalls | None] | None = (
+        self._stages: tuple[BlockMover, SteadyBuilder, Step | PooledStep, DecodeGraphs | PlainSteps | None] | None = (
             BlockMover(ops, kv, self._device, num_host_blocks),
             SteadyBuilder(builder, rows),
             step if pools is None or is_follower else PooledStep(own, pools),
             quick,
         )
         self._reads_back = not is_follower
-        self._tells_late = own.repeats is not None and graph_device is None
+        self._tells_late = own.calls is not None and graph_device is None
         self._draft_model: DraftMaker | None = None
         self._vocab_size = model.spec.vocab_size
         self._masks = MaskMaker(self._vocab_size, self._device)
@@ -342,9 +342,7 @@ class ModelRunner:
                 batch = builder.build(plan, made)
             else:
                 builder.forget()
-            if batch is not None and masked is None and isinstance(quick, DecodeCalls):
-                output = quick.begin(plan)
-            if batch is not None and output is None:
+            if batch is not None:
                 output = step.execute(batch if masked is None else replace(batch, masks=masked))
             return Readback(plan, batch, output, self._device) if output is not None and self._reads_back else None
 

@@ -30,7 +30,7 @@ class Sampled(NamedTuple):
     num_accepted_S: Tensor | None
 
 
-def sample_next(model: CausalLM, ops: Ops, hidden_TE: Tensor, last_token_R: Tensor, batch: StepBatch) -> Sampled:
+def sample_next(model: CausalLM, ops: Ops, hidden_NE: Tensor, last_token_R: Tensor, batch: StepBatch) -> Sampled:
     """One token id per sample. NO_TOKEN where the logits are not finite, and where a mask leaves nothing.
 
     Each row's last one, of rows with drafts the one behind those that are accepted, is written to last_token_R.
@@ -39,7 +39,7 @@ def sample_next(model: CausalLM, ops: Ops, hidden_TE: Tensor, last_token_R: Tens
     or banned a row is checked before that too (max is NaN if any is), for a ban may hide what is not finite. The check
     stays on the device, and its answer takes the token's place, so that it costs no wait and no copy of its own.
     """
-    raw_NV = logits_NV = model.logits(hidden_TE.index_select(0, batch.sampled_tokens_N))
+    raw_NV = logits_NV = model.logits(hidden_NE)
     is_changed = batch.controls is not None or batch.masks is not None
     if is_changed or batch.sampled_targets:
         raw_NV = logits_NV = logits_NV.float()

@@ -10,10 +10,10 @@ from aserve.kernels.ops import KVLayer, Ops, Scores
 from aserve.models.interface import CausalLM, ForwardBatch
 from aserve.models.sharding import Group
 from aserve.runner.batch import StepBatch
-from aserve.runner.repeats import Repeats
 from aserve.runner.rows import RowTable
 from aserve.runner.sampler import Sampled, sample_next
 from aserve.runner.scoring import score_prompt
+from aserve.runner.step_calls import StepCalls
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,14 @@ class Step(Protocol):
         ...
 
     def forward(self, batch: StepBatch, wanted_N: Tensor | None = None) -> Tensor:
-        """Hidden states, [T, E], until the next step; those of tokens that are not wanted are anything.
+        """Hidden states of the tokens that are wanted, [N, E], or of all, [T, E], until the next step.
 
         Writes the KV cache.
         """
         ...
 
-    def sample(self, hidden_TE: Tensor, batch: StepBatch) -> Sampled:
-        """What comes next, by the hidden states of a step's tokens."""
+    def sample(self, hidden_NE: Tensor, batch: StepBatch) -> Sampled:
+        """What comes next, by the hidden states of the tokens that are sampled from."""
         ...
 
 
@@ -61,8 +61,8 @@ class Step(Protocol):
 class EagerStep:
     """A `Step`, kernel by kernel.
 
-    group: whose other ranks learn what is sampled, where there are any. repeats: how steps whose tokens all count are
-    computed, where that can be without the Python between kernels.
+    group: whose other ranks learn what is sampled, where there are any. calls: by which forward passes are made,
+    where that can be without the Python between kernels.
     """
 
     model: CausalLM
@@ -70,28 +70,31 @@ class EagerStep:
     kv: Sequence[KVLayer]
     rows: RowTable
     group: Group | None = None
-    repeats: Repeats | None = None
+    calls: StepCalls | None = None
 
     def execute(self, batch: StepBatch) -> StepOutput:
         """The forward pass, and what is sampled and scored after it."""
-        hidden_TE = self.forward(batch, wanted(batch))
+        wanted_N = wanted(batch)
+        hidden_NE = hidden_TE = self.forward(batch, wanted_N)
         prompt_scores = None
         if batch.prompt_targets is not None:
             prompt_scores = score_prompt(self.model, self.ops, hidden_TE, batch.prompt_targets)
         if not len(batch.sampled_rows_N):
             return StepOutput(batch.sampled_rows_N, (), prompt_scores)
-        sampled = self.sample(hidden_TE, batch)
+        if wanted_N is None:
+            hidden_NE = hidden_TE.index_select(0, batch.sampled_tokens_N)
+        sampled = self.sample(hidden_NE, batch)
         return StepOutput(sampled.ids_N, sampled.scores, prompt_scores, sampled.num_accepted_S)
 
     def forward(self, batch: StepBatch, wanted_N: Tensor | None = None) -> Tensor:
-        """Hidden states, [T, E]. Writes the KV cache."""
+        """As of `Step`."""
         seen = ForwardBatch(batch.positions_T, batch.attention, batch.lora, wanted_N)
-        hidden_TE = None if self.repeats is None else self.repeats.forward(batch.token_ids_T, seen)
-        return self.model.forward(batch.token_ids_T, self.kv, seen) if hidden_TE is None else hidden_TE
+        hidden_NE = None if self.calls is None else self.calls.forward(batch.token_ids_T, seen)
+        return self.model.forward(batch.token_ids_T, self.kv, seen) if hidden_NE is None else hidden_NE
 
-    def sample(self, hidden_TE: Tensor, batch: StepBatch) -> Sampled:
+    def sample(self, hidden_NE: Tensor, batch: StepBatch) -> Sampled:
         """As `sample_next`."""
-        sampled = sample_next(self.model, self.ops, hidden_TE, self.rows.last_token_R, batch)
+        sampled = sample_next(self.model, self.ops, hidden_NE, self.rows.last_token_R, batch)
         if self.group is not None:
             self.group.broadcast(sampled.ids_N)
         return sampled

@@ -32,7 +32,7 @@ PRELOADED = "ASERVE_SANITIZED"
 TESTS = (
     *("test_native.py", "test_norm.py", "test_activation.py", "test_rope.py", "test_sampling.py", "test_scores.py"),
     *("test_native_linear.py", "test_native_int8.py", "test_native_attention.py", "test_lora.py"),
-    *("test_logit_controls.py", "test_block_copy.py", "test_call_table.py"),
+    *("test_logit_controls.py", "test_block_copy.py", "test_call_table.py", "test_call_memory.py"),
 )
 NOT_THESE = "threads_that_torch_has or compiler or folder or processor or sources"
 """Tests of how kernels are compiled, which is done otherwise here."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aserve.core.errors import ConfigError
 from aserve.kernels.cpu import CpuOps
-from aserve.kernels.native.int8_linear import Int8Linear, RowScratch
+from aserve.kernels.native.int8_linear import Int8Linear
 from aserve.kernels.native.library import Library
 from aserve.kernels.native.native_ops import NativeOps
 from aserve.kernels.native.weight_memory import WeightMemory
@@ -46,7 +46,7 @@ def tensors(shape: tuple[int, int], dtype: torch.dtype, num_rows: int = MAX_ROWS
 
 
 def layer_of(library: Library, weight_OI: Tensor, bias_O: Tensor | None = None, group: int = 0) -> Int8Linear:
-    return Int8Linear(library, WeightMemory(), RowScratch(), weight_OI, bias_O, group)
+    return Int8Linear(library, WeightMemory(), weight_OI, bias_O, group)
 
 
 @pytest.mark.parametrize("group", GROUPS)

@@ -46,11 +46,22 @@ class PagedSequences:
         parts = logits.float().split([len(part) for part in hidden.values()])
         return dict(zip(hidden, parts, strict=True))
 
-    def hidden(
-        self, slices: Sequence[tuple[int, Sequence[int]]], wanted: Sequence[int] | None = None
-    ) -> dict[int, Tensor]:
-        """As `run`, the hidden states, [tokens, E], those of single tokens first. wanted: as in `ForwardBatch`."""
-        slices = sorted(slices, key=lambda piece: len(piece[1]) > 1)
+    def hidden(self, slices: Sequence[tuple[int, Sequence[int]]]) -> dict[int, Tensor]:
+        """As `run`, the hidden states, [tokens, E], those of single tokens first."""
+        rows, sizes = zip(*((s, len(tokens)) for s, tokens in by_size(slices)), strict=True)
+        return dict(zip(rows, self.forward(slices).split(sizes), strict=True))
+
+    def forward(
+        self,
+        slices: Sequence[tuple[int, Sequence[int]]],
+        wanted: Sequence[int] | None = None,
+        *,
+        wants_last: bool = False,
+    ) -> Tensor:
+        """Hidden states of a step's tokens, those of single tokens first. wanted: of which, as in `ForwardBatch`.
+        wants_last: of each sequence's last token.
+        """
+        slices = by_size(slices)
         sizes = [len(tokens) for _, tokens in slices]
         positions = [
             torch.arange(self._lens[s], self._lens[s] + size) for (s, _), size in zip(slices, sizes, strict=True)
@@ -58,21 +69,23 @@ class PagedSequences:
         for (s, _), size in zip(slices, sizes, strict=True):
             self._lens[s] += size
         rows = [s for s, _ in slices]
+        starts_S1 = torch.tensor([0, *sizes], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         batch = AttentionBatch(
             num_decodes=sizes.count(1),
             slots_T=torch.cat([self._slots(s, p) for s, p in zip(rows, positions, strict=True)]),
             block_table_SM=self._block_table_SM[rows],
             seq_lens_S=torch.tensor([self._lens[s] for s in rows], dtype=torch.int32),
-            query_starts_S1=torch.tensor([0, *sizes], dtype=torch.int32).cumsum(0, dtype=torch.int32),
+            query_starts_S1=starts_S1,
             max_query_len=max(sizes),
             max_seq_len=max(self._lens[s] for s in rows),
         )
         token_ids_T = torch.tensor([token for _, tokens in slices for token in tokens])
+        if wants_last:
+            wanted = (starts_S1[1:] - 1).tolist()
         with torch.inference_mode():
             wanted_N = None if wanted is None else torch.tensor(wanted, dtype=torch.int64)
             seen = ForwardBatch(torch.cat(positions), batch, self._lora(rows, sizes), wanted_N)
-            hidden_TE = self._model.forward(token_ids_T, self.kv, seen)
-        return dict(zip(rows, hidden_TE.split(sizes), strict=True))
+            return self._model.forward(token_ids_T, self.kv, seen)
 
     def _lora(self, rows: list[int], sizes: list[int]) -> LoraBatch | None:
         if self._slots_S is None:
@@ -83,6 +96,11 @@ class PagedSequences:
     def _slots(self, sequence: int, positions: Tensor) -> Tensor:
         blocks = self._block_table_SM[sequence][positions // BLOCK_SIZE].long()
         return blocks * BLOCK_SIZE + positions % BLOCK_SIZE
+
+
+def by_size(slices: Sequence[tuple[int, Sequence[int]]]) -> list[tuple[int, Sequence[int]]]:
+    """Single tokens first."""
+    return sorted(slices, key=lambda piece: len(piece[1]) > 1)
 
 
 def make_cache(spec: ModelSpec, num_blocks: int, dtype: torch.dtype) -> list[KVLayer]:

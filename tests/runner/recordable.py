@@ -80,7 +80,7 @@ class RecordableLM:
             cache.k_BPKD.view(-1).index_copy_(0, of_layer.slots_T, token_ids_T.to(cache.k_BPKD.dtype))
             cache.v_BPKD.view(-1).index_copy_(0, of_layer.slots_T, batch.positions_T.to(cache.v_BPKD.dtype))
             hash_T = hash_T * 3 + self._hash(cache, of_layer, self.spec.windows[layer] or CONTEXT_LEN)
-        return (hash_T % 10007).double()[:, None]
+        return batch.wanted((hash_T % 10007).double()[:, None])
 
     def _hash(self, cache: KVLayer, batch: AttentionBatch, window: int) -> Tensor:
         block_size = cache.k_BPKD.shape[1]

@@ -1,10 +1,14 @@
 """BatchBuilder: one mixed plan, every tensor to the digit."""
 
+from typing import Any
+
+import msgspec
 import pytest
 import torch
 
 from aserve.core import columns
-from aserve.core.plan import RowSampling, StepPlan
+from aserve.core.ids import AdapterId
+from aserve.core.plan import RowControls, RowSampling, StepPlan
 from aserve.runner.batch import BatchBuilder
 from aserve.runner.controls import ControlTable
 from aserve.runner.device import CpuDevice
@@ -100,9 +104,29 @@ def test_a_slice_brings_all_of_its_tokens_or_none(builder: BatchBuilder):
 
 def test_a_row_is_plain_from_the_position_on_where_nothing_is_banned(builder: BatchBuilder):
     plain, banned = chunk(0, 0, [1, 2], 1), chunk(1, 0, [1, 2], 2)
-    builder.build(
-        StepPlan(0, (plain, banned), (init(0), init(1, sampling=RowSampling(banned_ids=(9,), banned_before=5))))
-    )
-    assert builder.is_plain([fed(0, 2)])
-    assert not builder.is_plain([fed(0, 2), fed(1, 3)])
-    assert builder.is_plain([fed(0, 2), fed(1, 4)])
+    plan = StepPlan(0, (plain, banned), (init(0), init(1, sampling=RowSampling(banned_ids=(9,), banned_before=5))))
+    assert not builder.is_plain(plan)
+    builder.build(plan)
+    assert builder.is_plain(StepPlan(1, (fed(0, 2),)))
+    assert not builder.is_plain(StepPlan(1, (fed(0, 2), fed(1, 3))))
+    assert builder.is_plain(StepPlan(1, (fed(0, 2), fed(1, 4))))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"sampling": RowSampling(num_logprobs=0)},
+        {"sampling": RowSampling(controls=RowControls())},
+        {"sampling": RowSampling(banned_ids=(9,), banned_before=3)},
+        {"adapter": AdapterId(0)},
+    ],
+)
+def test_a_row_that_is_set_up_is_plain_by_what_sets_it_up(builder: BatchBuilder, how: dict[str, Any]):
+    """Not by what it was before."""
+    plain, special = init(0), msgspec.structs.replace(init(0), **how)
+    first = chunk(0, 0, [1, 2], 1)
+    assert builder.is_plain(StepPlan(0, (first,), (plain,)))
+    assert not builder.is_plain(StepPlan(0, (first,), (special,)))
+    builder.take_in(StepPlan(0, (), (special,)))
+    assert not builder.is_plain(StepPlan(1, (first,)))
+    assert builder.is_plain(StepPlan(1, (first,), (plain,)))

@@ -75,7 +75,7 @@ class ToyLM:
             context = list(zip(positions, tokens, strict=True))
             num_queries = starts[s + 1] - starts[s]
             hidden += [hash_of(context[: end + 1]) for end in range(seq_len - num_queries, seq_len)]
-        return torch.tensor(hidden, dtype=torch.float64)[:, None]
+        return batch.wanted(torch.tensor(hidden, dtype=torch.float64)[:, None])
 
     def logits(self, hidden_SE: Tensor) -> Tensor:
         return scores(hidden_SE)

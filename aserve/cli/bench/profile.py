@@ -71,9 +71,9 @@ def kernels_timed() -> Iterator[dict[str, float]]:
         call_one(kernel, *arguments)
         seconds[kernel.name] += clock() - start_s
 
-    def timed_table(table: CallTable) -> None:
+    def timed_table(table: CallTable, num_calls: int | None = None) -> None:
         start_s = clock()
-        for kernel in table.one_by_one():
+        for kernel in table.one_by_one(num_calls):
             end_s = clock()
             seconds[kernel.name] += end_s - start_s
             start_s = end_s

@@ -21,42 +21,25 @@ INT8_DTYPES: Final = {torch.float32: "f32", torch.bfloat16: "bf16"}
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 
 
-class RowScratch:
-    """Room for a step's rows as int8, which all layers of a model share. It grows to the largest step.
-
-    What it had before stays where it is: captured calls may point there.
-    """
-
-    def __init__(self) -> None:
-        self._rooms = [torch.empty(0, dtype=torch.uint8)]
-
-    def address(self, num_bytes: int) -> int:
-        """Of so many bytes, which hold nothing."""
-        if len(self._rooms[-1]) < num_bytes:
-            self._rooms.append(torch.empty(max(num_bytes, 2 * len(self._rooms[-1])), dtype=torch.uint8))
-        return self._rooms[-1].data_ptr()
-
-
 class Int8Linear:
     """x W^T + b, [T, I] to [T, O], in the type of W as it came, of which nothing is kept but its int8 numbers.
 
     group: inputs that share a scale, 32 or 128; 0 for all of an output's.
     """
 
-    __slots__ = ("_address", "_bias_O", "_dtype", "_layer", "_library", "_packed", "_product", "_row_bytes", "_scratch")
+    __slots__ = ("_address", "_bias_O", "_dtype", "_layer", "_library", "_packed", "_product", "_row_bytes")
 
     def __init__(
         self,
         library: Library,
         memory: WeightMemory,
-        scratch: RowScratch,
         weight_OI: Tensor,
         bias_O: Tensor | None = None,
         group: int = 0,
     ) -> None:
         name, self._dtype = INT8_DTYPES[weight_OI.dtype], weight_OI.dtype
         weight_OI = weight_OI.contiguous()
-        self._library, self._scratch = library, scratch
+        self._library = library
         self._bias_O = None if bias_O is None else bias_O.contiguous()
         bias = None if self._bias_O is None else self._bias_O.data_ptr()
         num_outputs, num_inputs = weight_OI.shape
@@ -86,6 +69,6 @@ class Int8Linear:
 
     def _multiply(self, layer: Layer, address: int, x_TI: Tensor) -> Tensor:
         x_TI, out_TO = rows_and_room(x_TI, layer, self._dtype)
-        scratch = self._scratch.address(len(x_TI) * self._row_bytes)
-        self._product(address, x_TI.data_ptr(), x_TI.stride(0), out_TO.data_ptr(), len(x_TI), scratch)
+        rows_TB = torch.empty(len(x_TI), self._row_bytes, dtype=torch.uint8)
+        self._product(address, x_TI.data_ptr(), x_TI.stride(0), out_TO.data_ptr(), len(x_TI), rows_TB.data_ptr())
         return out_TO

@@ -256,7 +256,7 @@ class NativeOps(CpuOps):
             return super().sample(logits_SV, batch)
         num_rows, vocab_size = logits_SV.shape
         if not (batch.all_greedy and batch.banned_SC is None):
-            self._make_room(num_rows, vocab_size)
+            self.make_room(min(num_rows, torch.get_num_threads()), vocab_size)
         banned_SC = None if batch.banned_SC is None else batch.banned_SC.contiguous()
         out_S = torch.empty(num_rows, dtype=torch.int64)
         how = _Sampling(
@@ -271,8 +271,9 @@ class NativeOps(CpuOps):
         self._kernels[logits_SV.dtype]["sample"](how, logits_SV.data_ptr(), out_S.data_ptr())
         return out_S
 
-    def _make_room(self, num_rows: int, vocab_size: int) -> None:
-        num_numbers = _SCRATCH * vocab_size * min(num_rows, torch.get_num_threads())
+    def make_room(self, num_threads: int, vocab_size: int) -> None:
+        """Let so many threads sample at once."""
+        num_numbers = _SCRATCH * vocab_size * num_threads
         if len(self.scratch) < num_numbers:
             self.scratch = torch.empty(num_numbers)
 
@@ -283,7 +284,7 @@ class NativeOps(CpuOps):
             super().control_logits(logits_SV, controls)
             return
         num_rows, vocab_size = len(controls.rows_Q), logits_SV.shape[1]
-        self._make_room(num_rows, vocab_size)
+        self.make_room(min(num_rows, torch.get_num_threads()), vocab_size)
         banned_QC = None if controls.banned_QC is None else controls.banned_QC.contiguous()
         bad = controls.bad_words
         words = () if bad is None else (bad.words_WM.contiguous(), bad.word_rows_W, bad.recent_RH)

@@ -1,4 +1,4 @@
-"""Steps that are repeated: the same bits as the eager way, and nothing is captured but kernels."""
+"""A model's steps by captured calls: the same bits as the eager way, and nothing is captured but kernels."""
 
 import subprocess
 import sys
@@ -10,16 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-import aserve.runner.repeats as module
+import aserve.runner.step_calls as module
 from aserve.kernels.cpu import CpuOps
-from aserve.kernels.native.captured_calls import CapturedCalls, UnrepeatableError
+from aserve.kernels.native.call_memory import UnrepeatableError
+from aserve.kernels.native.captured_calls import CAPTURED, CapturedCalls, Sizes
 from aserve.kernels.native.native_ops import NativeOps
 from aserve.kernels.ops import AttentionBatch, KVLayer
 from aserve.models.checkpoint import resolve_checkpoint
 from aserve.models.interface import CausalLM, ForwardBatch
 from aserve.models.loader import load_model
 from aserve.models.lora import LoraLayers
-from aserve.runner.repeats import CAPTURE_AT, LATEST, MAX_TOKENS, Repeats, repeats
+from aserve.runner.step_calls import StepCalls, step_calls
 from tests.checkpoints import VOCAB_SIZE, checkpoints
 from tests.kernels.cases import native_ops
 from tests.models.paged import PagedSequences
@@ -34,18 +35,18 @@ def ops() -> NativeOps:
 
 
 class Repeating:
-    """A `CausalLM` whose steps are repeated where they can be. repeated: of each step, whether it was."""
+    """A `CausalLM` whose steps are made by calls where they can be. repeated: of each step, whether it was."""
 
     def __init__(self, model: CausalLM, ops: NativeOps) -> None:
         self.model, self.spec, self.ops = model, model.spec, ops
-        self.repeats: Repeats | None = None
+        self.calls: StepCalls | None = None
         self.repeated: list[bool] = []
 
     def forward(self, token_ids_T: Tensor, kv: Sequence[KVLayer], batch: ForwardBatch) -> Tensor:
-        self.repeats = self.repeats or Repeats(self.model, self.ops, kv)
-        hidden_TE = self.repeats.forward(token_ids_T, batch)
-        self.repeated.append(hidden_TE is not None)
-        return self.model.forward(token_ids_T, kv, batch) if hidden_TE is None else hidden_TE.clone()
+        self.calls = self.calls or StepCalls(self.model, self.ops, kv)
+        hidden_NE = self.calls.forward(token_ids_T, batch)
+        self.repeated.append(hidden_NE is not None)
+        return self.model.forward(token_ids_T, kv, batch) if hidden_NE is None else hidden_NE.clone()
 
     def logits(self, hidden_SE: Tensor) -> Tensor:
         return self.model.logits(hidden_SE)
@@ -55,27 +56,34 @@ def load(folder: Path, ops: NativeOps, **how: object) -> CausalLM:
     return load_model(resolve_checkpoint(str(folder)), device="cpu", ops=ops, max_model_len=320, **how)
 
 
-PROMPTS = (40, 3, 90, 17)
-"""Lengths."""
+STEPS = (
+    [(0, 40)],
+    [(1, 3)],
+    [(2, 90)],
+    [(3, 17)],
+    [(0, 1)],
+    [(0, 1), (1, 1), (2, 1)],
+    [(0, 1), (1, 1), (2, 33), (3, 2)],
+    [(0, 1), (1, 9)],
+    [(3, 64), (2, 65)],
+    [(1, 1)],
+    [(0, 1), (1, 1), (2, 1), (3, 1)],
+    [(2, 3), (3, 3), (0, 3)],
+)
+"""Of each step its sequences, and how many tokens they get."""
 
 
-def run(
-    model: CausalLM, dtype: torch.dtype, counts: Sequence[int], drafted: Sequence[Sequence[int]] = ()
-) -> list[Tensor]:
-    """Hidden states of prompts of several lengths, of steps in which so many of the sequences decode, and then of steps
-    in which sequences have so many tokens each."""
-    rng = torch.Generator().manual_seed(0)
+def run(model: CausalLM, dtype: torch.dtype, *, wants_last: bool = False) -> list[Tensor]:
+    """Hidden states of all tokens of these steps, or of each sequence's last."""
     sequences = PagedSequences(model, num_sequences=4, dtype=dtype)
-    prompts = [torch.randint(3, VOCAB_SIZE, (length,), generator=rng).tolist() for length in PROMPTS]
-    steps = [[piece] for piece in enumerate(prompts)]
-    for turn, count in enumerate(counts):
-        steps.append([((s + turn) % 4, [(7 * turn + s) % VOCAB_SIZE]) for s in range(count)])
-    for turn, sizes in enumerate(drafted):
-        ids = (range(7 * turn + s, 7 * turn + s + size) for s, size in enumerate(sizes))
-        steps.append([((s + turn) % 4, [token % VOCAB_SIZE for token in tokens]) for s, tokens in enumerate(ids)])
-    return [hidden for step in steps for hidden in sequences.hidden(step).values()]
+    found = []
+    for turn, step in enumerate(STEPS):
+        slices = [(s, [(7 * turn + s + k) % VOCAB_SIZE for k in range(size)]) for s, size in step]
+        found.append(sequences.forward(slices, wants_last=wants_last))
+    return found
 
 
+@pytest.mark.parametrize("wants_last", [False, True])
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize(
     ("recipe", "how"),
@@ -83,98 +91,73 @@ def run(
         ("llama_biases", {"dtype": "float32"}),
         ("llama_biases", {"dtype": "bfloat16", "quantization": "int8"}),
         ("qwen2", {"dtype": "bfloat16"}),
+        ("qwen2_windows", {"dtype": "float32"}),
         ("qwen3", {"dtype": "bfloat16"}),
         ("mistral", {"dtype": "float32"}),
     ],
 )
-def test_a_step_that_is_repeated_has_the_bits_of_one_that_is_not(checkpoints, ops, recipe, how, num_threads):
-    """Catches memory that is read from where it was when it was captured, and contexts, windows and norms of then."""
+def test_a_step_by_calls_has_the_bits_of_one_kernel_by_kernel(checkpoints, ops, recipe, how, num_threads, wants_last):
+    """Catches memory that something lies in still, sizes of another step, contexts, windows and norms of then."""
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
         model = load(checkpoints(recipe), ops, **how)
         repeating = Repeating(model, ops)
-        counts = [1] * 6 + [3] * 5 + [1, 3, 1, 4, 4, 4, 4, 2] + [1, 3] * 20
-        drafted = [(9,), (1, 8), (3, 3, 3), (9,), (4,), (2, 5, 1), (1, 3), (8, 1)]
         dtype = getattr(torch, how["dtype"])
-        both = (run(each, dtype, counts, drafted) for each in (model, repeating))
+        both = (run(each, dtype, wants_last=wants_last) for each in (model, repeating))
         for one, other in zip(*both, strict=True):
             assert torch.equal(one, other)
     finally:
         torch.set_num_threads(before)
-    assert repeating.repeated == expected([*PROMPTS, *counts, *map(sum, drafted)])
-    assert repeating.repeated.count(True) > 40
+    assert all(repeating.repeated)
+    assert len(repeating.repeated) == len(STEPS)
 
 
-def expected(counts: Sequence[int]) -> list[bool]:
-    """Of each step, by its tokens, whether it is repeated, or captured to be."""
-    known: set[int] = set()
-    found, eager = [], []
-    for count in counts:
-        if count not in known and count <= MAX_TOKENS:
-            eager.append(count)
-            if eager[-LATEST:].count(count) >= CAPTURE_AT:
-                known.add(count)
-        found.append(count in known)
-    return found
-
-
-def test_a_number_of_tokens_that_seldom_comes_up_is_not_captured(checkpoints, ops):
-    repeating = Repeating(load(checkpoints("qwen2"), ops), ops)
-    sequences = PagedSequences(repeating)
-    sizes = [5, 1, 2, 3, 4] * CAPTURE_AT
-    assert 1 < sizes[:LATEST].count(5) < CAPTURE_AT
-    for size in sizes:
-        sequences.hidden([(0, [1] * size)])
-    assert not any(repeating.repeated)
-
-
-def test_a_step_of_which_few_tokens_are_wanted_goes_the_eager_way(checkpoints, ops):
-    repeating = Repeating(load(checkpoints("qwen2"), ops), ops)
-    sequences = PagedSequences(repeating)
-    for _ in range(CAPTURE_AT + 1):
-        sequences.hidden([(0, [1])], wanted=[0])
-    assert not any(repeating.repeated)
+def test_what_is_computed_where_nothing_is_wanted_is_there_for_the_next_step(checkpoints, ops):
+    """A chunk of a prompt that samples nothing."""
+    model = load(checkpoints("qwen2"), ops)
+    found = []
+    for each in (model, Repeating(model, ops)):
+        sequences = PagedSequences(each)
+        assert sequences.forward([(0, [1, 2, 3, 4])], wanted=[]).shape == (0, model.spec.hidden_size)
+        found.append(sequences.forward([(0, [5])]))
+    assert torch.equal(*found)
 
 
 def test_rows_with_adapters_go_the_eager_way(checkpoints, ops):
     lora = LoraLayers(1, 4, ops, torch.float32, torch.device("cpu"))
     repeating = Repeating(load(checkpoints("qwen2"), ops, lora=lora), ops)
     sequences = PagedSequences(repeating, slots=[-1], num_slots=1)
-    for _ in range(CAPTURE_AT + 1):
-        sequences.hidden([(0, [1])])
+    sequences.forward([(0, [1])])
     assert not any(repeating.repeated)
 
 
-def test_captures_have_so_much_memory_together_and_the_oldest_goes(checkpoints, ops, monkeypatch):
+def test_a_step_that_is_too_large_goes_the_eager_way(checkpoints, ops, monkeypatch):
+    repeating = Repeating(load(checkpoints("qwen2"), ops), ops)
+    sequences = PagedSequences(repeating)
+    sequences.forward([(0, [1] * 8)])
+    row_bytes = repeating.calls._calls.num_bytes(Sizes(1, 1, 0))
+    monkeypatch.setattr(module, "MAX_BYTES", 8 * row_bytes)
+    for size in (8, 9):
+        sequences.forward([(0, [1] * size)])
+    monkeypatch.undo()
+    monkeypatch.setattr(module, "MAX_TOKENS", 8)
+    for size in (8, 9):
+        sequences.forward([(0, [1] * size)])
+    assert repeating.repeated == [True, True, False, True, False]
+
+
+def test_the_eager_way_begins_too(checkpoints, ops, monkeypatch):
+    begun: list[bool] = []
     model = load(checkpoints("qwen2"), ops)
     repeating = Repeating(model, ops)
-    sequences = PagedSequences(repeating, num_sequences=4)
-
-    def decode(count: int) -> list[int]:
-        for _ in range(CAPTURE_AT):
-            sequences.hidden([(s, [1]) for s in range(count)])
-        return list(repeating.repeats._captured._captured)
-
-    decode(1)
-    row = repeating.repeats._captured.get(1).calls.num_bytes
-    monkeypatch.setattr(module, "MAX_BYTES", 3 * row)
-    assert decode(2) == [1, 2]
-    decode(1)
-    assert decode(3) == [3]
-    assert decode(4) == []
-    assert decode(1) == [1]
-    assert decode(2) == [1, 2]
-    assert repeating.repeats._captured._max_tokens == 3
-
-
-def test_a_step_of_very_many_rows_is_not_repeated(checkpoints, ops):
-    repeating = Repeating(load(checkpoints("qwen2"), ops), ops)
-    sequences = PagedSequences(repeating, num_sequences=MAX_TOKENS + 1, max_len=8)
-    for count in (MAX_TOKENS, MAX_TOKENS + 1):
-        for _ in range(CAPTURE_AT):
-            sequences.hidden([(s, [1]) for s in range(count)])
-    assert repeating.repeated == [*[False] * (CAPTURE_AT - 1), True, *[False] * CAPTURE_AT]
+    sequences = PagedSequences(repeating)
+    repeating.calls = StepCalls(model, ops, sequences.kv, lambda: begun.append(True))
+    sequences.forward([(0, [1])])
+    monkeypatch.setattr(module, "MAX_TOKENS", 0)
+    sequences.forward([(0, [1])])
+    assert repeating.repeated == [True, False]
+    assert len(begun) == 2
 
 
 class Scaling:
@@ -186,15 +169,17 @@ class Scaling:
     def forward(self, token_ids_T: Tensor, kv: Sequence[KVLayer], batch: ForwardBatch) -> Tensor:
         return 2 * self.model.forward(token_ids_T, kv, batch)
 
+    def logits(self, hidden_SE: Tensor) -> Tensor:
+        return self.model.logits(hidden_SE)
+
 
 def test_a_model_that_does_anything_else_is_never_repeated(checkpoints, ops):
     """Catches calls among which something is missing."""
     scaling = Scaling(load(checkpoints("qwen2"), ops))
     repeating = Repeating(scaling, ops)
-    for one, other in zip(*(run(model, torch.float32, [1] * 6) for model in (scaling, repeating)), strict=True):
+    for one, other in zip(*(run(model, torch.float32) for model in (scaling, repeating)), strict=True):
         assert torch.equal(one, other)
     assert not any(repeating.repeated)
-    assert repeating.repeats._captured._max_tokens == 0
 
 
 def test_only_a_model_on_our_own_kernels_is_repeated(checkpoints, ops):
@@ -202,9 +187,9 @@ def test_only_a_model_on_our_own_kernels_is_repeated(checkpoints, ops):
         """Whose methods somebody wants to see called."""
 
     model = load(checkpoints("qwen2"), ops)
-    assert isinstance(repeats(model, ops, []), Repeats)
-    assert repeats(model, CpuOps(), []) is None
-    assert repeats(model, Watched(ops.library), []) is None
+    assert isinstance(step_calls(model, ops, []), StepCalls)
+    assert step_calls(model, CpuOps(), []) is None
+    assert step_calls(model, Watched(ops.library), []) is None
 
 
 # ---- captured calls
@@ -219,25 +204,29 @@ def norms(ops: NativeOps, x_TE: Tensor) -> Callable[[], Tensor]:
     return lambda: ops.rms_norm(ops.rms_norm(x_TE, weight_E, 1e-6), weight_E, 1e-6)
 
 
+def captured(ops: NativeOps, forward: Callable[[], Tensor]) -> CapturedCalls:
+    return CapturedCalls(ops, NOBODY, forward, lambda x: x)
+
+
 @pytest.mark.parametrize(
     ("spoil", "what"),
     [
         (lambda x: x + 1, "aten.add"),
-        (lambda x: x.expand(3, 8).clone(), "aten.clone"),
-        (lambda x: x.expand(3, 8).t().reshape(-1), "aten.reshape"),
+        (lambda x: x[:1].expand(3, 8).clone(), "aten.clone"),
+        (lambda x: x[:1].expand(3, 8).t().reshape(-1), "aten.reshape"),
         (lambda x: x.mul_(2.0), "aten.mul_"),
     ],
 )
 def test_what_no_kernel_does_is_told(ops, spoil, what):
-    work = norms(ops, torch.randn(1, 8))
+    work = norms(ops, torch.randn(CAPTURED.tokens, 8))
     with torch.inference_mode(), pytest.raises(UnrepeatableError, match=what):
-        CapturedCalls(ops, NOBODY, lambda: spoil(work()))
+        captured(ops, lambda: spoil(work()))
 
 
 def test_a_kernel_that_is_not_known_to_do_the_same_again_is_told(ops):
     logits_SV, targets_S = torch.zeros(1, 8), torch.zeros(1, dtype=torch.int64)
     with pytest.raises(UnrepeatableError, match="score_f32"):
-        CapturedCalls(ops, NOBODY, lambda: ops.score(logits_SV, targets_S, 0).logprobs_S)
+        captured(ops, lambda: ops.score(logits_SV, targets_S, 0).logprobs_S)
 
 
 def test_what_others_call_meanwhile_is_not_captured_and_nothing_is_noted_behind_it(ops):
@@ -290,14 +279,14 @@ def test_a_capture_imports_nothing():
     """Catches a step of a second, in which torch imports its compiler."""
     code = """
 import sys, torch
-from aserve.kernels.native.captured_calls import CapturedCalls
+from aserve.kernels.native.captured_calls import CAPTURED
 from tests.kernels.cases import native_ops
-from tests.runner.test_repeats import NOBODY, norms
+from tests.runner.test_step_calls import captured, norms
 ops = native_ops()
-work = norms(ops, torch.randn(1, 8))
+work = norms(ops, torch.randn(CAPTURED.tokens, 8))
 work()
 before = set(sys.modules)
-CapturedCalls(ops, NOBODY, work)
+captured(ops, work)
 print(sorted(set(sys.modules) - before))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

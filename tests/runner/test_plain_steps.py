@@ -1,4 +1,4 @@
-"""Decoding steps by captured calls: the same tokens as the eager way, whoever comes, goes, is taken back or waits, and
+"""Plain steps by captured calls: the same tokens as the eager way, whoever comes, goes, is taken back or waits, and
 whatever is drafted.
 """
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import aserve.runner.decode_calls as module
+import aserve.runner.plain_steps as module
 import aserve.runner.runner as runner_module
 from aserve.core.ids import SeqId
 from aserve.core.layout import KVLayout, lay_out
@@ -22,9 +22,8 @@ from aserve.kernels.native.captured_calls import CapturedCalls
 from aserve.kernels.native.native_ops import NativeOps
 from aserve.models.checkpoint import resolve_checkpoint
 from aserve.models.loader import load_model
-from aserve.runner.decode_calls import DecodeCalls
 from aserve.runner.kv_store import allocate_kv
-from aserve.runner.repeats import CAPTURE_AT
+from aserve.runner.plain_steps import PlainSteps
 from aserve.runner.runner import ModelRunner
 from aserve.runner.step import StepOutput
 from aserve.scheduler.scheduler import Scheduler
@@ -45,33 +44,26 @@ def ops() -> NativeOps:
     return native_ops()
 
 
-class Counted(DecodeCalls):
-    """executed, begun: how many tokens each of those steps had. drafted: of the former, whose rows had drafts."""
+class Counted(PlainSteps):
+    """sizes: of each of those steps how many tokens it had, and sampled. drafted: tokens of those with drafts."""
 
-    executed: list[int]
+    sizes: list[tuple[int, int]]
     drafted: list[int]
-    begun: list[int]
 
     def execute(self, plan: StepPlan, masked: object = None) -> StepOutput | None:
         output = super().execute(plan, masked)
         if output is not None:
-            self.executed.append(plan.num_tokens)
-            if plan.num_tokens > len(plan.slices):
+            num_samples = sum(piece.num_samples for piece in plan.slices)
+            self.sizes.append((plan.num_tokens, num_samples))
+            if any(piece.num_samples > 1 for piece in plan.slices):
                 self.drafted.append(plan.num_tokens)
-        return output
-
-    def begin(self, plan: StepPlan) -> StepOutput | None:
-        output = super().begin(plan)
-        if output is not None:
-            self.begun.append(plan.num_tokens)
         return output
 
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> type[Counted]:
-    Counted.executed, Counted.drafted, Counted.begun = [], [], []
-    monkeypatch.setattr(module, "DecodeCalls", Counted)
-    monkeypatch.setattr(runner_module, "DecodeCalls", DecodeCalls)
+    Counted.sizes, Counted.drafted = [], []
+    monkeypatch.setattr(module, "PlainSteps", Counted)
     return Counted
 
 
@@ -143,23 +135,28 @@ def test_its_tokens_are_those_of_the_eager_way(checkpoints, ops, counted, monkey
     torch.set_num_threads(num_threads)
     try:
         quick, _ = run(requests, checkpoints(recipe), ops, **how)
-        monkeypatch.setattr(runner_module, "decode_calls", lambda *_: None)
+        monkeypatch.setattr(runner_module, "plain_steps", lambda *_: None)
         eager, _ = run(requests, checkpoints(recipe), ops, **how)
     finally:
         torch.set_num_threads(before)
     assert quick == eager
-    assert len(counted.executed) > 60
-    assert set(counted.begun) >= {1, 2, 3}
+    assert {(1, 1), (2, 2), (3, 3)} <= set(counted.sizes)
+    assert any(tokens > samples > 1 for tokens, samples in counted.sizes)
+
+
+def test_a_prompt_in_pieces_samples_with_the_last_of_them(checkpoints, ops, counted):
+    run([request("one", [7] * 150, max_tokens=2)], checkpoints("qwen2"), ops, dtype="float32")
+    assert counted.sizes == [(64, 0), (64, 0), (22, 1), (1, 1)]
 
 
 def test_rows_that_are_preempted_and_come_back_go_on_with_their_own_tokens(checkpoints, ops, counted, monkeypatch):
     requests = asked(1, range(60, 120))
     quick, num_preemptions = run(requests, checkpoints("qwen2"), ops, dtype="float32", num_blocks=66)
-    monkeypatch.setattr(runner_module, "decode_calls", lambda *_: None)
+    monkeypatch.setattr(runner_module, "plain_steps", lambda *_: None)
     eager, _ = run(requests, checkpoints("qwen2"), ops, dtype="float32", num_blocks=66)
     assert quick == eager
     assert num_preemptions
-    assert len(counted.executed) > 60
+    assert len(counted.sizes) > 60
 
 
 class Knower(Foreseer):
@@ -188,7 +185,7 @@ def test_with_drafts_its_tokens_are_those_of_the_eager_way_without(checkpoints, 
     """Alone, where every step has drafts, and among others that have none or wait for nobody."""
     requests = asked(2, range(60, 120))
     with monkeypatch.context() as patched:
-        patched.setattr(runner_module, "decode_calls", lambda *_: None)
+        patched.setattr(runner_module, "plain_steps", lambda *_: None)
         eager, _ = run(requests, checkpoints(recipe), ops, **how)
     proposer = Knower(requests, eager)
     for some in (requests[:1], requests[1:2], requests):
@@ -205,16 +202,16 @@ def test_with_drafts_its_tokens_are_those_of_the_eager_way_without(checkpoints, 
 def test_rows_with_more_than_parameters_go_the_eager_way(checkpoints, ops, counted, params):
     plain, other = request("plain", [1, 2, 3], max_tokens=30), request("other", [4, 5], max_tokens=30, **params)
     tokens, _ = run([plain, other], checkpoints("qwen2"), ops, dtype="float32")
-    assert not counted.executed
+    assert not counted.sizes
     alone, _ = run([plain], checkpoints("qwen2"), ops, dtype="float32")
     assert alone["plain"] == tokens["plain"]
-    assert len(counted.executed) > 20
+    assert len(counted.sizes) > 20
 
 
 def test_a_model_with_several_groups_of_layers_goes_the_eager_way(checkpoints, ops, counted):
     tokens, _ = run([request("one", [1, 2, 3], max_tokens=20)], checkpoints("qwen2_windows"), ops, dtype="float32")
     assert len(tokens["one"]) == 20
-    assert not counted.begun
+    assert not counted.sizes
 
 
 def test_a_large_vocabulary_goes_the_eager_way(checkpoints, ops, counted, monkeypatch):
@@ -225,7 +222,7 @@ def test_a_large_vocabulary_goes_the_eager_way(checkpoints, ops, counted, monkey
         ops,
         dtype="float32",
     )
-    assert set(counted.executed) == {1, 2}
+    assert {samples for _, samples in counted.sizes} == {1, 2}
 
 
 def decoded(runner: ModelRunner, starts: range) -> list[int]:
@@ -238,12 +235,12 @@ def test_nothing_goes_on_from_a_step_that_failed(checkpoints, ops, counted, monk
     """The step that is tried again is computed as if it had not been tried, and later ones go on from it."""
     runners = [runner_of(checkpoints("qwen2"), ops, dtype="float32")[0] for _ in range(2)]
     prompt = StepPlan(0, (chunk(0, 0, [1, 2, 3], 1),), (init(0),))
-    last = 3 + CAPTURE_AT + 1
+    last = 7
     try:
         whole, broken = ([runner.run(prompt).token_ids[0]] for runner in runners)
         whole += decoded(runners[0], range(3, 20))
         broken += decoded(runners[1], range(3, last))
-        counted.executed.clear()
+        counted.sizes.clear()
         with monkeypatch.context() as patched:
             patched.setattr(CapturedCalls, "repeat", _raise)
             with pytest.raises(ValueError, match="this step fails"):
@@ -254,7 +251,7 @@ def test_nothing_goes_on_from_a_step_that_failed(checkpoints, ops, counted, monk
         for runner in runners:
             runner.close()
     assert broken == whole
-    assert len(counted.executed) == 20 - last
+    assert len(counted.sizes) == 20 - last + 1  # a sign of life among them
 
 
 def _raise(*_: object) -> None:
