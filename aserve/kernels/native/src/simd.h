@@ -50,12 +50,17 @@ template <typename V> inline void store_as(void* p, V v) { memcpy(p, &v, sizeof 
 
 inline void store(float* p, vf v) { store_as(p, v); }
 
-// To the nearest bfloat16, halves to even; what is not a number stays so.
+// To the nearest bfloat16, halves to even; what is not a number stays so. The processor's own instruction takes what is
+// smaller than 2^-126 for 0.
 inline vh round_to_bf16(vf v) {
+#ifdef __AVX512BF16__
+    return (vh)_mm512_cvtneps_pbh(v);
+#else
     vu u = (vu)v;
     vu rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
     vu is_number = (vu)(v == v);
     return __builtin_convertvector((rounded & is_number) | (~is_number & 0x7fc0), vh);
+#endif
 }
 
 inline void store(bf16* p, vf v) { store_as(p, round_to_bf16(v)); }
