@@ -133,8 +133,13 @@ inline vf select(vi condition, vf yes, vf no) { return (vf)(((vi)yes & condition
 // e^x within 2 units in the last place: 2^n e^r with |r| <= ln(2) / 2, e^r by its series (as in Cephes). Below -87.3 it
 // is 0; above 88.3 it is some 2e38.
 inline vf exp(vf x) {
-    vi vanishes = x < -87.33654f;
-    vf bounded = select(x > 88.3f, splat(88.3f), select(vanishes, splat(0), x));
+#ifdef __AVX512F__
+    const __mmask16 stays = _mm512_cmp_ps_mask(x, splat(-87.33654f), _CMP_NLT_UQ);
+    const vf bounded = _mm512_min_ps(splat(88.3f), x);  // what is not a number stays so
+#else
+    const vi vanishes = x < -87.33654f;
+    const vf bounded = select(x > 88.3f, splat(88.3f), select(vanishes, splat(0), x));
+#endif
     const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
     vf shifted = bounded * 1.44269504f + magic;
     vf n = shifted - magic;
@@ -147,8 +152,12 @@ inline vf exp(vf x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
+#ifdef __AVX512F__
+    return _mm512_maskz_scalef_ps(stays, p, n);
+#else
     vf scale = (vf)(((vi)shifted - (vi)splat(magic) + 127) << 23);
     return select(vanishes, vf{}, p * scale);
+#endif
 }
 
 inline vf tanh(vf x) {
