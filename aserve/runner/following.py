@@ -22,7 +22,7 @@ from aserve.models.sharding import Group
 from aserve.runner.batch import StepBatch
 from aserve.runner.sampler import Sampled, record
 from aserve.runner.scoring import join_score_prompt
-from aserve.runner.step import EagerStep, StepOutput, wanted
+from aserve.runner.step import EagerStep, StepOutput, sampled_from, wanted
 from aserve.runner.verification import MadeDrafts, count_accepted
 
 CONTROLLED: Final = RowControls()
@@ -47,14 +47,12 @@ class FollowingStep:
             self.forward(batch)
             return StepOutput(batch.sampled_rows_N, (), None)
         wanted_N = wanted(batch)
-        hidden_NE = hidden_TE = self.forward(batch, wanted_N)
+        hidden_TE = self.forward(batch, wanted_N)
         if batch.prompt_targets is not None:
             join_score_prompt(self.own.model, hidden_TE, batch.prompt_targets)
         if not len(batch.sampled_rows_N):
             return StepOutput(batch.sampled_rows_N, (), None)
-        if wanted_N is None:
-            hidden_NE = hidden_TE.index_select(0, batch.sampled_tokens_N)
-        sampled = self.sample(hidden_NE, batch)
+        sampled = self.sample(sampled_from(hidden_TE, wanted_N, batch), batch)
         return StepOutput(sampled.ids_N, (), None, sampled.num_accepted_S)
 
     def forward(self, batch: StepBatch, wanted_N: Tensor | None = None) -> Tensor:

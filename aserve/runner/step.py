@@ -75,15 +75,13 @@ class EagerStep:
     def execute(self, batch: StepBatch) -> StepOutput:
         """The forward pass, and what is sampled and scored after it."""
         wanted_N = wanted(batch)
-        hidden_NE = hidden_TE = self.forward(batch, wanted_N)
+        hidden_TE = self.forward(batch, wanted_N)
         prompt_scores = None
         if batch.prompt_targets is not None:
             prompt_scores = score_prompt(self.model, self.ops, hidden_TE, batch.prompt_targets)
         if not len(batch.sampled_rows_N):
             return StepOutput(batch.sampled_rows_N, (), prompt_scores)
-        if wanted_N is None:
-            hidden_NE = hidden_TE.index_select(0, batch.sampled_tokens_N)
-        sampled = self.sample(hidden_NE, batch)
+        sampled = self.sample(sampled_from(hidden_TE, wanted_N, batch), batch)
         return StepOutput(sampled.ids_N, sampled.scores, prompt_scores, sampled.num_accepted_S)
 
     def forward(self, batch: StepBatch, wanted_N: Tensor | None = None) -> Tensor:
@@ -109,3 +107,8 @@ def wanted(batch: StepBatch) -> Tensor | None:
     if is_all or batch.prompt_targets is not None or batch.lora is not None:
         return None
     return batch.sampled_tokens_N
+
+
+def sampled_from(hidden: Tensor, wanted_N: Tensor | None, batch: StepBatch) -> Tensor:
+    """The hidden states that something is sampled from, [N, E]: those that were wanted, or of all the step's tokens."""
+    return hidden.index_select(0, batch.sampled_tokens_N) if wanted_N is None else hidden

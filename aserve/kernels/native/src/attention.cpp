@@ -271,8 +271,7 @@ void plan_attention(Attention* attention, Item* items, int64_t num_threads) {
             if (items)
                 items[num_items] = {item.seq, item.kv_head, item.first_row, item.num_rows, tile, tile + 1,
                                     (int32_t)num_partial_rows, i ? 0 : (int32_t)num_tiles};
-            num_items++;
-            num_partial_rows += item.num_rows;
+            num_items++, num_partial_rows += item.num_rows;
         }
     });
     attention->num_items = num_items, attention->num_partial_rows = num_partial_rows, attention->cost = cost;

@@ -30,9 +30,7 @@ typedef int32_t vi __attribute__((vector_size(REGISTER_BYTES)));
 typedef uint32_t vu __attribute__((vector_size(REGISTER_BYTES)));
 typedef uint16_t vh __attribute__((vector_size(REGISTER_BYTES / 2)));
 
-struct bf16 {
-    uint16_t bits;
-};
+struct bf16 { uint16_t bits; };
 
 inline vf splat(float x) { return vf{} + x; }
 
@@ -56,9 +54,7 @@ inline vh round_to_bf16(vf v) {
 #ifdef __AVX512BF16__
     return (vh)_mm512_cvtneps_pbh(v);
 #else
-    vu u = (vu)v;
-    vu rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
-    vu is_number = (vu)(v == v);
+    const vu u = (vu)v, rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16, is_number = (vu)(v == v);
     return __builtin_convertvector((rounded & is_number) | (~is_number & 0x7fc0), vh);
 #endif
 }
@@ -134,35 +130,26 @@ inline vf select(vi condition, vf yes, vf no) { return (vf)(((vi)yes & condition
 // is 0; above 88.3 it is some 2e38.
 inline vf exp(vf x) {
 #ifdef __AVX512F__
-    const __mmask16 stays = _mm512_cmp_ps_mask(x, splat(-87.33654f), _CMP_NLT_UQ);
     const vf bounded = _mm512_min_ps(splat(88.3f), x);  // what is not a number stays so
 #else
     const vi vanishes = x < -87.33654f;
     const vf bounded = select(x > 88.3f, splat(88.3f), select(vanishes, splat(0), x));
 #endif
     const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
-    vf shifted = bounded * 1.44269504f + magic;
-    vf n = shifted - magic;
-    vf r = bounded - n * 0.693359375f;
-    r = r - n * -2.12194440e-4f;
-    vf p = splat(1.9875691500e-4f);
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
+    const vf shifted = bounded * 1.44269504f + magic, n = shifted - magic;
+    const vf r = bounded - n * 0.693359375f - n * -2.12194440e-4f;
+    vf p = (((1.9875691500e-4f * r + 1.3981999507e-3f) * r + 8.3334519073e-3f) * r + 4.1665795894e-2f) * r;
+    p = ((p + 1.6666665459e-1f) * r + 5.0000001201e-1f) * r * r + r + 1.0f;
 #ifdef __AVX512F__
-    return _mm512_maskz_scalef_ps(stays, p, n);
+    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, splat(-87.33654f), _CMP_NLT_UQ), p, n);
 #else
-    vf scale = (vf)(((vi)shifted - (vi)splat(magic) + 127) << 23);
+    const vf scale = (vf)(((vi)shifted - (vi)splat(magic) + 127) << 23);
     return select(vanishes, vf{}, p * scale);
 #endif
 }
 
 inline vf tanh(vf x) {
-    vf e = exp(select(x < 0, x, -x) * 2.0f);
-    vf size = (1.0f - e) / (1.0f + e);
+    const vf e = exp(select(x < 0, x, -x) * 2.0f), size = (1.0f - e) / (1.0f + e);
     return select(x < 0, -size, size);
 }
 
