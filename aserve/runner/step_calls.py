@@ -130,7 +130,7 @@ class StepCalls:
         try:
             return CapturedCalls(self._ops, seen.attention, forward, sample)
         except UnrepeatableError as error:
-            _log.debug("steps are not repeated: %s", error)
+            _log.debug("steps go kernel by kernel: %s", error)
             return None
 
 

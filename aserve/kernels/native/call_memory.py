@@ -80,8 +80,8 @@ class CallMemory:
         self, table: CallTable, places: Sequence[Places], made: Sequence[Made], kept: Sequence[Tensor]
     ) -> None:
         self._table = table
-        pointers, counts, counts_of_structures = _uses(table, places, made)
         found = _Finder(made)
+        pointers, counts, counts_of_structures = _uses(table, places, made, found)
         self._shapes = [(x.dtype, x.shape[1:]) for x in kept]
         kept_places = [found.at(x.data_ptr())[0] for x in kept]
         slots = _Slots(made, pointers, dict.fromkeys(kept_places, len(table.calls)))
@@ -177,10 +177,9 @@ class _Slots:
 
 
 def _uses(
-    table: CallTable, places: Sequence[Places], made: Sequence[Made]
+    table: CallTable, places: Sequence[Places], made: Sequence[Made], found: _Finder
 ) -> tuple[list[_Use], list[_Use], list[_Use]]:
     """What of the table are addresses of made tensors, and numbers of rows, in the table and in structures."""
-    found = _Finder(made)
     pointers: list[_Use] = []
     counts: list[_Use] = []
     of_structures: list[_Use] = []

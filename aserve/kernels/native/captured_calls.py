@@ -83,7 +83,7 @@ class CapturedCalls:
         calls = [call for call in seen if call[0].name != _PLANS]
         places = [_places(kernel.name) for kernel, _ in calls]
         self._attention = ops.attention
-        self._kept = ops.scratch
+        self._scratch = ops.scratch  # which what sampling is called with points to
         self._attends = _attends(ops, calls, batch)
         self._table = CallTable(ops.library, calls)
         made = [_made(x, is_first=place < num_made) for place, x in enumerate(memory.made)]
