@@ -224,6 +224,10 @@ class Feed:
     ) -> Sequence[str | None]:
         """What is shown of each; what may have become whole goes to `texts`."""
         token_texts = self._tokenizer.token_texts
+        if not self._unfinished and NO_TOKEN not in decoded and self._own.issuperset(decodes):
+            said = [*map(token_texts.__getitem__, decoded)]
+            if None not in said:  # as a rule
+                return said
         shown: list[str | None] = []
         for seq, token_id in zip(decodes, decoded, strict=True):
             is_told = token_id != NO_TOKEN and seq in self._own

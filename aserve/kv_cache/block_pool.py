@@ -32,14 +32,14 @@ class BlockPool:
         """Cached blocks that were given to somebody else."""
         self.on_evict: Callable[[BlockId, BlockHash], None] | None = None
         """Called when a cached block is given to somebody else, who has not written to it yet."""
-        self.rehashed: set[BlockId] | None = None
-        """Blocks that got or lost a hash since somebody looked; None while nobody looks."""
+        self.rehashed: list[tuple[BlockId, bool]] | None = None
+        """Blocks that got a hash, or lost theirs, for who looks on; None while nobody does."""
         self._index: dict[BlockHash, BlockId] = {}
         self.restart()
 
     def restart(self) -> None:
         """Nobody holds a block, and none bears a hash."""
-        self._note(self._index.values())
+        self._note_losses(self._index.values())
         self._refs = [0] * self.num_blocks
         self._hashes: list[BlockHash | None] = [None] * self.num_blocks
         self._free = FreeQueue(self.num_blocks)
@@ -126,12 +126,12 @@ class BlockPool:
             self._index[block_hash] = block_id
             self._hashes[block_id] = block_hash
             if self.rehashed is not None:
-                self.rehashed.add(block_id)
+                self.rehashed.append((block_id, True))
 
     def forget(self) -> int:
         """Take every hash out of the index: no block is found any more. Returns how many bore one."""
         num_forgotten = len(self._index)
-        self._note(self._index.values())
+        self._note_losses(self._index.values())
         for block_id in self._index.values():
             self._hashes[block_id] = None
         self._index.clear()
@@ -142,7 +142,7 @@ class BlockPool:
         block_id = self._index.pop(block_hash, None)
         if block_id is not None:
             self._hashes[block_id] = None
-            self._note((block_id,))
+            self._note_losses((block_id,))
 
     def check(self) -> None:
         """Assert I1, I3 and I5, and that index and blocks name each other. Cost: the whole pool."""
@@ -164,11 +164,11 @@ class BlockPool:
         self._hashes[block_id] = None
         self.num_evictions += 1
         if self.rehashed is not None:
-            self.rehashed.add(block_id)
+            self.rehashed.append((block_id, False))
         if self.on_evict is not None:
             self.on_evict(block_id, block_hash)
 
-    def _note(self, block_ids: Iterable[BlockId]) -> None:
-        """They got or lost a hash."""
+    def _note_losses(self, block_ids: Iterable[BlockId]) -> None:
+        """They bear no hash any more."""
         if self.rehashed is not None:
-            self.rehashed.update(block_ids)
+            self.rehashed += [(block_id, False) for block_id in block_ids]

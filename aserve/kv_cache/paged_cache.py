@@ -279,17 +279,9 @@ class PagedCache:
 
     # For who looks on.
 
-    def note_hashes(self, *, on: bool) -> None:
-        """From now on note which blocks get or lose a hash, for `take_rehashed`; or note nothing any more."""
-        self._pool.rehashed = set() if on else None
-
-    def take_rehashed(self) -> dict[BlockId, bool]:
-        """Blocks that got or lost a hash since the last call, and whether each bears one now."""
-        noted = self._pool.rehashed
-        if not noted:
-            return {}
-        self._pool.rehashed = set()
-        return {block_id: self._pool.hash_of(block_id) is not None for block_id in noted}
+    def note_hashes(self, into: list[tuple[BlockId, bool]] | None) -> None:
+        """From now on append here which blocks get a hash (True) or lose it (False); None: note nothing any more."""
+        self._pool.rehashed = into
 
     def hashed_blocks(self) -> list[BlockId]:
         """All that bear a hash. Cost: the whole pool."""

@@ -4,14 +4,16 @@
     there    tables {4: [7, 3, 9]}  cached {7, 3}     state of 4: running
     change   Splice(4, 2, (9,)), cached (3,)
 
-The cost of a look is that of the blocks that have changed; of the sequences that run, too, where one of them has gone
-from one state to another, or its table may do more than grow. A whole pool is read when the mirror is made, and host
-blocks when some have moved.
+The cost of a look is that of the blocks that have changed, and of the sequences that have gone from one state to
+another; of all that run where their tables may do more than grow. A whole pool is read when the mirror is made, and
+host blocks when some have moved. Where tables only grow, what has changed may be taken (`News`), and told later.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from collections.abc import Sequence as Several
 from itertools import islice
+
+import msgspec
 
 from aserve.core.ids import BlockId, ChoiceId, HostBlockId, SeqId
 from aserve.core.outputs import SeqDelta
@@ -27,7 +29,7 @@ from aserve.observe.records import (
     Snapshot,
     Splice,
 )
-from aserve.scheduler.readings import NewBlocks, Readings
+from aserve.scheduler.readings import Grown, Noted, NumBlocks, Readings, Rehashed
 from aserve.scheduler.sequence import Sequence
 from aserve.scheduler.states import State
 
@@ -48,6 +50,35 @@ class _Told:
         self.num_preemptions = sequence.num_preemptions
         self.blocks: list[BlockId] = []
         self.host_blocks: list[HostBlockId | None] = []
+
+
+class Place(msgspec.Struct, frozen=True, gc=False):
+    """How a sequence is that was told of, at some moment."""
+
+    told: _Told
+    state: State
+    num_preemptions: int
+    block_ids: list[BlockId]
+    host_ids: list[HostBlockId | None]
+
+    @classmethod
+    def of(cls, told: _Told) -> "Place":
+        """Now, as long as nothing is done to its table."""
+        sequence = told.sequence
+        table = sequence.table
+        return cls(told, sequence.state, sequence.num_preemptions, table.block_ids, table.host_ids)
+
+    def copy(self) -> "Place":
+        """The same, whatever is done to its table."""
+        return Place(self.told, self.state, self.num_preemptions, [*self.block_ids], [*self.host_ids])
+
+
+class News(msgspec.Struct, frozen=True, gc=False):
+    """Cards that are to be told, how those are who have moved, and who waits, where that has changed."""
+
+    cards: list[Card]
+    moved: list[Place]
+    queue: Queue | None
 
 
 class Change:
@@ -71,20 +102,18 @@ class Mirror:
         self._readings = readings
         self._has_windows = readings.cache.footprint.has_windows
         self._told: dict[SeqId, _Told] = {}
-        self._num_moves = -1
-        """Of the scheduler's, when all sequences were looked at."""
         self._num_shifting = 0
         """Of those told: whose tables do more than grow."""
         self._new_cards: list[Card] = []
         self._queue = _NOBODY
         cache = readings.cache
-        readings.note_blocks(on=True)
+        readings.note(on=True)
         self._cached = set(map(int, cache.hashed_blocks()))
         self._kept = cache.kept_on_host()
         for sequence in readings.sequences:
             if sequence.state is not State.WAITING or sequence.num_preemptions:
                 self.meet(sequence)
-        self.change((), has_swapped=True)
+        self.change((), readings.take_noted(), has_moved=True, has_swapped=True)
 
     def meet(self, sequence: Sequence) -> _Told:
         """A sequence is to be told of; its card goes out with the next change, if it has not yet."""
@@ -107,50 +136,58 @@ class Mirror:
         told = self._told.get(seq_id)
         return None if told is None else told.card
 
-    def take_if_still(self) -> NewBlocks | None:
-        """What blocks are news, where nothing else is; None, and nothing is taken, where something may be."""
-        if self._new_cards or self._num_shifting or self._queue is not _NOBODY:
+    def num_noted(self) -> tuple[NumBlocks, bool] | None:
+        """How much is noted of blocks, and whether there is `News`; None where more than that may have changed."""
+        if self._num_shifting or (num := self._readings.num_noted(len(self._kept))) is None:
             return None
-        return self._readings.take_if_still(self._num_moves, len(self._kept))
+        num_blocks, has_moved = num
+        return num_blocks, has_moved or bool(self._new_cards) or self._queue is not _NOBODY
 
-    def grow(self, new: NewBlocks) -> BlockChange:
-        """What to tell of such blocks."""
-        if not new.grown and not new.rehashed:
-            return NO_CHANGE
-        tables: list[Splice] = []
-        for seq_id, new_blocks in new.grown:
-            told = self._told.get(seq_id)
-            if told is not None:
-                tables.append(Splice(seq_id, len(told.blocks), new_blocks))
-                told.blocks += new_blocks
-        return self._blocks_changed(tables, (), new.rehashed, has_swapped=False)
+    def take_news(self) -> News:
+        """What `follow` takes."""
+        queue = self._look_at_queue()
+        moved = dict.fromkeys(self._readings.take_moved())
+        places = [Place.of(told).copy() for seq_id in moved if (told := self._told.get(seq_id)) is not None]
+        cards, self._new_cards = self._new_cards, []
+        return News(cards, places, queue)
 
-    def change(self, deltas: Several[SeqDelta], grown: Several[SeqId] | None = None, *, has_swapped: bool) -> Change:
+    def follow(
+        self, news: News, deltas: Several[SeqDelta], grown: Several[Grown], rehashed: Several[Rehashed]
+    ) -> Change:
+        """As `change`, of what was taken when there was no more than that."""
+        change = Change()
+        change.cards, change.queue = news.cards, news.queue
+        moved = {now.told.sequence.id for now in news.moved}
+        change.tables = self._grow([one for one in grown if one[0] not in moved])
+        self._look_at(news.moved, change, deltas)
+        if change.tables or change.host_tables or rehashed:
+            change.blocks = self._blocks_changed(change.tables, change.host_tables, rehashed, has_swapped=False)
+        return change
+
+    def grow(self, grown: Several[Grown], rehashed: Several[Rehashed]) -> BlockChange:
+        """What to tell of such news."""
+        return self._blocks_changed(self._grow(grown), (), rehashed, has_swapped=False)
+
+    def change(self, deltas: Several[SeqDelta], noted: Noted, *, has_moved: bool, has_swapped: bool) -> Change:
         """What to tell now, which counts as told from then on.
 
-        deltas: those of the step, which say why choices have ended. grown: whose tables have become longer since the
-        last look, where no block was moved; None where anything may have happened. has_swapped: whether blocks have
-        gone to the host or come from it.
+        deltas: those of the step, which say why choices have ended. noted: since the last look. has_moved: whether
+        tables may have done more than grow. has_swapped: whether blocks have gone to the host or come from it.
         """
         readings = self._readings
         change = Change()
-        self._look_at_queue(change)
+        change.queue = self._look_at_queue()
         looked_at: Iterable[_Told] = self._told.values()
-        if grown is not None and not self._num_shifting and readings.num_moves == self._num_moves:
-            looked_at = [told for seq_id in grown if (told := self._told.get(seq_id)) is not None]
-        self._num_moves = readings.num_moves
-        ends = _ends(deltas)
-        for told in looked_at:
-            self._look_at(told, change, ends)
-        for move in change.moves:
-            if move.what == "ended":
-                self._num_shifting -= not self._told.pop(SeqId(move.seq)).only_grows
+        if not (has_moved or self._num_shifting):
+            moved = dict.fromkeys(noted.moved)
+            grown = dict.fromkeys(seq_id for seq_id, _ in noted.grown if seq_id not in moved)
+            looked_at = [told for seq_id in (*grown, *moved) if (told := self._told.get(seq_id)) is not None]
+        self._look_at(map(Place.of, looked_at), change, deltas)
         change.cards, self._new_cards = self._new_cards, []
-        rehashed = readings.cache.take_rehashed()
         has_swapped = has_swapped or readings.cache.num_kept_on_host != len(self._kept)
-        if change.tables or change.host_tables or rehashed or has_swapped:
+        if change.tables or change.host_tables or noted.rehashed or has_swapped:
             tables = change.tables, change.host_tables
-            change.blocks = self._blocks_changed(*tables, rehashed, has_swapped=has_swapped)
+            change.blocks = self._blocks_changed(*tables, noted.rehashed, has_swapped=has_swapped)
         return change
 
     def snapshot(self, number: int, at_us: int) -> Snapshot:
@@ -164,39 +201,56 @@ class Mirror:
         states = tuple((int(seq_id), told.state.value) for seq_id, told in self._told.items())
         return Snapshot(number, at_us, cards, states, self._queue, held.whole())
 
-    def _look_at(self, told: _Told, change: Change, ends: dict[ChoiceId, str]) -> None:
-        """What has changed of one sequence."""
-        sequence = told.sequence
-        table = sequence.table
-        if sequence.state is told.state and sequence.num_preemptions == told.num_preemptions:
+    def _grow(self, grown: Several[Grown]) -> list[Splice]:
+        tables: list[Splice] = []
+        for seq_id, new_blocks in grown:
+            told = self._told.get(seq_id)
+            if told is not None:
+                tables.append(Splice(seq_id, len(told.blocks), new_blocks))
+                told.blocks += new_blocks
+        return tables
+
+    def _look_at(self, places: Iterable[Place], change: Change, deltas: Several[SeqDelta]) -> None:
+        """What has changed of these sequences."""
+        ends = _ends(deltas)
+        for now in places:
+            self._look_at_one(now, change, ends)
+        for move in change.moves:
+            if move.what == "ended":
+                self._num_shifting -= not self._told.pop(SeqId(move.seq)).only_grows
+
+    def _look_at_one(self, now: Place, change: Change, ends: dict[ChoiceId, str]) -> None:
+        told = now.told
+        seq_id = told.sequence.id
+        if now.state is told.state and now.num_preemptions == told.num_preemptions:
             if told.only_grows:
                 num_told = len(told.blocks)
-                if blocks := table.block_ids[num_told:]:
-                    change.tables.append(Splice(sequence.id, num_told, tuple(blocks)))
+                if blocks := now.block_ids[num_told:]:
+                    change.tables.append(Splice(seq_id, num_told, tuple(blocks)))
                     told.blocks += blocks
                 return
         else:
-            self._moved(told, change, ends)
-        if table.block_ids != told.blocks:
-            change.tables.append(_splice(sequence.id, told.blocks, table.block_ids))
-            told.blocks = list(table.block_ids)
-        if table.host_ids != told.host_blocks:
-            change.host_tables.append(_splice(sequence.id, told.host_blocks, table.host_ids))
-            told.host_blocks = list(table.host_ids)
+            self._moved(now, change, ends)
+        if now.block_ids != told.blocks:
+            change.tables.append(_splice(seq_id, told.blocks, now.block_ids))
+            told.blocks = list(now.block_ids)
+        if now.host_ids != told.host_blocks:
+            change.host_tables.append(_splice(seq_id, told.host_blocks, now.host_ids))
+            told.host_blocks = list(now.host_ids)
 
-    def _moved(self, told: _Told, change: Change, ends: dict[ChoiceId, str]) -> None:
+    def _moved(self, now: Place, change: Change, ends: dict[ChoiceId, str]) -> None:
         """The state of a sequence is another."""
-        sequence = told.sequence
-        if sequence.num_preemptions != told.num_preemptions:
-            what = "swap" if sequence.state is State.SWAPPED else "recompute"
-            change.moves.append(Move(sequence.id, what))
-        elif told.state is State.SWAPPED and sequence.state is State.WAITING:
+        told, sequence = now.told, now.told.sequence
+        if now.num_preemptions != told.num_preemptions:
+            change.moves.append(Move(sequence.id, "swap" if now.state is State.SWAPPED else "recompute"))
+        elif told.state is State.SWAPPED and now.state is State.WAITING:
             change.moves.append(Move(sequence.id, "recompute"))  # its copy on the host is lost
-        told.state, told.num_preemptions = sequence.state, sequence.num_preemptions
-        if sequence.state is State.FINISHED:
+        told.state, told.num_preemptions = now.state, now.num_preemptions
+        if now.state is State.FINISHED:
             change.moves.append(Move(sequence.id, "ended", ends.get(sequence.choice_id, "")))
 
-    def _look_at_queue(self, change: Change) -> None:
+    def _look_at_queue(self) -> Queue | None:
+        """Who waits, if that has changed."""
         readings = self._readings
         num_waiting = readings.num_waiting
         if not num_waiting:
@@ -207,26 +261,32 @@ class Mirror:
                 self.meet(sequence)
             hold = readings.hold
             queue = Queue(num_waiting, tuple(s.id for s in first), "" if hold is None else hold.value)
-        if queue is not self._queue and queue != self._queue:
-            self._queue = change.queue = queue
+        if queue is self._queue or queue == self._queue:
+            return None
+        self._queue = queue
+        return queue
 
     def _blocks_changed(
         self,
         tables: Several[Splice],
         host_tables: Several[Splice],
-        rehashed: Mapping[BlockId, bool],
+        rehashed: Several[Rehashed],
         *,
         has_swapped: bool,
     ) -> BlockChange:
-        cached = [int(block) for block, is_cached in rehashed.items() if is_cached and block not in self._cached]
-        uncached = [int(block) for block, is_cached in rehashed.items() if not is_cached and block in self._cached]
-        self._cached.update(cached)
-        self._cached.difference_update(uncached)
+        cached: list[BlockId] = []
+        uncached: list[BlockId] = []
+        if rehashed:
+            for block, is_cached in dict(rehashed).items():
+                if is_cached != (block in self._cached):
+                    (cached if is_cached else uncached).append(block)
+            self._cached.update(cached)
+            self._cached.difference_update(uncached)
         kept: Iterable[int] = ()
         dropped: Iterable[int] = ()
         if has_swapped:
-            now = self._readings.cache.kept_on_host()
-            kept, dropped, self._kept = now - self._kept, self._kept - now, now
+            on_host = self._readings.cache.kept_on_host()
+            kept, dropped, self._kept = on_host - self._kept, self._kept - on_host, on_host
         whose = tuple(tables), tuple(host_tables)
         changed = BlockChange(*whose, tuple(cached), tuple(uncached), tuple(kept), tuple(dropped))
         return NO_CHANGE if changed == NO_CHANGE else changed

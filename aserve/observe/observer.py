@@ -13,8 +13,6 @@ is told to the log by whoever calls, and ends nobody's request; the viewers then
 from collections.abc import Iterator
 from collections.abc import Sequence as Several
 from contextlib import contextmanager
-from itertools import groupby
-from operator import attrgetter
 from typing import Final
 
 from aserve.core.errors import OverloadedError, UnavailableError
@@ -25,10 +23,11 @@ from aserve.core.plan import StepPlan, StepResult
 from aserve.core.ports import Clock
 from aserve.core.request import Request
 from aserve.observe.explainer import Explainer, known_now
+from aserve.observe.kept import KeptStep, More, record_of, tell
 from aserve.observe.mirror import Change, Mirror
 from aserve.observe.prefixes import Names
-from aserve.observe.records import Admission, Record, Snapshot
-from aserve.observe.step import ObservedStep, PlainStep, computed, microseconds, run_of, work_of
+from aserve.observe.records import Admission, Record, Run, Snapshot
+from aserve.observe.step import ObservedStep, computed, microseconds
 from aserve.observe.viewer import Viewer
 from aserve.scheduler.readings import Readings
 from aserve.scheduler.sequence import Sequence
@@ -40,7 +39,6 @@ MAX_ADMITTED_BLOCKS: Final = 1024
 """Of those that an admission tells."""
 
 _NONE: Final = "none"
-_decodes: Final = attrgetter("seen.decodes")
 
 
 class Observer:
@@ -71,8 +69,12 @@ class Observer:
         """Plans that the explainer was told of, and that are under way."""
         self._has_moved = False
         """Whether tables may have done more than grow since the last record."""
-        self._plain: list[PlainStep] = []
-        """Steps that are over, and of which nothing is offered yet."""
+        self._kept: list[KeptStep] = []
+        """Steps of which nothing is offered yet."""
+        self._has_stepped = False
+        """Whether one was over since the last look."""
+        self._due: float | None = None
+        """How late the event loop was at a look that is to be told of."""
         self._number = 0
         self._has_closed = False
 
@@ -144,9 +146,9 @@ class Observer:
         if not self.is_watched:
             self._explained.clear()
         if not self._viewers:
-            self._plain.clear()
-            self._mirror = None
-            self._readings.note_blocks(on=False)
+            self._kept.clear()
+            self._mirror = self._due = None
+            self._readings.note(on=False)
 
     # What happens. To be called only while `is_watched`.
 
@@ -156,8 +158,9 @@ class Observer:
             newest = tuple([piece.seq_id for piece in plan.slices if not piece.token_ids])
             if len(newest) == len(plan.slices):
                 seen.decodes = newest
-            if plan.block_ops is not None or plan.inits:
+            if plan.block_ops is not None:
                 self._has_moved = True
+            if plan.inits:
                 seen.admitted = tuple(self._admissions(plan))
         if self._explainer is not None and self._explainer.is_busy:
             self._explained[plan.step_id] = plan
@@ -170,51 +173,41 @@ class Observer:
             self._explainer.landed(plan, seen.took_s, seen.landed_s)
         if not self._viewers:
             return
-        mirror, seen.published_s = self._mirror or self._looking(), self._clock()
-        is_plain = seen.decodes is not None and not (self._has_moved or plan.block_ops or plan.drafting)
-        if is_plain and (new := mirror.take_if_still()) is not None:
-            self._keep(PlainStep(plan.step_id, seen, result.token_ids, new))
-            return
-        told = computed(plan, seen, result, mirror)
-        change = self._change(step.deltas, has_swapped=plan.block_ops is not None)
-        self._offer(
-            Record(
-                self._number + 1,
-                microseconds(seen.published_s),
-                tuple(change.cards),
-                work_of(plan, seen, told),
-                told.decoded,
-                told.token_ids,
-                seen.admitted,
-                tuple(change.moves),
-                change.queue,
-                change.blocks,
-            )
-        )
+        mirror, seen.published_s, self._has_stepped = self._mirror or self._looking(), self._clock(), True
+        num = None if self._has_moved or plan.block_ops or plan.drafting else mirror.num_noted()
+        if num is None:
+            self._catch_up()
+            came = computed(plan, seen, result, mirror)
+            change = self._change(step.deltas, has_swapped=plan.block_ops is not None)
+            self._offer(record_of(self._number + 1, plan, seen, came, change))
+        else:
+            num_blocks, has_news = num
+            more = None
+            if has_news or not seen.decodes:
+                with self._all_or_anew():
+                    more = More(plan, result, step.deltas, mirror.take_news())
+            self._keep(KeptStep(plan.step_id, seen, result.token_ids, num_blocks, more))
+        if self._due is not None:
+            self._tell_look(self._due)
 
-    def _keep(self, step: PlainStep) -> None:
-        """Tell of it with others: each by itself would take several times as long, since by the end of a step the
-        processor's caches have forgotten how.
-        """
-        if not self._plain:
+    def _keep(self, step: KeptStep) -> None:
+        """Have it told with others."""
+        if not self._kept:
             for viewer in self._viewers:
                 viewer.ring()
-        self._plain.append(step)
-        if len(self._plain) >= self._max_records:
+        self._kept.append(step)
+        if len(self._kept) >= self._max_records:
             self._catch_up()
 
     def _catch_up(self) -> None:
-        """Make runs of the steps of which nothing is offered yet. They come before any later record."""
-        plain, self._plain = self._plain, []
-        try:
-            for _, steps in groupby(plain, _decodes):
-                run = run_of(self._number + 1, list(steps), self._looking())
-                self._number += len(run.steps)
-                for viewer in self._viewers:
-                    viewer.offer(run)
-        except BaseException:
-            self._begin_anew()
-            raise
+        """Tell of the steps that are kept. That comes before any later record."""
+        if not self._kept:
+            return
+        kept, self._kept = self._kept, []
+        with self._all_or_anew():
+            noted = self._readings.take_blocks(kept[-1].num_blocks)
+            for told in tell(self._number + 1, kept, noted, self._looking()):
+                self._offer(told)
 
     def taken_back(self, step_id: int | None) -> None:
         """A step raised, and those on top of it are gone as well; None where what holds what is made anew."""
@@ -226,13 +219,22 @@ class Observer:
             self._tell(None, step_id, has_swapped=True)
 
     def looked(self, lag_s: float) -> None:
-        """It was looked how late the event loop is."""
+        """It was looked how late the event loop is. Where steps are over every now and then, that is told behind the
+        next: whoever tells it while one is computed takes a processor from it. If none is, the next look is told.
+        """
         if self._viewers:
-            try:
-                self._tell(microseconds(lag_s), None, has_swapped=False)
-            finally:
-                for viewer in self._viewers:
-                    viewer.looked()
+            self._due, self._has_stepped = (lag_s if self._has_stepped else None), False
+            if self._due is None:
+                self._tell_look(lag_s)
+
+    def _tell_look(self, lag_s: float) -> None:
+        """Tell of it, and all that has changed."""
+        self._due = None
+        try:
+            self._tell(microseconds(lag_s), None, has_swapped=False)
+        finally:
+            for viewer in self._viewers:
+                viewer.looked()
 
     def _tell(self, lag_us: int | None, failed_step: int | None, *, has_swapped: bool) -> None:
         """Make a record of what is no step, and of all that has changed, and offer it to everybody."""
@@ -250,22 +252,18 @@ class Observer:
             )
         )
 
-    def _offer(self, record: Record) -> None:
-        self._number = record.number
+    def _offer(self, told: Record | Run) -> None:
+        self._number += len(told.steps) if isinstance(told, Run) else 1
         for viewer in self._viewers:
-            viewer.offer(record)
+            viewer.offer(told)
 
     def _change(self, deltas: Several[SeqDelta], *, has_swapped: bool) -> Change:
         """What has changed since the last record. deltas: of the step that is told."""
         self._catch_up()
-        grown = self._readings.take_grown()
-        whose = None if has_swapped or self._has_moved else [seq_id for seq_id, _ in grown]
-        self._has_moved = False
-        try:
-            return self._looking().change(deltas, whose, has_swapped=has_swapped)
-        except BaseException:  # what has been told is not known any more
-            self._begin_anew()
-            raise
+        has_moved, self._has_moved = has_swapped or self._has_moved, False
+        with self._all_or_anew():
+            mirror = self._looking()
+            return mirror.change(deltas, self._readings.take_noted(), has_moved=has_moved, has_swapped=has_swapped)
 
     def _looking(self) -> Mirror:
         """The mirror; it is made when the first viewer's first news are."""
@@ -273,11 +271,17 @@ class Observer:
             self._mirror = Mirror(self._readings)
         return self._mirror
 
-    def _begin_anew(self) -> None:
-        self._mirror = None
-        self._plain.clear()
-        for viewer in self._viewers:
-            viewer.begin_anew(1)
+    @contextmanager
+    def _all_or_anew(self) -> Iterator[None]:
+        """What is raised inside leaves unknown what has been told: all who look on begin anew."""
+        try:
+            yield
+        except BaseException:
+            self._mirror = None
+            self._kept.clear()
+            for viewer in self._viewers:
+                viewer.begin_anew(1)
+            raise
 
     def _admissions(self, plan: StepPlan) -> Iterator[Admission]:
         """Of those who took a row in a plan that was just made."""

@@ -1,6 +1,5 @@
 """ObservedStep: of a step while somebody looks on, when what was done about it, and what came of it."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -8,8 +7,7 @@ import msgspec
 from aserve.core.ids import SeqId
 from aserve.core.plan import SeqSlice, StepPlan, StepResult
 from aserve.observe.mirror import Mirror
-from aserve.observe.records import NO_CHANGE, NO_TOKEN, Admission, Card, Phases, Piece, Run, Work
-from aserve.scheduler.readings import NewBlocks
+from aserve.observe.records import NO_TOKEN, Admission, Card, Phases, Piece, Work
 
 
 class ObservedStep(msgspec.Struct, gc=False):
@@ -32,17 +30,6 @@ class ObservedStep(msgspec.Struct, gc=False):
     decodes: tuple[SeqId, ...] | None = None
 
 
-class PlainStep(msgspec.Struct, frozen=True, gc=False):
-    """A step that is over, and did nothing but compute the next token of its `decodes`. new: blocks since what was told
-    before. Without its plan, which would keep memory from the next plans that every cache has.
-    """
-
-    step_id: int
-    seen: ObservedStep
-    token_ids: tuple[int, ...]
-    new: NewBlocks
-
-
 def phases_of(seen: ObservedStep) -> tuple[int, int, int, int, int, int]:
     """How long the parts of a step took that is over: the fields of `Phases`."""
     planned_s, launched_s, landed_s, committed_s = seen.planned_s, seen.launched_s, seen.landed_s, seen.committed_s
@@ -63,18 +50,6 @@ def work_of(plan: StepPlan, seen: ObservedStep, came: "Computed") -> Work:
     ops = plan.block_ops
     moves = () if ops is None else (ops.copies, ops.swap_outs, ops.swap_ins)
     return Work(plan.step_id, began_us, phases, came.decodes, came.pieces, num_drafts, *moves)
-
-
-def run_of(number: int, plain: Sequence[PlainStep], mirror: Mirror) -> Run:
-    """What is told of steps one behind the other, all of the same sequences. number: of the first of their records."""
-    steps, blocks = [], []
-    for place, step in enumerate(plain):
-        seen = step.seen
-        steps.append((step.step_id, int(seen.published_s * 1e6), int(seen.began_s * 1e6), *phases_of(seen)))
-        if (change := mirror.grow(step.new)) is not NO_CHANGE:
-            blocks.append((place, change))
-    decodes = plain[0].seen.decodes or ()
-    return Run(number, decodes, tuple(steps), tuple([step.token_ids for step in plain]), tuple(blocks))
 
 
 class Computed(NamedTuple):

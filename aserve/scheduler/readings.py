@@ -4,7 +4,6 @@ Sequences are shown as they are: whoever reads them copies what it wants to keep
 """
 
 from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as Several
 from typing import NamedTuple
 
 from aserve.core.ids import BlockId, RequestId, SeqId
@@ -18,11 +17,18 @@ Grown = tuple[SeqId, tuple[BlockId, ...]]
 """Blocks that a sequence's table has got."""
 
 
-class NewBlocks(NamedTuple):
-    """Of tables that have grown, in that order; and those that got or lost a hash, and whether each bears one now."""
+Rehashed = tuple[BlockId, bool]
+"""A block that has got a hash, or has lost its own."""
+NumBlocks = tuple[int, int]
+"""How many of both."""
 
-    grown: Several[Grown]
-    rehashed: Mapping[BlockId, bool]
+
+class Noted(NamedTuple):
+    """What became of blocks and of sequences, each in its order. moved: whose state is another, but for a restart."""
+
+    grown: list[Grown]
+    rehashed: list[Rehashed]
+    moved: list[SeqId]
 
 
 class Readings:
@@ -35,6 +41,7 @@ class Readings:
         self.cache = cache
         self._residents = residents
         self._planner = planner
+        self._noted = Noted([], [], [])
 
     def sequence(self, seq_id: SeqId) -> Sequence | None:
         """The one with that id, if it has not ended."""
@@ -49,33 +56,45 @@ class Readings:
         """Those of a request that have not ended, by index. Cost: all that there are."""
         return [sequence for sequence in self._sequences.values() if sequence.request_id == request_id]
 
-    @property
-    def num_moves(self) -> int:
-        """How often a sequence has gone from one state to another, but for a restart."""
-        return self._residents.num_moves
+    def note(self, *, on: bool) -> None:
+        """From now on note what is `Noted`, or nothing any more. What was noted and not taken is forgotten."""
+        residents, self._noted = self._residents, Noted([], [], [])
+        residents.grown, rehashed, residents.moved = self._noted if on else (None, None, None)
+        self.cache.note_hashes(rehashed)
 
-    def note_blocks(self, *, on: bool) -> None:
-        """From now on note which blocks tables get, and which get or lose a hash; or note nothing any more."""
-        self._residents.grown = [] if on else None
-        self.cache.note_hashes(on=on)
+    def take_noted(self) -> Noted:
+        """All that was noted since the last call."""
+        grown, rehashed, moved = self._noted
+        taken = Noted([*grown], [*rehashed], [*moved])
+        grown.clear()
+        rehashed.clear()
+        moved.clear()
+        return taken
 
-    def take_grown(self) -> Several[Grown]:
-        """Blocks that tables of those who run have got since the last call, and whose; in the order of that."""
-        if not (grown := self._residents.grown):
-            return ()
-        self._residents.grown = []
-        return grown
+    def take_blocks(self, num: NumBlocks) -> Noted:
+        """Of what was noted of blocks the first."""
+        grown, rehashed, _ = self._noted
+        num_grown, num_rehashed = num
+        taken = Noted(grown[:num_grown], rehashed[:num_rehashed], [])
+        del grown[:num_grown], rehashed[:num_rehashed]
+        return taken
 
-    def take_if_still(self, num_moves: int, num_kept_on_host: int) -> NewBlocks | None:
-        """What blocks are news, where nobody waits, and these numbers are as they were: taken, as `take_grown` does and
-        `PagedCache.take_rehashed`. None, and nothing is taken, where that is not so.
+    def take_moved(self) -> list[SeqId]:
+        """Those who have moved since the last call."""
+        moved = self._noted.moved
+        taken = [*moved]
+        moved.clear()
+        return taken
+
+    def num_noted(self, num_kept_on_host: int) -> tuple[NumBlocks, bool] | None:
+        """How much is noted of blocks, and whether somebody has moved or waits; None where not so many blocks lie on
+        the host: then those have moved, too.
         """
-        residents, cache = self._residents, self.cache
-        if residents.num_moves != num_moves or residents.waiting:
+        residents = self._residents
+        if residents.has_host_memory and self.cache.num_kept_on_host != num_kept_on_host:
             return None
-        if residents.has_host_memory and cache.num_kept_on_host != num_kept_on_host:
-            return None
-        return NewBlocks(self.take_grown(), cache.take_rehashed())
+        grown, rehashed, moved = self._noted
+        return (len(grown), len(rehashed)), bool(moved or residents.waiting)
 
     @property
     def num_running(self) -> int:

@@ -44,10 +44,10 @@ class Residents:
         max_loras: int = 0,
         has_row_state: bool = False,
     ) -> None:
-        self.num_moves = 0
-        """How often a sequence has gone from one state to another."""
         self.grown: list[tuple[SeqId, tuple[BlockId, ...]]] | None = None
         """Blocks that tables of those who run have got, in their order, for who looks on; None where nobody does."""
+        self.moved: list[SeqId] | None = None
+        """Likewise: who has gone from one state to another."""
         self.num_preemptions = 0
         self.num_swap_outs = 0
         """Of the preemptions, those that swapped."""
@@ -309,7 +309,8 @@ class Residents:
 
     def _move(self, sequence: Sequence, to: State) -> None:
         sequence.state = move(sequence.state, to)
-        self.num_moves += 1
+        if self.moved is not None:
+            self.moved.append(sequence.id)
 
     def _send_to_wait(self, sequence: Sequence) -> None:
         self._move(sequence, State.WAITING)

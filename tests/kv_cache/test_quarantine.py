@@ -2,6 +2,7 @@
 
 import pytest
 
+from aserve.core.ids import BlockId
 from aserve.kv_cache.paged_cache import PagedCache
 from aserve.kv_cache.table import BlockTable
 
@@ -107,16 +108,15 @@ def test_what_is_not_whole_is_not_shared_again_after_a_step_that_failed():
 def test_who_looks_on_learns_of_each_block_that_gets_or_loses_a_name():
     cache = cache_of(6)
     before = computed(cache, PROMPT)
-    assert cache.take_rehashed() == {}
-    cache.note_hashes(on=True)
+    noted: list[tuple[BlockId, bool]] = []
+    cache.note_hashes(noted)
     computed(cache, [7, 8, 9])
-    assert cache.take_rehashed() == {4: True}
-    assert cache.take_rehashed() == {}
+    assert noted == [(4, True)]
     cache.quarantine([before], 2)
-    assert cache.take_rehashed() == {2: False}
+    assert noted[1:] == [(2, False)]
     assert cache.hashed_blocks() == [1, 4]
     cache.reset()
-    assert cache.take_rehashed() == {1: False, 4: False}
-    cache.note_hashes(on=False)
+    assert sorted(noted[2:]) == [(1, False), (4, False)]
+    cache.note_hashes(None)
     computed(cache, [5])
-    assert cache.take_rehashed() == {}
+    assert len(noted) == 4

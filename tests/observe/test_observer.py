@@ -51,7 +51,7 @@ async def test_nothing_is_done_while_nobody_looks_on():
         with observer.viewer() as viewer:
             await viewer.news()
             await bench.ask("b", PROMPT, 9)
-            assert set(observer.asked) == {"planned", "published", "_change"}
+            assert set(observer.asked) == {"planned", "published"}
         observer.asked.clear()
         await bench.ask("c", PROMPT, 9)
         assert observer.asked == []
@@ -144,21 +144,48 @@ def test_who_reads_slowly_loses_records_and_is_told_how_many():
 
 
 def records_of(patience, **options):
-    """What is told of two answers, each of which gets blocks. patience: steps between two looks at the news."""
-    loop = WatchedLoop(num_blocks=60, **options)
+    """What is told of two answers, each of which gets blocks, then of others that come and go beside each other, of two
+    choices or of a prompt known before. patience: steps between two looks at the news.
+    """
+    loop = WatchedLoop(num_blocks=60, max_num_seqs=2, **options)
     loop._patience = patience
     loop.add(request("a", (1, 2, 1), 12))
     loop.add(request("b", (2, 2, 1, 1), 9))
     loop.drain()
     loop.look()
+    for number in range(6):
+        loop.add(request(f"late {number}", (1, 2, 1, number % 2, 1), 3 + number, n=1 + (number == 2)))
+        for _ in range(2):
+            loop.step()
+    loop.drain()
+    loop.look()
     return loop.follower.records
 
 
-def test_steps_that_only_decode_come_in_runs_and_say_what_each_would_alone(monkeypatch):
-    in_runs, alone = records_of(100), records_of(1)
-    monkeypatch.setattr(Mirror, "take_if_still", lambda mirror: None)
-    assert records_of(1) == in_runs == alone
-    assert sum(record.blocks != NO_CHANGE for record in in_runs) > 6
+def test_steps_that_are_told_later_say_what_each_would_at_once(monkeypatch):
+    later, alone = records_of(100), records_of(1)
+    monkeypatch.setattr(Mirror, "num_noted", lambda mirror: None)
+    assert records_of(1) == later == alone
+    assert sum(record.blocks != NO_CHANGE for record in later) > 20
+    assert sum(move.what == "ended" for record in later for move in record.moves) == 9
+    assert sum(record.queue is not None for record in later) > 4
+
+
+def test_a_look_that_falls_into_a_step_is_told_behind_it_or_at_the_next():
+    loop = WatchedLoop(num_blocks=60)
+    loop._patience, viewer, observer = 100, loop.follower._viewer, loop.observer
+    loop.add(request("a", (1, 2, 1), 20))
+    for _ in range(3):
+        loop.step()
+    news_of(viewer)
+    observer.looked(0.25)
+    assert not viewer._records
+    loop.step()
+    *_, last = news_of(viewer).records
+    assert last.lag_us == 250_000
+    observer.looked(0.5)
+    observer.looked(0.75)
+    assert [record.lag_us for record in news_of(viewer).records] == [750_000]
 
 
 def test_a_run_counts_as_its_records():
@@ -208,11 +235,11 @@ def test_who_stays_is_told_on_when_another_leaves():
 
 async def test_a_fault_of_the_observer_is_nobodys_and_viewers_begin_anew(monkeypatch, caplog):
     bench, observer = watched_bench()
-    change = Mirror.change
+    take_news = Mirror.take_news
     faults = iter([RuntimeError("a canary"), MemoryError()])
 
     def faulty(mirror, *arguments, **options):
-        result = change(mirror, *arguments, **options)
+        result = take_news(mirror, *arguments, **options)
         if len(mirror._told) and (fault := next(faults, None)) is not None:
             raise fault
         return result
@@ -221,7 +248,7 @@ async def test_a_fault_of_the_observer_is_nobodys_and_viewers_begin_anew(monkeyp
         with observer.viewer() as viewer:
             follower = Follower(viewer)
             follower.follow()
-            monkeypatch.setattr(Mirror, "change", faulty)
+            monkeypatch.setattr(Mirror, "take_news", faulty)
             answer = await bench.ask("a", PROMPT, 9)
             assert len(answer[0]) == 9
             observer.looked(0.0)
