@@ -4,7 +4,7 @@ One server in turns: plain streams, the same while one viewer reads `/v1/inspect
 `"x_aserve": {"explain": true}`. One JSON line: medians of the rounds, and of their ratios to the plain ones,
 with the errors of those medians.
 
-    python scripts/bench_looking.py --model demo --streams 32 --rounds 30
+    python scripts/bench_looking.py --model demo --streams 32 --rounds 30 --against watched explained
 """
 
 import argparse
@@ -74,13 +74,13 @@ async def run(port: int, args: argparse.Namespace) -> dict[str, list[float]]:
             client.render(PATH, body(stream, args.max_tokens, explains=kind == "explained"))
             for stream in range(args.streams)
         ]
-        for kind in KINDS
+        for kind in args.kinds
     }
-    rates: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    rates: dict[str, list[float]] = {kind: [] for kind in args.kinds}
     await tokens_per_s(client, requests["plain"])  # warms up
     for turn in range(args.rounds):
-        first = turn % len(KINDS)
-        for kind in (*KINDS[first:], *KINDS[:first]):
+        first = turn % len(args.kinds)
+        for kind in (*args.kinds[first:], *args.kinds[:first]):
             async with viewer(port) if kind == "watched" else nullcontext():
                 rates[kind].append(await tokens_per_s(client, requests[kind]))
     client.close()
@@ -93,18 +93,20 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--against", nargs="+", choices=KINDS[1:], default=KINDS[1:], help="the plain ones")
     args = parser.parse_args(words)
+    args.kinds = (KINDS[0], *args.against)
     exit_on_sigterm()
     port = free_port()
     command = [sys.executable, "-m", "aserve", "serve", "--model", args.model, "--port", str(port)]
     with tempfile.TemporaryDirectory() as folder, Server(command, port, Path(folder) / "log") as server:
         server.wait_for("/ready", 120.0)
         rates = asyncio.run(run(port, args))
-    ratios = {kind: [a / b for a, b in zip(rates[kind], rates["plain"], strict=True)] for kind in KINDS[1:]}
+    ratios = {kind: [a / b for a, b in zip(rates[kind], rates["plain"], strict=True)] for kind in args.against}
     emit(
         "looking",
         {"model": args.model, "streams": args.streams, "rounds": args.rounds},
-        {f"{kind}_tokens_per_s": median(rates[kind]) for kind in KINDS}
+        {f"{kind}_tokens_per_s": median(rates[kind]) for kind in args.kinds}
         | {f"{kind}_ratio": median(several) for kind, several in ratios.items()}
         | {f"{kind}_ratio_error": median_error(several) for kind, several in ratios.items()},
     )
