@@ -15,8 +15,6 @@ from aserve.scheduler.states import Hold
 
 Grown = tuple[SeqId, tuple[BlockId, ...]]
 """Blocks that a sequence's table has got."""
-
-
 Rehashed = tuple[BlockId, bool]
 """A block that has got a hash, or has lost its own."""
 NumBlocks = tuple[int, int]
