@@ -73,6 +73,7 @@ class Observer:
         """Steps of which nothing is offered yet."""
         self._has_stepped = False
         """Whether one was over since the last look."""
+        self._newest_planned = self._newest_over = -1
         self._due: float | None = None
         """How late the event loop was at a look that is to be told of."""
         self._number = 0
@@ -154,6 +155,7 @@ class Observer:
 
     def planned(self, plan: StepPlan, seen: ObservedStep) -> None:
         """A plan was made. seen: will be written to as it goes on."""
+        self._newest_planned = plan.step_id
         if self._viewers:
             newest = tuple([piece.seq_id for piece in plan.slices if not piece.token_ids])
             if len(newest) == len(plan.slices):
@@ -173,7 +175,8 @@ class Observer:
             self._explainer.landed(plan, seen.took_s, seen.landed_s)
         if not self._viewers:
             return
-        mirror, seen.published_s, self._has_stepped = self._mirror or self._looking(), self._clock(), True
+        mirror, seen.published_s = self._mirror or self._looking(), self._clock()
+        self._has_stepped, self._newest_over = True, plan.step_id
         num = None if self._has_moved or plan.block_ops or plan.drafting else mirror.num_noted()
         if num is None:
             self._catch_up()
@@ -219,12 +222,13 @@ class Observer:
             self._tell(None, step_id, has_swapped=True)
 
     def looked(self, lag_s: float) -> None:
-        """It was looked how late the event loop is. Where steps are over every now and then, that is told behind the
-        next: whoever tells it while one is computed takes a processor from it. If none is, the next look is told.
+        """It was looked how late the event loop is. While a step is under way that is told behind it, since whoever
+        tells it takes a processor from the step; unless none was over since the last look.
         """
         if self._viewers:
-            self._due, self._has_stepped = (lag_s if self._has_stepped else None), False
-            if self._due is None:
+            waits = self._has_stepped and self._newest_planned != self._newest_over
+            self._due, self._has_stepped = (lag_s if waits else None), False
+            if not waits:
                 self._tell_look(lag_s)
 
     def _tell_look(self, lag_s: float) -> None:

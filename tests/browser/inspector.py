@@ -25,7 +25,7 @@ class Inspector:
         self.explanations: list[str] = []
         self._url = url
         self.page = context.new_page()
-        self.page.on("console", lambda message: message.type in ("error", "warning") and self.note(message.text))
+        self.page.on("console", self._told)
         self.page.add_init_script(READ_OFTEN)
         self.page.on("pageerror", lambda error: self.note(str(error)))
         self.page.on("request", lambda request: self._requested(request.url))
@@ -33,6 +33,12 @@ class Inspector:
 
     def note(self, problem: str) -> None:
         self.problems.append(problem)
+
+    def _told(self, message: Any) -> None:
+        """By the console. A request that the page asks about may have ended on the way, and nothing be known of it."""
+        has_ended = "404" in message.text and "/v1/requests/" in message.location["url"]
+        if message.type in ("error", "warning") and not has_ended:
+            self.note(f"{message.text} {message.location['url']}")
 
     def _requested(self, url: str) -> None:
         if "/v1/requests/" in url:

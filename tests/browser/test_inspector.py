@@ -57,7 +57,7 @@ def inspector(browser, busy):
 def test_it_shows_what_happens_as_it_happens(inspector):
     inspector.wait("inspector.numSteps > 60")
     assert inspector.text("#sign") == "live"
-    assert float(inspector.text("#figures > div:nth-child(2) dd").replace(",", "")) > 0
+    inspector.wait("parseFloat(document.querySelector('#figures > div:nth-child(2) dd').textContent) > 0")
     assert re.fullmatch(r"\d+ of 8", inspector.text("#figures > div:nth-child(3) dd"))
     for canvas in ("#timeline", "#blocks", "#prefixes"):
         assert inspector.colours_in(canvas) > 4
