@@ -169,7 +169,7 @@ class Observer:
             self._explainer.planned(plan, seen.planned_s)
 
     def published(self, plan: StepPlan, result: StepResult, step: StepTokens, seen: ObservedStep) -> None:
-        """It has been published, at this moment: it is over, and told."""
+        """It has been published, at this moment: it is over, and told, or kept to be told with others."""
         if self._explainer is not None and self._explainer.is_busy and plan.step_id in self._explained:
             del self._explained[plan.step_id]
             self._explainer.landed(plan, seen.took_s, seen.landed_s)
