@@ -34,15 +34,17 @@ _REQUEST_IDS: Final = series("a sequence of texts")
 class LLM:
     """Loads a model and answers lists of prompts, all of them in one continuous batch.
 
-    model and options: as for AsyncEngine. Its event loop has a thread of its own, so that it does not matter whether
-    one is running where it is used; one that is, waits as long as a call does. May be used by several threads at once:
-    then they share the batch. Ctrl-C ends a call, and the next one works.
+    model and options: as for AsyncEngine, but that target_itl_ms is 0 where it is not given: nobody reads along, so
+    that steps may take as many tokens of prompts as they hold beside those who decode. Its event loop has a thread of
+    its own, so that it does not matter whether one is running where it is used; one that is, waits as long as a call
+    does. May be used by several threads at once: then they share the batch. Ctrl-C ends a call, and the next one works.
 
     Use as a context manager, or call `close`, to give back the memory before the process ends. Raises ConfigError or
     CheckpointError.
     """
 
     def __init__(self, model: str | PathLike[str] = "demo", **options: Unpack[OptionFields]) -> None:
+        options.setdefault("target_itl_ms", 0.0)
         engine = AsyncEngine(model, **options)
         self._thread = thread = LoopThread("aserve LLM")
         self._close = weakref.finalize(self, _end, engine, thread)

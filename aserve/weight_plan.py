@@ -1,6 +1,6 @@
 """What a model's weights will take, told from its files' headers or from its config: no weight is read.
 
-memory      every weight in the type it is served in, or as int8 with its scales
+memory      every weight in the type it is served in, or quantized, with its scales
 per token   what a step with one sequence reads of that: all of it, but of an embedding table one row
 """
 
@@ -45,14 +45,19 @@ def plan_weights(
         shapes.pop(HEAD, None)
     dtype_bytes = DTYPE_BYTES[dtype_name(checkpoint.config, options.dtype)]
     group = None if options.quantization is None else QUANTIZATIONS[options.quantization]
+    head_group = None if options.quantization == "fp8" else group
     memory = per_token = 0
     for name, shape in shapes.items():
-        as_is, quantized = prod(shape) * dtype_bytes, _linear_bytes(shape, dtype_bytes, group)
+        is_head = name == HEAD or name.endswith(TABLE)
+        as_is, quantized = (
+            prod(shape) * dtype_bytes,
+            _linear_bytes(shape, dtype_bytes, head_group if is_head else group),
+        )
         if not name.endswith(TABLE):
             memory, per_token = memory + quantized, per_token + quantized
         elif not is_tied:
             memory += as_is
-        elif group is None and not copies_tied_head:
+        elif head_group is None and not copies_tied_head:
             memory, per_token = memory + as_is, per_token + as_is
         else:
             memory, per_token = memory + as_is + quantized, per_token + quantized

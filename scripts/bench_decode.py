@@ -2,11 +2,11 @@
 
 Rows are prefilled with random tokens to --context, then decode --steps tokens each. One JSON line a batch size.
 `roofline_share`: the time in which memory of --bandwidth (bytes per second) delivers the weights of the linear layers
-and the KV cache of the batch, both in 16 bits, divided by the measured time. On CUDA some more steps run under torch's
-profiler: `busy_share` of their time the device had something to do, and between two steps it waited for `gap_us` (the
-median). A graph is one thing to do, from its first kernel to its last: what passes between its kernels is the graph's
-own doing, and is lost to nothing that the host could do sooner. Lines of the kernels that take the most time follow,
-of these steps and of the last prompts before them.
+and the KV cache of the batch, in 16 bits (of layers 8 with --quantization fp8), divided by the measured time. On CUDA
+some more steps run under torch's profiler: `busy_share` of their time the device had something to do, and between two
+steps it waited for `gap_us` (the median). A graph is one thing to do, from its first kernel to its last: what passes
+between its kernels is the graph's own doing, and is lost to nothing that the host could do sooner. Lines of the kernels
+that take the most time follow, of these steps and of the last prompts before them.
 
     python scripts/bench_decode.py --model scripts/shapes/qwen3-8b --load-format dummy --bandwidth 4.8e12
 """
@@ -116,24 +116,24 @@ def device_spans(events: Iterable[Any]) -> Iterator[Span]:
             yield Span(event.name, event.id, event.time_range.start, event.time_range.end)
 
 
-def linear_bytes(spec: ModelSpec) -> int:
-    """Bytes of the weights that every step reads: all linear layers and the language-model head, in 16 bits."""
+def linear_bytes(spec: ModelSpec, quantization: str | None = None) -> int:
+    """Bytes of the weights that every step reads: all linear layers, in 16 bits or fp8, and the head, in 16 bits."""
     hidden, heads, kv_heads = spec.hidden_size, spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     layer = hidden * (2 * heads + 2 * kv_heads) + 3 * hidden * spec.intermediate_size
-    return 2 * (spec.num_layers * layer + hidden * spec.vocab_size)
+    return (1 if quantization == "fp8" else 2) * spec.num_layers * layer + 2 * hidden * spec.vocab_size
 
 
 async def bench(parts: EngineParts, batch: int, args: argparse.Namespace) -> None:
     """The figures of one batch size."""
     rows = Rows(batch, args.context, parts.config.block_size, parts.info.vocab_size, args.steps + args.profiled_steps)
-    config = {"model": args.model, "batch": batch, "context": args.context}
+    config = {"model": args.model, "batch": batch, "context": args.context, "quantization": args.quantization}
     prompts = rows.prefill(parts.config.max_num_batched_tokens)
     await time_steps(parts.runner, prompts[:-PROFILED_PROMPTS] or prompts)
     profiled_prompts = await profile_steps(parts.runner, prompts[-PROFILED_PROMPTS:])
     step_s = statistics.median(await time_steps(parts.runner, [rows.decode(step) for step in range(args.steps)]))
     figures = {"step_ms": 1e3 * step_s, "tokens_per_s": batch / step_s}
     if args.bandwidth:
-        num_bytes = linear_bytes(args.spec) + batch * args.context * args.spec.kv_bytes_per_token(2)
+        num_bytes = linear_bytes(args.spec, args.quantization) + batch * args.context * args.spec.kv_bytes_per_token(2)
         figures["roofline_share"] = num_bytes / args.bandwidth / step_s
     profiled = [rows.decode(args.steps + step) for step in range(args.profiled_steps)]
     spans = await profile_steps(parts.runner, profiled)
@@ -149,6 +149,7 @@ def main() -> None:
     parser.add_argument("--model", default="demo")
     parser.add_argument("--load-format", default="auto", help="dummy: random weights, and the demo model's tokenizer")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--quantization", help="of the linear layers: fp8")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 32, 256])
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=100)
@@ -167,6 +168,7 @@ def main() -> None:
         max_num_seqs=max(args.batch),
         max_model_len=args.context + args.steps + args.profiled_steps,
         enforce_eager=args.enforce_eager,
+        quantization=args.quantization,
     )
     if args.bandwidth:
         args.spec = read_spec(json.loads((Path(args.model) / "config.json").read_text()))

@@ -69,7 +69,8 @@ class Bench:
 
     def emit(self, part: str, config: dict[str, Any], figures: Figures) -> None:
         """One line."""
-        emit("goals", {"part": part, "model": Path(self._args.model).name, **config}, figures)
+        model = {"model": Path(self._args.model).name, "quantization": self._args.quantization}
+        emit("goals", {"part": part, **model, **config}, figures)
 
     def offline(self) -> None:
         """Tokens per second of each workload."""
@@ -136,6 +137,7 @@ class Bench:
     @contextmanager
     def _llm(self, **options: Any) -> Iterator[LLM]:
         options = {"load_format": "dummy", "tokenizer": self._tokenizer, "device": self._args.device, **options}
+        options["quantization"] = self._args.quantization
         with LLM(self._args.model, max_model_len=self._args.max_model_len, **options) as llm:
             time_round(llm, self._equal(2), 0.0)  # the first requests are slower
             yield llm
@@ -198,6 +200,8 @@ def serve(args: argparse.Namespace, bench: Bench, tokenizer: Path) -> bool:
     port = free_port()
     options = {"model": args.model, "load-format": "dummy", "tokenizer": str(tokenizer), "device": args.device}
     options["port"] = str(port)
+    if args.quantization is not None:
+        options["quantization"] = args.quantization
     if args.max_model_len is not None:
         options["max-model-len"] = str(args.max_model_len)
     options |= dict(words.split("=", 1) for words in args.server)
@@ -217,6 +221,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="a folder with a config.json")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--quantization", help="of the linear layers: fp8")
     parser.add_argument("--parts", nargs="+", choices=IN_PROCESS + OVER_HTTP, default=["offline", "serving"])
     parser.add_argument("--uniform", action="store_true", help="the published workload too")
     parser.add_argument("--requests", type=int, default=256, help="of the published workload")

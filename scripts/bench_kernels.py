@@ -21,7 +21,7 @@ from torch import Tensor
 
 from aserve.core.columns import SamplingColumns
 from aserve.kernels.dispatch import select_ops
-from aserve.kernels.ops import AttentionBatch, HeadNormOps, LinearOps, Ops, SamplingBatch
+from aserve.kernels.ops import AttentionBatch, Fp8Ops, HeadNormOps, LinearOps, Ops, SamplingBatch
 
 BLOCK_SIZE = 16
 LARGEST_COPIES = 32
@@ -57,7 +57,7 @@ class Sizes:
     """(sequences, query tokens, context) each."""
     rows: Sequence[int]
     thin_rows: Sequence[int]
-    """Of products by ops of their own, beside torch's."""
+    """Of products by ops of their own, also of weights in float8, beside torch's."""
     linears: Sequence[tuple[int, int]]
     """(inputs, outputs) of those."""
     copy_elements: int
@@ -78,7 +78,7 @@ LLAMA_8B = Sizes(
     ),
     prefills=((1, 512, 512), (1, 2048, 2048), (1, 4096, 4096), (1, 8192, 8192), (8, 1024, 1024), (1, 1024, 8192)),
     rows=(1, 32, 256),
-    thin_rows=(1, 2, 8, 32),
+    thin_rows=(1, 2, 8, 32, 256),
     linears=(
         *((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096)),
         *((2560, 6144), (4096, 2560), (2560, 19456), (9728, 2560)),  # Qwen3-4B's
@@ -138,15 +138,22 @@ class Bench:
         products: dict[str, Callable[..., Tensor]] = {"torch_linear": F.linear}
         if isinstance(self._ops, LinearOps):
             products["linear"] = self._ops.linear
+        num_weights = num_inputs * num_outputs
+        flops = 2 * num_rows * num_weights
         for name, product in products.items():
 
             def make(product: Callable[..., Tensor] = product) -> Call:
                 x, weight = self._randn(num_rows, num_inputs), self._randn(num_outputs, num_inputs)
                 return lambda: product(x, weight, None)
 
-            yield Case(
-                name, config, make, self._bytes(num_inputs * num_outputs), 2 * num_rows * num_inputs * num_outputs
-            )
+            yield Case(name, config, make, self._bytes(num_weights), flops)
+        if isinstance(ops := self._ops, Fp8Ops):
+
+            def make_fp8() -> Call:
+                x, layer = self._randn(num_rows, num_inputs), ops.quantize_weight(self._randn(num_outputs, num_inputs))
+                return lambda: ops.linear(x, layer[0], None, layer[1])
+
+            yield Case("fp8_linear", config, make_fp8, num_weights, flops)
 
     def _randn(self, *shape: int) -> Tensor:
         return torch.randn(*shape, device=self._device, dtype=self._dtype)

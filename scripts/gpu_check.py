@@ -70,10 +70,10 @@ def other_gpu_tests(limit_s: float) -> Group:
     return tuple(tests(path.stem, limit_s, *ASYNC, "-m", "gpu", str(path)) for path in wanted)
 
 
-def decode(model: str, limit_s: float, bandwidth: str, *arguments: str) -> Group:
-    """Decode steps of a shape of scripts/shapes, with random weights."""
+def decode(model: str, limit_s: float, bandwidth: str, *arguments: str, kind: str = "") -> Group:
+    """Decode steps of a shape of scripts/shapes, with random weights. kind: what is said of them behind its name."""
     options = ("--model", f"scripts/shapes/{model}", "--load-format", "dummy", "--bandwidth", bandwidth)
-    return bench(f"decode_{model}", limit_s, "bench_decode.py", *options, *arguments)
+    return bench(f"decode_{model}{kind}", limit_s, "bench_decode.py", *options, *arguments)
 
 
 def goals(kind: str, model: str, limit_s: float, *arguments: str) -> Group:
@@ -96,8 +96,9 @@ def on_a_gpu(bandwidth: str) -> list[Group]:
     imports = Stage("import_all", 90, (sys.executable, "-c", IMPORT_ALL))
     return [
         (*kernel_tests(120), *other_gpu_tests(120), imports),
-        bench("kernels", 30, "bench_kernels.py"),
+        bench("kernels", 40, "bench_kernels.py"),
         decode("llama-3.1-8b", 70, bandwidth, *cuda),
+        decode("llama-3.1-8b", 60, bandwidth, *cuda, "--quantization", "fp8", "--batch", "1", "32", "256", kind="_fp8"),
         decode("qwen3-0.6b", 60, bandwidth, *cuda),
         bench("step", 15, "bench_step.py", "--sizes", "256", "--steps", "300"),
         goals("offline", "qwen3-8b", 60, *uniform, "offline"),

@@ -74,7 +74,7 @@ def decode_step(model: str, *limits_ms: float) -> Callable[[Results], Verdict]:
     """Milliseconds of a step at 1, 32 and 256 sequences, and the share of the roofline."""
 
     def judge(results: Results) -> Verdict:
-        of = {"bench": "decode", "model": model, "context": CONTEXT}
+        of = {"bench": "decode", "model": model, "context": CONTEXT, "quantization": None}
         times_ms = [results.figure("step_ms", **of, batch=batch) for batch in (1, 32, LARGEST_BATCH)]
         shares = [results.figure("roofline_share", **of, batch=batch) for batch in (1, 32, LARGEST_BATCH)]
         verdict = at_most(limits_ms, times_ms, "ms")
@@ -104,7 +104,7 @@ def streaming(results: Results) -> Verdict:
 
 
 def busy(results: Results) -> Verdict:
-    of = {"bench": "decode", "model": "llama-3.1-8b", "batch": 32}
+    of = {"bench": "decode", "model": "llama-3.1-8b", "batch": 32, "quantization": None}
     share, gap_us = results.figure("busy_share", **of), results.figure("gap_us", **of)
     return Verdict(f"{share:.1%}, {gap_us:.0f} us", share >= 0.97 and gap_us <= 60)
 
@@ -153,8 +153,14 @@ def peer(results: Results) -> Verdict:
     return at_least((4,), [results.figure("ratio", bench="goals", part="peer")], "x")
 
 
-def not_built(results: Results) -> Verdict:
-    raise MissingError("quantized weights, which aserve does not serve yet")
+def quantized(results: Results) -> Verdict:
+    """A step in 16 bits over one of float8."""
+    of = {"bench": "decode", "model": "llama-3.1-8b", "context": CONTEXT}
+    ratios = []
+    for batch in (1, LARGEST_BATCH):
+        plain, fp8 = (results.figure("step_ms", **of, batch=batch, quantization=kind) for kind in (None, "fp8"))
+        ratios.append(plain / fp8)
+    return at_least((1.35, 1.1), ratios, "x")
 
 
 def host(results: Results) -> Verdict:
@@ -263,10 +269,11 @@ GOALS: Final = (
     Goal(
         "G13",
         "FP8 >= 1.35 x / 1.1 x of bf16 (8B: 1, 256 sequences)",
-        "2.0 x / 1.2 x",
-        "not built",
-        (),
-        not_built,
+        "1.8 x / 1.2 x",
+        "1.6 / 1.15: half of the bytes of the layers' weights, by kernels that take as long as before for the rest; of "
+        "256 rows products at 1.6 times the speed, and each row's quantization",
+        ("decode_llama-3.1-8b", "decode_llama-3.1-8b_fp8"),
+        quantized,
     ),
     Goal(
         "G14",

@@ -254,3 +254,15 @@ def test_a_model_or_option_that_is_wrong_is_one_error(tmp_path):
         LLM(str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match="did you mean max_num_seqs"):
         LLM("demo", max_num_seq=1)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [({}, 0.0), ({"target_itl_ms": None}, None), ({"target_itl_ms": 20.0}, 20.0)]
+)
+def test_nobody_reads_along_so_that_steps_have_no_bound_unless_one_is_given(monkeypatch, given, expected):
+    def no_engine(model, **options):
+        raise ConfigError(str(options["target_itl_ms"]))
+
+    monkeypatch.setattr("aserve.llm.AsyncEngine", no_engine)
+    with pytest.raises(ConfigError, match=f"^{expected}$"):
+        LLM("demo", **given)

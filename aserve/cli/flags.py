@@ -120,7 +120,7 @@ ENGINE_FLAGS: Final = (
         "quantization",
         read_choice(tuple(QUANTIZATIONS)),
         "|".join(QUANTIZATIONS),
-        "keep the weights of linear layers as int8 (CPU), by a scale for each output, or for each 128 or 32 inputs",
+        "keep linear layers' weights as int8 (CPU) or fp8 (GPU): a scale for each output, or for each 128 or 32 inputs",
     ),
     Flag("device", read_choice(DEVICES), "|".join(DEVICES), "auto is cuda where there is one"),
     Flag(

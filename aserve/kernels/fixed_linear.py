@@ -22,6 +22,7 @@ _TILES: Final = {2: (64, 64, 64), 4: (32, 32, 32)}
 def _fixed_linear_kernel(
     x_ptr,
     weight_ptr,
+    scale_ptr,
     bias_ptr,
     out_ptr,
     num_rows,
@@ -42,21 +43,28 @@ def _fixed_linear_kernel(
         x = tl.load(x_ptr + rows[:, None] * x_stride + inputs[None, :], mask=has_row[:, None] & has_input, other=0.0)
         weight_offsets = outputs[:, None] * NUM_INPUTS + inputs[None, :]
         weight = tl.load(weight_ptr + weight_offsets, mask=has_output[:, None] & has_input, other=0.0)
-        acc = tl.dot(x, tl.trans(weight), acc, input_precision="ieee")
+        acc = tl.dot(x, tl.trans(weight.to(x.dtype)), acc, input_precision="ieee")
+    if scale_ptr is not None:
+        acc *= tl.load(scale_ptr + outputs, mask=has_output, other=0.0)[None, :]
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + outputs, mask=has_output, other=0.0).to(tl.float32)[None, :]
     out_offsets = rows[:, None] * NUM_OUTPUTS + outputs[None, :]
     tl.store(out_ptr + out_offsets, acc.to(out_ptr.dtype.element_ty), mask=has_row[:, None] & has_output[None, :])
 
 
-def fixed_linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-    """x W^T + b, [T, O], in the type of x. The weight is contiguous; rows of x may be strided."""
+def fixed_linear(
+    x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, scale_O: Tensor | None = None
+) -> Tensor:
+    """x W^T + b, [T, O], in the type of x. The weight is contiguous; rows of x may be strided.
+
+    scale_O: what multiplies each output of a weight of float8, float32.
+    """
     assert weight_OI.is_contiguous()
     assert x_TI.stride(1) == 1
     out_TO = x_TI.new_empty((x_TI.shape[0], weight_OI.shape[0]))
     if x_TI.shape[0]:
         launch = _shaped(x_TI.shape, x_TI.stride(0), weight_OI.shape[0], x_TI.element_size())
-        launch(x_TI, weight_OI, bias_O, out_TO)
+        launch(x_TI, weight_OI, scale_O, bias_O, out_TO)
     return out_TO
 
 

@@ -1,5 +1,6 @@
 """FixedOps: TritonOps that give a row the same bits in any batch. What is not here, TritonOps compute row by row."""
 
+import torch
 from torch import Tensor
 
 from aserve.kernels.fixed_attention import fixed_attention
@@ -34,10 +35,16 @@ class FixedOps(TritonOps):
             capability=self._capability,
         )
 
-    def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-        """One kernel."""
-        return fixed_linear(x_TI, weight_OI, bias_O)
+    def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, scale_O: Tensor | None = None) -> Tensor:
+        """One kernel. Rows stay as they are beside a weight of float8."""
+        return fixed_linear(x_TI, weight_OI, bias_O, scale_O)
 
-    def linear_silu_and_mul(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    def why_no_fp8(self, device: torch.device) -> str | None:
+        """Nothing: weights are widened."""
+        return None
+
+    def linear_silu_and_mul(
+        self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, scale_O: Tensor | None = None
+    ) -> Tensor:
         """Two kernels."""
-        return self.silu_and_mul(self.linear(x_TI, weight_OI, bias_O))
+        return self.silu_and_mul(self.linear(x_TI, weight_OI, bias_O, scale_O))

@@ -13,6 +13,7 @@ Shape letters, here and in all of kernels/, models/ and runner/:
 from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from aserve.core.columns import PenaltyColumns, SamplingColumns
@@ -288,6 +289,29 @@ class LinearOps(Protocol):
 
     def linear_silu_and_mul(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
         """`Ops.silu_and_mul` of that, [T, O / 2]."""
+        ...
+
+
+@runtime_checkable
+class Fp8Ops(Protocol):
+    """`LinearOps` that multiply weights of float8 (e4m3) too. scale_O: what multiplies each of its outputs, float32."""
+
+    def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, scale_O: Tensor | None = None) -> Tensor:
+        """As of `LinearOps`."""
+        ...
+
+    def linear_silu_and_mul(
+        self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, scale_O: Tensor | None = None
+    ) -> Tensor:
+        """As of `LinearOps`."""
+        ...
+
+    def quantize_weight(self, weight_OI: Tensor) -> tuple[Tensor, Tensor]:
+        """The weight in float8, and its scales, [O]."""
+        ...
+
+    def why_no_fp8(self, device: torch.device) -> str | None:
+        """What keeps the device from such products, None if nothing does."""
         ...
 
 

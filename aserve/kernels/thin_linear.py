@@ -1,5 +1,7 @@
 """A linear layer of a few rows, in Triton: bound by memory, the weight is read once. Twin: torch's linear.
 
+The weight may be of float8 with a scale for each output, which multiplies the sum: then half as much is read.
+
 cuBLAS computes a row by tiles of matrix units, which are all but empty, and splits the sums of small layers between
 programs that a second launch adds up. Here a program has a few outputs to itself and multiplies without matrix units:
 each thread adds up its own inputs of each output, and only at the end are these sums added up between threads.
@@ -35,18 +37,20 @@ class Tile(NamedTuple):
     num_stages: int
 
 
-_WIDE: Final = Tile(4, 256, 2, 5)
-_NARROW: Final = Tile(4, 512, 4, 5)
-"""For so few outputs that there are not many programs, of which each then has more threads."""
+_TILES: Final = {
+    2: (Tile(4, 256, 2, 5), Tile(4, 512, 4, 5), Tile(2, 512, 2, 5)),
+    1: (Tile(8, 512, 4, 4), Tile(4, 512, 2, 5), Tile(4, 256, 2, 4)),
+}
+"""By the bytes of a weight, 2 at most: of most layers; of those with so few outputs that there are not many programs;
+and of either half of a gated layer."""
 _FEW_OUTPUTS: Final = 3072
-_GATED: Final = Tile(2, 512, 2, 5)
-"""Of either half."""
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _thin_linear_kernel(
     x_ptr,
     weight_ptr,
+    scale_ptr,
     bias_ptr,
     out_ptr,
     num_rows,
@@ -61,7 +65,10 @@ def _thin_linear_kernel(
     GATED: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """num_outputs: of those that are written; a gated layer's weight has twice as many rows, the gates' first."""
+    """num_outputs: of those that are written; a gated layer's weight has twice as many rows, the gates' first.
+
+    Scales and biases are None, or one for each row of the weight.
+    """
     wait_for_previous(OVERLAPS)
     rows = tl.arange(0, BLOCK_T)
     outputs = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
@@ -89,6 +96,10 @@ def _thin_linear_kernel(
     let_next_start(OVERLAPS)
     out = tl.sum(acc, axis=2)
     gated = tl.sum(other_acc, axis=2)
+    if scale_ptr is not None:
+        out *= tl.load(scale_ptr + outputs, mask=has_output, other=0.0)[None, :]
+        if GATED:
+            gated *= tl.load(scale_ptr + num_outputs + outputs, mask=has_output, other=0.0)[None, :]
     if bias_ptr is not None:
         out += tl.load(bias_ptr + outputs, mask=has_output, other=0.0).to(tl.float32)[None, :]
         if GATED:
@@ -106,29 +117,37 @@ def is_thin(x_TI: Tensor, weight_OI: Tensor) -> bool:
     return 0 < x_TI.shape[0] <= MAX_ROWS and x_TI.element_size() == 2 and weight_OI.shape[0] <= MAX_OUTPUTS
 
 
-def thin_linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-    """x W^T + b, [T, O], in the type of x; T from 1 to MAX_ROWS. The weight is contiguous, rows of x may be strided."""
-    return _multiply(x_TI, weight_OI, bias_O, gated=False)
+def thin_linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, scale_O: Tensor | None = None) -> Tensor:
+    """x W^T + b, [T, O], in the type of x; T from 1 to MAX_ROWS. The weight is contiguous, rows of x may be strided.
+
+    scale_O: of a weight of float8, float32.
+    """
+    return _multiply(x_TI, weight_OI, scale_O, bias_O, gated=False)
 
 
-def thin_silu_and_mul(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+def thin_silu_and_mul(
+    x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, scale_O: Tensor | None = None
+) -> Tensor:
     """silu(a) * b, [T, O / 2], of the halves of x W^T + b; else as `thin_linear`."""
-    return _multiply(x_TI, weight_OI, bias_O, gated=True)
+    return _multiply(x_TI, weight_OI, scale_O, bias_O, gated=True)
 
 
-def _multiply(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, *, gated: bool) -> Tensor:
+def _multiply(x_TI: Tensor, weight_OI: Tensor, scale_O: Tensor | None, bias_O: Tensor | None, *, gated: bool) -> Tensor:
     assert weight_OI.is_contiguous()
     assert x_TI.stride(1) == 1
     num_outputs = weight_OI.shape[0] // 2 if gated else weight_OI.shape[0]
     out_TO = x_TI.new_empty_strided((x_TI.shape[0], num_outputs), (num_outputs, 1))
-    _shaped(x_TI.shape, x_TI.stride(0), num_outputs, gated)(x_TI, weight_OI, bias_O, out_TO)
+    launch = _shaped(x_TI.shape, x_TI.stride(0), num_outputs, weight_OI.element_size(), gated)
+    launch(x_TI, weight_OI, scale_O, bias_O, out_TO)
     return out_TO
 
 
 @lru_cache(maxsize=SHAPES)
-def _shaped(shape_TI: torch.Size, x_stride: int, num_outputs: int, gated: bool) -> Launch:
+def _shaped(shape_TI: torch.Size, x_stride: int, num_outputs: int, weight_bytes: int, gated: bool) -> Launch:
+    """weight_bytes: of a number."""
     num_rows, num_inputs = shape_TI
-    tile = _GATED if gated else _NARROW if num_outputs <= _FEW_OUTPUTS else _WIDE
+    wide, narrow, of_gated = _TILES[min(weight_bytes, 2)]
+    tile = of_gated if gated else narrow if num_outputs <= _FEW_OUTPUTS else wide
     return Launch(
         _thin_linear_kernel,
         (triton.cdiv(num_outputs, tile.outputs),),

@@ -8,6 +8,7 @@ from aserve.kernels import activation, block_copy, logit_controls, lora, norm, r
 from aserve.kernels.attention_tiles import Capability
 from aserve.kernels.decode_attention import decode_attention
 from aserve.kernels.few_rows_linear import few_rows_linear, is_few
+from aserve.kernels.fp8_linear import fp8_linear, why_no_fp8
 from aserve.kernels.ops import (
     AttentionBatch,
     LogitControls,
@@ -18,11 +19,12 @@ from aserve.kernels.ops import (
     TokenMasks,
 )
 from aserve.kernels.prefill_attention import prefill_attention
+from aserve.kernels.reference_fp8 import quantize
 from aserve.kernels.thin_linear import is_thin, thin_linear, thin_silu_and_mul
 
 
 class TritonOps:
-    """`Ops`, `HeadNormOps` and `LinearOps` in Triton; bfloat16, float16 and float32.
+    """`Ops`, `HeadNormOps` and `Fp8Ops` in Triton; bfloat16, float16 and float32.
 
     num_sms: how many processors the device has; decode attention splits contexts so as to fill them.
     capability: what kind of device it is, for the shapes of attention's tiles.
@@ -49,19 +51,31 @@ class TritonOps:
         """One kernel."""
         return activation.gelu_and_mul(gate_up_TF2)
 
-    def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-        """One kernel for a row or two, one or two for some more on Hopper, else cuBLAS."""
+    def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, scale_O: Tensor | None = None) -> Tensor:
+        """One kernel for a row or two, one or two for some more on Hopper, else cuBLAS; one more quantizes rows."""
         if is_thin(x_TI, weight_OI):
-            return thin_linear(x_TI, weight_OI, bias_O)
-        if self._is_hopper and is_few(x_TI, weight_OI):
+            return thin_linear(x_TI, weight_OI, bias_O, scale_O)
+        if scale_O is not None:
+            return fp8_linear(x_TI, weight_OI, bias_O, scale_O, self._num_sms if self._is_hopper else None)
+        if self._is_hopper and is_few(x_TI, weight_OI, self._num_sms):
             return few_rows_linear(x_TI, weight_OI, bias_O, self._num_sms)
         return F.linear(x_TI, weight_OI, bias_O)
 
-    def linear_silu_and_mul(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    def linear_silu_and_mul(
+        self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, scale_O: Tensor | None = None
+    ) -> Tensor:
         """Likewise; one kernel more for many rows."""
         if is_thin(x_TI, weight_OI):
-            return thin_silu_and_mul(x_TI, weight_OI, bias_O)
-        return self.silu_and_mul(self.linear(x_TI, weight_OI, bias_O))
+            return thin_silu_and_mul(x_TI, weight_OI, bias_O, scale_O)
+        return self.silu_and_mul(self.linear(x_TI, weight_OI, bias_O, scale_O))
+
+    def quantize_weight(self, weight_OI: Tensor) -> tuple[Tensor, Tensor]:
+        """By torch."""
+        return quantize(weight_OI)
+
+    def why_no_fp8(self, device: torch.device) -> str | None:
+        """As the smallest product of many rows shows."""
+        return why_no_fp8(device)
 
     def rope_and_write_kv(
         self,

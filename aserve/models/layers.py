@@ -1,9 +1,9 @@
 """The layers that decoders share: linear layers behind a method, and the gated feed-forward block.
 
-How a linear layer keeps its weight is a `LinearMethod`: dense, packed for oneDNN, packed for our own product, or as
-int8. A `Projection` is one inside a block, to whose output adapters may add. Models say which checkpoint tensors a
-layer is made of, and fuse where that saves a matrix product. Shape letters: kernels/ops.py, and I, O for the inputs and
-outputs of a linear layer.
+How a linear layer keeps its weight is a `LinearMethod`: dense, packed for oneDNN, packed for our own product, or
+quantized (quantized.py). A `Projection` is one inside a block, to whose output adapters may add. Models say which
+checkpoint tensors a layer is made of, and fuse where that saves a matrix product. Shape letters: kernels/ops.py, and
+I, O for the inputs and outputs of a linear layer.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,6 @@ from typing import Protocol, runtime_checkable
 import torch.nn.functional as F
 from torch import Tensor, cat
 
-from aserve.kernels.native.int8_linear import Int8Linear
 from aserve.kernels.native.library import Library
 from aserve.kernels.native.native_linear import NativeLinear
 from aserve.kernels.native.weight_memory import WeightMemory
@@ -185,26 +184,6 @@ class NativeMethod:
         """Both from the packed table."""
         linear = NativeLinear(self._library, self._memory, table_VE)
         return linear.embed, linear
-
-
-class Int8Method:
-    """Each weight quantized to int8 as soon as it is read, for our own product. Embeddings stay in the model's type.
-
-    group: inputs that share a scale, 32 or 128; 0 for all of an output's.
-    """
-
-    def __init__(self, library: Library, group: int) -> None:
-        self._memory = WeightMemory()
-        self._quantize = partial(Int8Linear, library, self._memory, group=group)
-
-    def load(self, weights: Weights, shape: LinearShape) -> Linear:
-        """One matrix for all that is fused; it is read into memory that the next one takes over."""
-        scratch = partial(self._memory.scratch, dtype=weights.empty(0).dtype)
-        return self._quantize(*load_fused(weights, shape, scratch))
-
-    def tie(self, table_VE: Tensor) -> tuple[Embedding, Linear]:
-        """The table as it is, of which a step reads a row a token, and a head of int8, which a step reads whole."""
-        return embedding(table_VE), self._quantize(table_VE)
 
 
 class AdaptableMethod:

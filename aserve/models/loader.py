@@ -10,19 +10,17 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from aserve.core.config import QUANTIZATIONS
 from aserve.core.errors import CheckpointError, ConfigError
-from aserve.kernels.cpu import CpuOps
-from aserve.kernels.native.int8_linear import INT8_DTYPES
 from aserve.kernels.native.native_linear import can_be_native
 from aserve.kernels.native.native_ops import NativeOps
 from aserve.kernels.ops import LinearOps, Ops
 from aserve.models.checkpoint import Checkpoint
 from aserve.models.inspection import SCORE, full_name, native_tensors, read_headers
 from aserve.models.interface import CausalLM
-from aserve.models.layers import AdaptableMethod, DenseMethod, Int8Method, LinearMethod, NativeMethod, PackingMethod
+from aserve.models.layers import AdaptableMethod, DenseMethod, LinearMethod, NativeMethod, PackingMethod
 from aserve.models.lora import LoraLayers
 from aserve.models.peft import Module
+from aserve.models.quantized import quantizing_method
 from aserve.models.rope import rope_table
 from aserve.models.sharding import ALONE, Shard, share_of
 from aserve.models.spec import FAMILIES, ModelSpec, dtype_name, read_architecture, read_spec
@@ -86,7 +84,7 @@ def load_model(  # noqa: PLR0913  (each a wish of the user, most with a default)
     whole = read_spec(checkpoint.config, has_head=not checkpoint.pools)
     spec = share_of(whole, shard.size)
     num_positions = min(max_model_len or spec.context_len, spec.context_len)
-    linear = linear_method(ops, torch_dtype, quantization)
+    linear = linear_method(ops, torch_dtype, device, quantization)
     shapes = {name: tuple(dim.size for dim in dims) for name, dims in native_tensors(whole)} if shard.size > 1 else {}
     build = partial(_build, spec, ops, linear, num_positions, device, lora, shapes)
     if dummy:
@@ -148,28 +146,15 @@ def native_model(architecture: str) -> NativeModel:
     return found
 
 
-def linear_method(ops: Ops, dtype: torch.dtype, quantization: str | None = None) -> LinearMethod:
+def linear_method(ops: Ops, dtype: torch.dtype, device: torch.device, quantization: str | None = None) -> LinearMethod:
     """Products of the operations' own where they have some, else packed where that pays.
 
     Raises `ConfigError` for a quantization of which there is no product.
     """
     if quantization is not None:
-        return Int8Method(_quantizing_ops(ops, dtype, quantization).library, QUANTIZATIONS[quantization])
+        return quantizing_method(ops, dtype, quantization, device)
     if isinstance(ops, LinearOps):
         return DenseMethod(ops)
     if isinstance(ops, NativeOps) and can_be_native(dtype):
         return NativeMethod(ops.library)
     return PackingMethod()
-
-
-def _quantizing_ops(ops: Ops, dtype: torch.dtype, quantization: str) -> NativeOps:
-    """The operations, which have to be our own on a CPU. Raises `ConfigError` for others, naming what would help."""
-    if isinstance(ops, NativeOps):
-        if dtype in INT8_DTYPES:
-            return ops
-        reason = f"dtype is {dtype}, and has to be float32 or bfloat16; choose with --dtype".replace("torch.", "")
-    elif isinstance(ops, CpuOps):
-        reason = f"it needs aserve's own CPU kernels: {ops.why_plain}"
-    else:
-        reason = "there is none but on a CPU; choose --device cpu"
-    raise ConfigError(f"quantization {quantization}: {reason}")

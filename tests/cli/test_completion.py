@@ -55,7 +55,7 @@ def test_bash_completes_words_and_files(script):
     (script.parent / "some-model").mkdir()
     (script.parent / "config.yaml").write_text("")
     assert completed(script, "serve", "--dtype", "b") == ["bfloat16"]
-    assert completed(script, "serve", "--quantization", "") == ["int8", "int8-g128", "int8-g32"]
+    assert completed(script, "serve", "--quantization", "") == ["int8", "int8-g128", "int8-g32", "fp8"]
     assert completed(script, "serve", "--config", "con") == ["config.yaml"]
     assert completed(script, "serve", "so") == ["some-model"]
     assert completed(script, "serve", "de") == ["demo"]

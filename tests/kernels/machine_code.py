@@ -17,7 +17,8 @@ REGISTER_UNIT: Final = 256
 """Registers are dealt out to a warp in so many. These five: CUDA C++ programming guide, compute capability 9.0."""
 
 _LINE: Final = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+ )?\s*([A-Z][A-Z0-9_.]*)(.*);", re.MULTILINE)
-_MATRIX: Final = ("HGMMA", "HMMA")
+_MATRIX: Final = (("HGMMA", "QGMMA"), ("HMMA",))
+"""Of 16 bits and of float8."""
 
 
 @dataclass(frozen=True)

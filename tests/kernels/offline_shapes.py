@@ -12,8 +12,10 @@ import torch
 from triton.compiler import CompiledKernel
 
 from aserve.core.columns import PenaltyColumns
+from aserve.kernels.few_rows_linear import is_few
 from aserve.kernels.fixed_ops import FixedOps
 from aserve.kernels.ops import AttentionBatch, BadWords, LogitControls, LoraBatch, LoraWeights, TokenMasks
+from aserve.kernels.reference_fp8 import FP8
 from aserve.kernels.triton_ops import TritonOps
 from tests.kernels.cases import sampling
 from tests.kernels.machine_code import describe, describe_loop
@@ -133,6 +135,17 @@ def multiply(ops: TritonOps, dtype: torch.dtype, num_rows: int) -> None:
     ops.linear(x_TI[:, :100], weight_OI, weight_OI[:, 0].contiguous())
 
 
+def multiply_fp8(ops: TritonOps, num_rows: int) -> None:
+    """Layers of Llama-3.1-8B in float8, by our own kernels: as `multiply`; torch has those that are not few."""
+    x_TI, scale_O = torch.empty(num_rows, 4096, dtype=BF16), torch.empty(28672)
+    weight_OI = torch.empty(28672, 4096, dtype=BF16).to(FP8)
+    for num_outputs in (4096, 6144, 28672):
+        if num_rows <= 2 or is_few(x_TI, weight_OI[:num_outputs], 132):
+            ops.linear(x_TI, weight_OI[:num_outputs], None, scale_O[:num_outputs])
+    if num_rows <= 2:
+        ops.linear_silu_and_mul(x_TI, weight_OI, None, scale_O)
+
+
 def move_blocks(ops: TritonOps, dtype: torch.dtype, numbers: int) -> None:
     planes_YBX, packed_NYX = torch.empty(4, 3, numbers, dtype=dtype), torch.empty(2, 4, numbers, dtype=dtype)
     ids_N = torch.zeros(2, dtype=torch.int64)
@@ -161,6 +174,8 @@ def run_fixed(job: "Job") -> None:
         for bias_O in (None, weight_OI[:, 0].contiguous()):
             ops.linear(torch.empty(3, 896, dtype=dtype), weight_OI, bias_O)
             job.report(dtype=str(dtype), bias=bias_O is not None)
+        ops.linear(torch.empty(3, 896, dtype=dtype), weight_OI.to(FP8), None, torch.empty(200))
+        job.report(dtype=str(dtype), weight="float8")
 
 
 def run_others(job: "Job") -> None:
@@ -171,6 +186,9 @@ def run_others(job: "Job") -> None:
         for num_rows in (1, 2, 3, 64):
             multiply(job.ops, dtype, num_rows)
             job.report(loops=num_rows > 2, dtype=str(dtype), step=f"{num_rows} rows")
+        for num_rows in (1, 2, 3, 64, 128) if dtype is BF16 else ():
+            multiply_fp8(job.ops, num_rows)
+            job.report(loops=num_rows > 2, dtype=str(dtype), step=f"{num_rows} rows of float8")
         for rank in (16, 256):
             adapt(job.ops, dtype, rank)
             job.report(dtype=str(dtype), rank=rank)

@@ -57,6 +57,9 @@ FIGURES = {
     ("_decode_kernel", 128, "decode, split"): Figures(4, 710, 0, 64),
     ("_few_rows_kernel", None, "3 rows"): Figures(1, 100, 8, 0),
     ("_few_rows_kernel", None, "64 rows"): Figures(1, 130, 8, 0),
+    ("_few_rows_kernel", None, "3 rows of float8"): Figures(1, 110, 8, 0),
+    ("_few_rows_kernel", None, "64 rows of float8"): Figures(1, 140, 8, 0),
+    ("_few_rows_kernel", None, "128 rows of float8"): Figures(1, 195, 8, 0),
 }
 """By kernel, head dimension if any, and step, in bfloat16 without a window or a cap."""
 PROGRAMS_PER_SM = {
@@ -70,6 +73,7 @@ PROGRAMS_PER_SM = {
     "_rms_norm_kernel": 3,
     "_rope_kernel": 8,
     "_gated_kernel": 8,
+    "_quantize_rows_kernel": 8,
     "_sum_splits_kernel": 8,
 }
 """Of kernels that wait for memory, at least."""
@@ -80,6 +84,7 @@ OVERLAPPING = {
     "_decode_kernel",
     "_few_rows_kernel",
     "_gated_kernel",
+    "_quantize_rows_kernel",
     "_rms_norm_kernel",
     "_rope_kernel",
     "_sum_splits_kernel",

@@ -94,7 +94,7 @@ def test_models_take_their_products_from_operations_that_have_some(triton_fast: 
     ops = FixedOps(num_sms=132)
     assert isinstance(ops, LinearOps)
     assert not isinstance(ReferenceOps(), LinearOps)
-    method = linear_method(ops, torch.float32)
+    method = linear_method(ops, torch.float32, torch.device("cpu"))
     assert isinstance(method, DenseMethod)
     _, layer = method.tie(triton_fast.randn(8, 16))
     assert isinstance(layer, DenseLinear)

@@ -16,12 +16,14 @@ from aserve.kernels.native.native_ops import NativeOps
 from aserve.kernels.native.weight_memory import WeightMemory
 from aserve.kernels.reference import ReferenceOps
 from aserve.kernels.reference_int8 import RUN, int8_linear, quantize
-from aserve.models.layers import Int8Method, LinearShape
+from aserve.models.layers import LinearShape
 from aserve.models.loader import linear_method
+from aserve.models.quantized import Int8Method
 from aserve.models.weights import RandomWeights
 from tests.kernels.cases import native_ops
 
 pytestmark = pytest.mark.torch
+CPU = torch.device("cpu")
 
 MAX_ROWS = 200
 GROUPS = (0, 32, 128)
@@ -181,13 +183,13 @@ def test_a_layer_takes_a_byte_a_weight_and_four_a_scale(dtype, group, num_scales
 
 def test_it_is_refused_by_name_where_there_is_no_product_of_it():
     ops = native_ops()
-    assert isinstance(linear_method(ops, torch.bfloat16, "int8-g32"), Int8Method)
+    assert isinstance(linear_method(ops, torch.bfloat16, CPU, "int8-g32"), Int8Method)
     with pytest.raises(ConfigError, match=r"quantization int8: dtype is float16, and has to be float32 or bfloat16"):
-        linear_method(ops, torch.float16, "int8")
+        linear_method(ops, torch.float16, CPU, "int8")
     with pytest.raises(ConfigError, match=r"int8-g128: it needs aserve's own CPU kernels: there is no compiler"):
-        linear_method(CpuOps("there is no compiler"), torch.float32, "int8-g128")
-    with pytest.raises(ConfigError, match=r"quantization int8: there is none but on a CPU; choose --device cpu"):
-        linear_method(ReferenceOps(), torch.float32, "int8")
+        linear_method(CpuOps("there is no compiler"), torch.float32, CPU, "int8-g128")
+    with pytest.raises(ConfigError, match=r"quantization int8: there is none but on a CPU; choose fp8, or"):
+        linear_method(ReferenceOps(), torch.float32, CPU, "int8")
 
 
 def test_twins_run_is_the_kernels():

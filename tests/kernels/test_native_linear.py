@@ -162,7 +162,9 @@ def test_half_precision_stays_with_torch():
     ops = native_ops()
     assert isinstance(ops, NativeOps)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        assert type(linear_method(ops, dtype)) is (NativeMethod if can_be_native(dtype) else PackingMethod)
+        assert type(linear_method(ops, dtype, torch.device("cpu"))) is (
+            NativeMethod if can_be_native(dtype) else PackingMethod
+        )
     assert not can_be_native(torch.float16)
 
 

@@ -195,7 +195,7 @@ def _memory_problems(options: Options, weights: WeightPlan, machine: Machine) ->
         f"the weights take {size(weights.memory_bytes // num_memories)}{share}, and {size(machine.free_bytes)} of "
         f"{'the GPU' if machine.device == 'cuda' else 'memory'} are free"
     )
-    less = "" if machine.device == "cuda" else "--quantization int8, --dtype bfloat16 or "
+    less = "--quantization fp8 or " if machine.device == "cuda" else "--quantization int8, --dtype bfloat16 or "
     return [Problem(what, f"{less}a smaller model", stops=True)]
 
 

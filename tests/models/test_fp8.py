@@ -1,0 +1,155 @@
+"""Models whose linear layers are float8: which layers are, what adapters add, and where there are none."""
+
+import pytest
+import torch
+from load.adapters import write_adapter
+from torch import Tensor
+
+from aserve.core.config import Options
+from aserve.core.errors import ConfigError
+from aserve.kernels.cpu import CpuOps
+from aserve.kernels.ops import Fp8Ops, Ops
+from aserve.kernels.reference import ReferenceOps
+from aserve.kernels.reference_fp8 import FP8, fp8_linear, quantize
+from aserve.models.checkpoint import resolve_checkpoint
+from aserve.models.inspection import read_headers
+from aserve.models.interface import CausalLM
+from aserve.models.layers import LinearShape
+from aserve.models.loader import load_model
+from aserve.models.lora import LoraLayers
+from aserve.models.peft import inspect_adapter
+from aserve.models.quantized import Fp8Method
+from aserve.models.weights import RandomWeights
+from aserve.planning import spec_of
+from aserve.weight_plan import plan_weights
+from tests.models.paged import PagedSequences
+from tests.models.test_quantization import TOKENS, logits, share
+
+pytestmark = pytest.mark.torch
+
+
+class Products(ReferenceOps):
+    """The twin's operations with the twin's products; what they multiplied, by its outputs and its type."""
+
+    def __init__(self, why_not: str | None = None) -> None:
+        self.multiplied: set[tuple[int, torch.dtype]] = set()
+        self._why_not = why_not
+
+    def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, scale_O: Tensor | None = None) -> Tensor:
+        self.multiplied.add((len(weight_OI), weight_OI.dtype))
+        if scale_O is None:
+            return torch.nn.functional.linear(x_TI, weight_OI, bias_O)
+        return fp8_linear(x_TI, weight_OI, bias_O, scale_O, quantizes_rows=len(x_TI) > 64)
+
+    def linear_silu_and_mul(
+        self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, scale_O: Tensor | None = None
+    ) -> Tensor:
+        return self.silu_and_mul(self.linear(x_TI, weight_OI, bias_O, scale_O))
+
+    def quantize_weight(self, weight_OI: Tensor) -> tuple[Tensor, Tensor]:
+        return quantize(weight_OI)
+
+    def why_no_fp8(self, device: torch.device) -> str | None:
+        return self._why_not
+
+
+def load(folder, ops: Ops, dtype: str = "bfloat16", quantization: str | None = "fp8") -> CausalLM:
+    checkpoint = resolve_checkpoint(str(folder), None, None, trust_remote_code=False)
+    return load_model(checkpoint, device="cpu", ops=ops, dtype=dtype, quantization=quantization)
+
+
+@pytest.mark.parametrize("recipe", ["llama", "llama_tied", "qwen2", "qwen3"])
+def test_all_linear_layers_but_the_head_are_float8(recipe, checkpoints):
+    folder, ops = checkpoints(recipe), Products()
+    assert isinstance(ops, Fp8Ops)
+    model = load(folder, ops)
+    found = logits(model, torch.bfloat16)
+    assert {size for size, dtype in ops.multiplied if dtype is not FP8} == {model.spec.vocab_size}
+    assert {dtype for size, dtype in ops.multiplied if size != model.spec.vocab_size} == {FP8}
+    plain = logits(load(folder, ReferenceOps(), quantization=None), torch.bfloat16)
+    assert 0.001 < share(found.float() - plain.float(), plain.float()) < 0.2
+
+
+def test_adapters_add_to_layers_of_float8(checkpoints, tmp_path):
+    folder, ops = checkpoints("llama"), Products()
+    write_adapter(tmp_path / "adapter", str(folder), 4, seed=1)
+    lora = LoraLayers(1, 4, ops, torch.bfloat16, torch.device("cpu"))
+    checkpoint = resolve_checkpoint(str(folder), None, None, trust_remote_code=False)
+    model = load_model(checkpoint, device="cpu", ops=ops, dtype="bfloat16", quantization="fp8", lora=lora)
+    lora.allocate()
+    lora.put(0, lora.read(inspect_adapter(tmp_path / "adapter", lora.modules, 4)))
+
+    def run(slot: int) -> Tensor:
+        sequences = PagedSequences(model, max_len=len(TOKENS), dtype=torch.bfloat16, slots=[slot], num_slots=1)
+        return sequences.run([(0, TOKENS)])[0]
+
+    assert torch.equal(run(-1), logits(load(folder, Products()), torch.bfloat16))
+    assert not torch.equal(run(0), run(-1))
+
+
+REFUSED = {
+    "float32": (Products(), "float32", "dtype is float32, and has to be bfloat16 or float16; choose with --dtype"),
+    "a CPU": (CpuOps("there is no compiler"), "bfloat16", "there is none but on a GPU; choose int8 on a CPU"),
+    "an old GPU": (Products("this GPU does not multiply it"), "bfloat16", "this GPU does not multiply it"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_where_there_is_no_product_of_float8_a_line_says_why(case, checkpoints):
+    ops, dtype, message = REFUSED[case]
+    with pytest.raises(ConfigError, match=f"quantization fp8: {message}"):
+        load(checkpoints("llama"), ops, dtype)
+
+
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(24, 64), (64, 24)])
+def test_a_layer_of_a_size_that_is_not_multiplied_is_named(num_outputs, num_inputs):
+    weights = RandomWeights(torch.bfloat16, torch.device("cpu"), seed=0)
+    shape = LinearShape({"up_proj": num_outputs}, num_inputs)
+    with pytest.raises(ConfigError, match=rf"up_proj is {num_outputs} x {num_inputs}, .* multiples of 16"):
+        Fp8Method(Products()).load(weights, shape)
+
+
+def test_nothing_is_kept_of_a_weight_but_its_bytes_and_scales():
+    weights = RandomWeights(torch.bfloat16, torch.device("cpu"), seed=0)
+    layer = Fp8Method(Products()).load(weights, LinearShape({"up_proj": 32}, 64))
+    tensors = [value for name in layer.__slots__ if isinstance(value := getattr(layer, name), Tensor)]
+    assert sum(tensor.nbytes for tensor in tensors) == 32 * 64 + 32 * 4
+
+
+def test_a_plan_foretells_what_the_weights_take(checkpoints):
+    """A byte less for each weight of a layer, but four for each of its outputs; tables and head as without."""
+    for recipe in ("llama", "llama_tied"):
+        folder = checkpoints(recipe)
+        checkpoint = resolve_checkpoint(str(folder), None, None, trust_remote_code=False)
+        spec = spec_of(checkpoint)
+        plain, quantized = (
+            plan_weights(checkpoint, spec, Options(model=str(folder), dtype="bfloat16", quantization=quantization))
+            for quantization in (None, "fp8")
+        )
+        shapes = [
+            tensor.shape
+            for name, tensor in read_headers(checkpoint).items()
+            if ".layers." in name and len(tensor.shape) == 2
+        ]
+        saved = sum(num_outputs * num_inputs - 4 * num_outputs for num_outputs, num_inputs in shapes)
+        assert plain.memory_bytes - quantized.memory_bytes == saved
+        assert plain.bytes_per_token - quantized.bytes_per_token == saved
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_a_gpu_serves_one_that_answers_as_it_did(batch_invariant):
+    """By one row, by two, by some, and by many, prompts and decoding; most of the tokens are those of 16 bits."""
+    from aserve import LLM, SamplingParams
+
+    texts = [f"Tell me about paged attention, and then {n} stories about a fox." for n in range(80)]
+    params = SamplingParams(temperature=0.0, max_tokens=6)
+    answers = []
+    for quantization in (None, "fp8"):
+        options = {"device": "cuda", "quantization": quantization, "batch_invariant": batch_invariant}
+        with LLM("demo", **options) as llm:
+            asked = [texts[:1], texts[:2], texts[:9], texts]
+            answers.append([answer.token_ids for few in asked for answer in llm.generate(few, params, use_tqdm=False)])
+    same = [a == b for plain, fp8 in zip(*answers, strict=True) for a, b in zip(plain, fp8, strict=True)]
+    assert sum(same) > 0.5 * len(same)
