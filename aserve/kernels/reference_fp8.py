@@ -11,6 +11,7 @@ LARGEST: Final = 448.0
 """The largest number of that type."""
 FP8_MULTIPLE: Final = 16
 """Of the inputs and outputs of a weight: what torch's products of many rows ask for."""
+ROWS_AT_ONCE: Final = 4096
 LEAST: Final = 1e-12
 """What a row of smaller numbers counts as, so that its scale is not 0."""
 
@@ -19,6 +20,12 @@ def quantize(numbers_TI: Tensor) -> tuple[Tensor, Tensor]:
     """Rows in float8, [T, I], each divided by a scale, [T], float32, by which its largest number becomes the type's."""
     scale_T = numbers_TI.abs().amax(1).float().clamp_(min=LEAST).div_(LARGEST)
     return (numbers_TI / scale_T[:, None]).clamp_(-LARGEST, LARGEST).to(FP8), scale_T
+
+
+def quantize_weight(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
+    """As `quantize`, some rows after others: what lies in between is of float32."""
+    quantized, scales = zip(*map(quantize, weight_OI.split(ROWS_AT_ONCE)), strict=True)
+    return torch.cat(quantized), torch.cat(scales)
 
 
 def fp8_linear(

@@ -19,7 +19,7 @@ from aserve.kernels.ops import (
     TokenMasks,
 )
 from aserve.kernels.prefill_attention import prefill_attention
-from aserve.kernels.reference_fp8 import quantize
+from aserve.kernels.reference_fp8 import quantize_weight
 from aserve.kernels.thin_linear import is_thin, thin_linear, thin_silu_and_mul
 
 
@@ -71,7 +71,7 @@ class TritonOps:
 
     def quantize_weight(self, weight_OI: Tensor) -> tuple[Tensor, Tensor]:
         """By torch."""
-        return quantize(weight_OI)
+        return quantize_weight(weight_OI)
 
     def why_no_fp8(self, device: torch.device) -> str | None:
         """As the smallest product of many rows shows."""

@@ -8,7 +8,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-
 import wheels
 
 ROOT = Path(__file__).parents[2]
