@@ -65,10 +65,7 @@ def _thin_linear_kernel(
     GATED: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """num_outputs: of those that are written; a gated layer's weight has twice as many rows, the gates' first.
-
-    Scales and biases are None, or one for each row of the weight.
-    """
+    """num_outputs: of those that are written; a gated layer's weight has twice as many rows, the gates' first."""
     wait_for_previous(OVERLAPS)
     rows = tl.arange(0, BLOCK_T)
     outputs = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)

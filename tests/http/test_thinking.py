@@ -8,7 +8,7 @@ import pytest
 from aserve.http import create_app
 from tests.engines import scripted_engine
 from tests.http.conftest import client_of
-from tests.http.test_tools import HI, TEMPLATE, TOOLS, ask, speaking
+from tests.http.test_tools import HI, TEMPLATE, TOOLS, ask, masked, speaking
 
 URL = "/v1/chat/completions"
 BEGUN = TEMPLATE + "{% if add_generation_prompt %}<think>\n{% endif %}"
@@ -51,8 +51,14 @@ async def test_choices_and_crowds_are_what_they_are_alone():
     fields = {"thinking_token_budget": 7, "max_tokens": 60, "logit_bias": {"256": -100}}
     async with speaking(template=BEGUN) as engine:
         alone = [await choices(engine, **fields, seed=seed) for seed in range(4)]
-    async with speaking(template=BEGUN, num_blocks=28) as engine:
-        crowd = await asyncio.gather(*(choices(engine, **fields, seed=seed) for seed in range(4)))
+    runner = masked()
+    async with speaking(template=BEGUN, num_blocks=28, runner=runner) as engine:
+        runner.hold()  # until all of them are there
+        crowd = asyncio.gather(*(choices(engine, **fields, seed=seed) for seed in range(4)))
+        while (there := engine.statistics()).num_running + there.num_waiting < 4:  # noqa: ASYNC110  no event says so
+            await asyncio.sleep(0.001)
+        runner.let_land()
+        crowd = await crowd
         assert engine.statistics().num_preemptions > 0
     assert crowd == alone
 

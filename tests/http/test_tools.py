@@ -38,9 +38,13 @@ def speaking(text=None, **options):
     given = {"template": TEMPLATE, "call_format": "hermes", "thought_format": "think", "max_model_len": 2048}
     given |= {"num_blocks": 600} | options
     if text is None:
-        special = given.get("special_tokens", SPECIAL_TOKENS)
-        return scripted_engine(runner=ScriptedRunner(model=FakeKV(8, range(256 + len(special)))), **given)
+        return scripted_engine(**{"runner": masked(given.get("special_tokens", SPECIAL_TOKENS))} | given)
     return scripted_engine(text if isinstance(text, tuple) else says(text), **given)
+
+
+def masked(special_tokens=SPECIAL_TOKENS):
+    """A runner whose model heeds masks."""
+    return ScriptedRunner(model=FakeKV(8, range(256 + len(special_tokens))))
 
 
 async def ask(engine, **fields):
