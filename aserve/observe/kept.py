@@ -16,7 +16,7 @@ from aserve.core.outputs import SeqDelta
 from aserve.core.plan import StepPlan, StepResult
 from aserve.observe.mirror import Change, Mirror, News
 from aserve.observe.records import NO_CHANGE, Record, Run
-from aserve.observe.step import Computed, ObservedStep, computed, microseconds, phases_of, work_of
+from aserve.observe.step import Computed, ObservedStep, computed, microseconds, times_of, work_of
 from aserve.scheduler.readings import Grown, Noted, NumBlocks, Rehashed
 
 
@@ -96,10 +96,8 @@ def _decodes_alone(one: _WithBlocks) -> tuple[SeqId, ...] | None:
 def _run(number: int, decodes: tuple[SeqId, ...], several: Iterable[_WithBlocks], mirror: Mirror) -> Run:
     steps, decoded, blocks = [], [], []
     for place, (step, grown, rehashed) in enumerate(several):
-        seen = step.seen
-        steps.append((step.step_id, microseconds(seen.published_s), microseconds(seen.began_s), *phases_of(seen)))
+        steps.append((step.step_id, *times_of(step.seen)))
         decoded.append(step.token_ids)
-        if grown or rehashed:
-            blocks.append((place, mirror.grow(grown, rehashed)))
-    told = [(place, change) for place, change in blocks if change is not NO_CHANGE]
-    return Run(number, decodes, tuple(steps), tuple(decoded), tuple(told))
+        if (grown or rehashed) and (change := mirror.grow(grown, rehashed)) is not NO_CHANGE:
+            blocks.append((place, change))
+    return Run(number, decodes, tuple(steps), tuple(decoded), tuple(blocks))

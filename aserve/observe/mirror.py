@@ -166,7 +166,10 @@ class Mirror:
 
     def grow(self, grown: Several[Grown], rehashed: Several[Rehashed]) -> BlockChange:
         """What to tell of such news."""
-        return self._blocks_changed(self._grow(grown), (), rehashed, has_swapped=False)
+        cached, uncached = self._hashes_changed(rehashed) if rehashed else ((), ())
+        if grown or cached or uncached:
+            return BlockChange(tuple(self._grow(grown)), (), cached, uncached)
+        return NO_CHANGE
 
     def change(self, deltas: Several[SeqDelta], noted: Noted, *, has_moved: bool, has_swapped: bool) -> Change:
         """What to tell now, which counts as told from then on.
@@ -274,22 +277,29 @@ class Mirror:
         *,
         has_swapped: bool,
     ) -> BlockChange:
-        cached: list[BlockId] = []
-        uncached: list[BlockId] = []
-        if rehashed:
-            for block, is_cached in dict(rehashed).items():
-                if is_cached != (block in self._cached):
-                    (cached if is_cached else uncached).append(block)
-            self._cached.update(cached)
-            self._cached.difference_update(uncached)
+        cached, uncached = self._hashes_changed(rehashed)
         kept: Iterable[int] = ()
         dropped: Iterable[int] = ()
         if has_swapped:
             on_host = self._readings.cache.kept_on_host()
             kept, dropped, self._kept = on_host - self._kept, self._kept - on_host, on_host
         whose = tuple(tables), tuple(host_tables)
-        changed = BlockChange(*whose, tuple(cached), tuple(uncached), tuple(kept), tuple(dropped))
+        changed = BlockChange(*whose, cached, uncached, tuple(kept), tuple(dropped))
         return NO_CHANGE if changed == NO_CHANGE else changed
+
+    def _hashes_changed(self, rehashed: Several[Rehashed]) -> tuple[tuple[BlockId, ...], tuple[BlockId, ...]]:
+        """Blocks that can be found by hash from now on, and those that cannot any more."""
+        known = self._cached
+        cached: list[BlockId] = []
+        uncached: list[BlockId] = []
+        for block, is_cached in dict(rehashed).items():
+            if is_cached and block not in known:
+                known.add(block)
+                cached.append(block)
+            elif not is_cached and block in known:
+                known.remove(block)
+                uncached.append(block)
+        return tuple(cached), tuple(uncached)
 
 
 _NOBODY = Queue()

@@ -30,26 +30,28 @@ class ObservedStep(msgspec.Struct, gc=False):
     decodes: tuple[SeqId, ...] | None = None
 
 
-def phases_of(seen: ObservedStep) -> tuple[int, int, int, int, int, int]:
-    """How long the parts of a step took that is over: the fields of `Phases`."""
-    planned_s, launched_s, landed_s, committed_s = seen.planned_s, seen.launched_s, seen.landed_s, seen.committed_s
+def times_of(seen: ObservedStep) -> tuple[int, int, int, int, int, int, int, int]:
+    """When a step that is over was published and when it began, and how long its parts took: the fields of `Phases`."""
+    began_s, planned_s, launched_s, waited_s, landed_s, committed_s, _, published_s, *_ = msgspec.structs.astuple(seen)
     return (
-        int((planned_s - seen.began_s) * 1e6),
+        int(published_s * 1e6),
+        int(began_s * 1e6),
+        int((planned_s - began_s) * 1e6),
         int((launched_s - planned_s) * 1e6),
         int((landed_s - launched_s) * 1e6),
-        int((landed_s - max(seen.waited_s, launched_s)) * 1e6),
+        int((landed_s - max(launched_s, waited_s)) * 1e6),
         int((committed_s - landed_s) * 1e6),
-        int((seen.published_s - committed_s) * 1e6),
+        int((published_s - committed_s) * 1e6),
     )
 
 
 def work_of(plan: StepPlan, seen: ObservedStep, came: "Computed") -> Work:
     """What was done in a step that is over."""
-    phases, began_us = Phases(*phases_of(seen)), microseconds(seen.began_s)
+    _, began_us, *phases = times_of(seen)
     num_drafts = sum([one.num_tokens for one in plan.drafting])
     ops = plan.block_ops
     moves = () if ops is None else (ops.copies, ops.swap_outs, ops.swap_ins)
-    return Work(plan.step_id, began_us, phases, came.decodes, came.pieces, num_drafts, *moves)
+    return Work(plan.step_id, began_us, Phases(*phases), came.decodes, came.pieces, num_drafts, *moves)
 
 
 class Computed(NamedTuple):
