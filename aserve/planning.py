@@ -12,6 +12,7 @@ import msgspec
 from aserve.core.config import Facts, Options
 from aserve.core.errors import ConfigError
 from aserve.core.layout import KVLayout, lay_out
+from aserve.core.quantization import why_not
 from aserve.models.checkpoint import Checkpoint
 from aserve.models.sharding import share_of
 from aserve.models.spec import DTYPE_BYTES, FAMILIES, ModelSpec, dtype_name, read_architecture, read_spec
@@ -82,6 +83,15 @@ def cpu_facts(options: Options, checkpoint: Checkpoint, spec: ModelSpec) -> Fact
 def is_native(checkpoint: Checkpoint) -> bool:
     """Whether aserve computes the model by its own formula, and `spec_of` is exact."""
     return read_architecture(checkpoint.config) in FAMILIES
+
+
+def why_not_quantized(options: Options, checkpoint: Checkpoint, device: str) -> str | None:
+    """Why weights cannot be kept as these options wish, in a line; None where nothing is known. device: cpu or cuda."""
+    if options.quantization is None:
+        return None
+    where = {"device": device, "dtype": dtype_name(checkpoint.config, options.dtype)}
+    architecture = read_architecture(checkpoint.config)
+    return why_not(options.quantization, architecture=architecture, is_native=is_native(checkpoint), **where)
 
 
 def spec_of(checkpoint: Checkpoint) -> ModelSpec | None:

@@ -10,7 +10,8 @@ from typing import Final
 
 import msgspec
 
-from aserve.core.config import QUANTIZATIONS, Options
+from aserve.core.config import Options
+from aserve.core.quantization import QUANTIZATIONS
 from aserve.models.checkpoint import Checkpoint
 from aserve.models.inspection import COMPUTED, HEAD, native_tensors, read_headers
 from aserve.models.spec import DTYPE_BYTES, FAMILIES, ModelSpec, dtype_name
@@ -44,8 +45,9 @@ def plan_weights(
     if is_native and is_tied:
         shapes.pop(HEAD, None)
     dtype_bytes = DTYPE_BYTES[dtype_name(checkpoint.config, options.dtype)]
-    group = None if options.quantization is None else QUANTIZATIONS[options.quantization]
-    head_group = None if options.quantization == "fp8" else group
+    kept = None if options.quantization is None else QUANTIZATIONS[options.quantization]
+    group = None if kept is None else kept.group
+    head_group = None if kept is None or kept.keeps_head else kept.group
     memory = per_token = 0
     for name, shape in shapes.items():
         is_head = name == HEAD or name.endswith(TABLE)

@@ -17,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from aserve.core.config import QUANTIZATIONS
+from aserve.core.quantization import QUANTIZATIONS
 from aserve.kernels.cpu import CpuOps
 from aserve.kernels.dispatch import select_ops
 from aserve.models.checkpoint import resolve_checkpoint

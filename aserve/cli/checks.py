@@ -13,7 +13,7 @@ from aserve.cli.settings import Parsed
 from aserve.cli.tool_flags import ClientOptions
 from aserve.core.config import Options, resolve
 from aserve.core.errors import ConfigError
-from aserve.planning import check_ranks, cpu_facts, is_native, spec_of
+from aserve.planning import check_ranks, cpu_facts, is_native, spec_of, why_not_quantized
 
 DRIVER: Final = "libcuda.so.1"
 
@@ -71,6 +71,11 @@ def why_no_gpu() -> str | None:
     return None
 
 
+def device_of(options: Options) -> str:
+    """Which device torch should find: cpu or cuda."""
+    return "cpu" if options.device == "cpu" or why_no_gpu() is not None else "cuda"
+
+
 def check_files(options: Options) -> None:
     """Raise `ConfigError` for files and folders that are named and are not there."""
     if options.chat_template is not None and not Path(options.chat_template).is_file():
@@ -94,7 +99,11 @@ def check_model(options: Options) -> None:
         return
     checkpoint, pooling = find_model(options)
     check_ranks(options, checkpoint)
-    if pooling is not None or not is_native(checkpoint):
+    if pooling is not None:
+        return
+    if options.quantization is not None and (reason := why_not_quantized(options, checkpoint, device_of(options))):
+        raise ConfigError(reason)
+    if not is_native(checkpoint):
         return
     if options.device == "cpu" or options.kv_cache_memory_bytes is not None or not _has_driver():
         spec = spec_of(checkpoint)

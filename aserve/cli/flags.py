@@ -26,10 +26,10 @@ from aserve.core.config import (
     GENERATION_CONFIGS,
     LOAD_FORMATS,
     PREEMPTION_MODES,
-    QUANTIZATIONS,
     SCHEDULING_POLICIES,
 )
 from aserve.core.pooling import CONVERT_KINDS, RUNNER_KINDS
+from aserve.core.quantization import QUANTIZATIONS
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from aserve.cli.checks import why_no_gpu
+from aserve.cli.checks import device_of
 from aserve.cli.doctor.machine import free_memory_bytes, size
 from aserve.cli.settings import Parsed
 from aserve.cli.tool_flags import ReportOptions
@@ -83,7 +83,7 @@ def list_models(options: Options) -> Listing:
         cache=str(cache),
         problem=problem,
         free_bytes=free_bytes,
-        device="cpu" if options.device == "cpu" or why_no_gpu() is not None else "cuda",
+        device=device_of(options),
         models=tuple(found),
     )
 

@@ -19,6 +19,7 @@ from aserve.core.lora import LORA_RULES
 from aserve.core.parallel import PARALLEL_RULES
 from aserve.core.params import ALL_TOKENS, DEFAULT_MAX_LOGPROBS
 from aserve.core.pooling import POOLING_RULES, Pooling, PoolingFields, PoolingOptions
+from aserve.core.quantization import QUANTIZATIONS
 from aserve.core.recording import RECORDING_RULES
 from aserve.core.rules import (
     MAX_INT,
@@ -40,8 +41,6 @@ from aserve.core.speculation import SpeculativeConfig, StepSeconds, speculative_
 GiB: Final = 1024**3
 DEVICES: Final = ("auto", "cpu", "cuda")
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
-QUANTIZATIONS: Final[Mapping[str, int]] = {"int8": 0, "int8-g128": 128, "int8-g32": 32, "fp8": 0}
-"""By name, how many inputs of a linear layer share a scale; 0 for all of an output's. int8 on a CPU, fp8 on a GPU."""
 LOAD_FORMATS: Final = ("auto", "safetensors", "dummy")
 GENERATION_CONFIGS: Final = ("auto", "none")
 PreemptionMode = Literal["auto", "recompute", "swap"]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from aserve.core.errors import CheckpointError, ConfigError
+from aserve.core.quantization import why_not
 from aserve.kernels.native.native_linear import can_be_native
 from aserve.kernels.native.native_ops import NativeOps
 from aserve.kernels.ops import LinearOps, Ops
@@ -62,13 +63,16 @@ def load_model(  # noqa: PLR0913  (each a wish of the user, most with a default)
     torch_dtype = read_dtype(checkpoint, dtype)
     dummy = load_format == "dummy"
     architecture = read_architecture(checkpoint.config)
-    if architecture not in FAMILIES:
+    is_native = architecture in FAMILIES
+    if quantization is not None:
+        where = {"device": device.type, "dtype": dtype_name(checkpoint.config, dtype)}
+        if reason := why_not(quantization, architecture=architecture, is_native=is_native, **where):
+            raise ConfigError(reason)
+    if not is_native:
         if batch_invariant:
             raise CheckpointError(f"{architecture} runs through transformers, whose products are not batch_invariant")
         if lora is not None:
             raise CheckpointError(f"{architecture} runs through transformers, and takes no adapters (enable_lora)")
-        if quantization is not None:
-            raise ConfigError(f"quantization {quantization} is not for {architecture}: it runs through transformers")
         assert shard.size == 1, "what transformers computes is not shared by ranks (planning.check_ranks)"
         # Imported here: transformers takes seconds, and only its own models need it.
         from aserve.models.transformers_backend import load_backend_model
@@ -152,7 +156,7 @@ def linear_method(ops: Ops, dtype: torch.dtype, device: torch.device, quantizati
     Raises `ConfigError` for a quantization of which there is no product.
     """
     if quantization is not None:
-        return quantizing_method(ops, dtype, quantization, device)
+        return quantizing_method(ops, quantization, device)
     if isinstance(ops, LinearOps):
         return DenseMethod(ops)
     if isinstance(ops, NativeOps) and can_be_native(dtype):

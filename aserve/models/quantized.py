@@ -5,15 +5,14 @@ Shape letters: kernels/ops.py, and I, O for the inputs and outputs of a linear l
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final
 
 import torch
 from torch import Tensor
 
-from aserve.core.config import QUANTIZATIONS
 from aserve.core.errors import ConfigError
+from aserve.core.quantization import QUANTIZATIONS
 from aserve.kernels.cpu import CpuOps
-from aserve.kernels.native.int8_linear import INT8_DTYPES, Int8Linear
+from aserve.kernels.native.int8_linear import Int8Linear
 from aserve.kernels.native.library import Library
 from aserve.kernels.native.native_ops import NativeOps
 from aserve.kernels.native.weight_memory import WeightMemory
@@ -22,9 +21,6 @@ from aserve.kernels.reference_fp8 import FP8_MULTIPLE
 from aserve.models.layers import DenseMethod, Embedding, Linear, LinearMethod, LinearShape, embedding, load_fused
 from aserve.models.sharding import Split
 from aserve.models.weights import Weights
-
-FP8_DTYPES: Final = (torch.bfloat16, torch.float16)
-"""What rows may be."""
 
 
 class Int8Method:
@@ -91,33 +87,15 @@ class Fp8Method:
         return Fp8Linear(self._ops, *load_fused(weights, shape))
 
 
-def quantizing_method(ops: Ops, dtype: torch.dtype, quantization: str, device: torch.device) -> LinearMethod:
-    """Of `QUANTIZATIONS`. Raises `ConfigError` where it has no product, naming what would help."""
+def quantizing_method(ops: Ops, quantization: str, device: torch.device) -> LinearMethod:
+    """Of `QUANTIZATIONS`, where `why_not` knows of nothing. Raises `ConfigError` where there are no products of it."""
+    reason: str | None
     if quantization == "fp8":
-        return Fp8Method(_fp8_ops(ops, dtype, device))
-    return Int8Method(_int8_ops(ops, dtype, quantization).library, QUANTIZATIONS[quantization])
-
-
-def _fp8_ops(ops: Ops, dtype: torch.dtype, device: torch.device) -> Fp8Ops:
-    if not isinstance(ops, Fp8Ops):
-        reason: str | None = "there is none but on a GPU; choose int8 on a CPU"
-    elif dtype not in FP8_DTYPES:
-        reason = f"dtype is {dtype}, and has to be bfloat16 or float16; choose with --dtype".replace("torch.", "")
+        reason = ops.why_no_fp8(device) if isinstance(ops, Fp8Ops) else "these operations have no products of it"
+        if reason is None and isinstance(ops, Fp8Ops):
+            return Fp8Method(ops)
+    elif isinstance(ops, NativeOps):
+        return Int8Method(ops.library, QUANTIZATIONS[quantization].group)
     else:
-        reason = ops.why_no_fp8(device)
-        if reason is None:
-            return ops
-    raise ConfigError(f"quantization fp8: {reason}")
-
-
-def _int8_ops(ops: Ops, dtype: torch.dtype, quantization: str) -> NativeOps:
-    """The operations, which have to be our own on a CPU."""
-    if isinstance(ops, NativeOps):
-        if dtype in INT8_DTYPES:
-            return ops
-        reason = f"dtype is {dtype}, and has to be float32 or bfloat16; choose with --dtype".replace("torch.", "")
-    elif isinstance(ops, CpuOps):
-        reason = f"it needs aserve's own CPU kernels: {ops.why_plain}"
-    else:
-        reason = "there is none but on a CPU; choose fp8, or --device cpu"
+        reason = f"it needs aserve's own CPU kernels{f': {ops.why_plain}' if isinstance(ops, CpuOps) else ''}"
     raise ConfigError(f"quantization {quantization}: {reason}")

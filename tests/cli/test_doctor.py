@@ -190,6 +190,13 @@ def test_what_does_not_fit_is_told_and_stops():
     assert "Start it with" not in told
 
 
+def test_a_quantization_that_there_is_not_here_is_told_and_stops():
+    plan = plan_of(model="demo", quantization="fp8")
+    assert not plan.can_run
+    assert "It cannot run so: quantization fp8: there is none but on a GPU; choose int8 on a CPU" in in_words(plan, 200)
+    assert plan_of(model="demo", quantization="int8").can_run
+
+
 def test_what_is_missing_is_told(tmp_path):
     write_checkpoint(tmp_path, "llama")
     for path in tmp_path.glob("tokenizer*"):

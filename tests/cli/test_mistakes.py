@@ -196,6 +196,22 @@ def test_a_missing_gpu_is_found(monkeypatch):
         early("serve", "--device", "cuda")
 
 
+def test_a_quantization_that_there_is_not_for_the_model_here_is_found(monkeypatch, tmp_path):
+    with pytest.raises(ConfigError, match="quantization fp8: there is none but on a GPU; choose int8 on a CPU"):
+        early("serve", "--quantization", "fp8", "--device", "cpu", "--port", "0")
+    with pytest.raises(ConfigError, match="quantization int8: dtype is float16, and has to be float32 or bfloat16"):
+        early("chat", "--quantization", "int8", "--dtype", "float16", "--device", "cpu")
+    early("chat", "--quantization", "int8", "--device", "cpu")
+    config = json.loads((DEMO_FOLDER / "config.json").read_text()) | {"architectures": ["GPT2LMHeadModel"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="quantization int8 is not for GPT2LMHeadModel: it runs through transformers"):
+        early("serve", str(tmp_path), "--load-format", "dummy", "--quantization", "int8", "--port", "0")
+    monkeypatch.setattr(checks, "why_no_gpu", lambda: None)
+    early("serve", "--quantization", "fp8", "--port", "0")
+    with pytest.raises(ConfigError, match="quantization int8: there is none but on a CPU; choose fp8, or --device cpu"):
+        early("serve", "--quantization", "int8", "--port", "0")
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -184,11 +184,9 @@ def test_a_layer_takes_a_byte_a_weight_and_four_a_scale(dtype, group, num_scales
 def test_it_is_refused_by_name_where_there_is_no_product_of_it():
     ops = native_ops()
     assert isinstance(linear_method(ops, torch.bfloat16, CPU, "int8-g32"), Int8Method)
-    with pytest.raises(ConfigError, match=r"quantization int8: dtype is float16, and has to be float32 or bfloat16"):
-        linear_method(ops, torch.float16, CPU, "int8")
     with pytest.raises(ConfigError, match=r"int8-g128: it needs aserve's own CPU kernels: there is no compiler"):
         linear_method(CpuOps("there is no compiler"), torch.float32, CPU, "int8-g128")
-    with pytest.raises(ConfigError, match=r"quantization int8: there is none but on a CPU; choose fp8, or"):
+    with pytest.raises(ConfigError, match=r"quantization int8: it needs aserve's own CPU kernels$"):
         linear_method(ReferenceOps(), torch.float32, CPU, "int8")
 
 

@@ -7,10 +7,12 @@ from torch import Tensor
 
 from aserve.core.config import Options
 from aserve.core.errors import ConfigError
+from aserve.core.quantization import why_not
 from aserve.kernels.cpu import CpuOps
 from aserve.kernels.ops import Fp8Ops, Ops
 from aserve.kernels.reference import ReferenceOps
 from aserve.kernels.reference_fp8 import FP8, fp8_linear, quantize
+from aserve.models import loader
 from aserve.models.checkpoint import resolve_checkpoint
 from aserve.models.inspection import read_headers
 from aserve.models.interface import CausalLM
@@ -20,7 +22,7 @@ from aserve.models.lora import LoraLayers
 from aserve.models.peft import inspect_adapter
 from aserve.models.quantized import Fp8Method
 from aserve.models.weights import RandomWeights
-from aserve.planning import spec_of
+from aserve.planning import spec_of, why_not_quantized
 from aserve.weight_plan import plan_weights
 from tests.models.paged import PagedSequences
 from tests.models.test_quantization import TOKENS, logits, share
@@ -53,13 +55,19 @@ class Products(ReferenceOps):
         return self._why_not
 
 
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU is taken for one."""
+    monkeypatch.setattr(loader, "why_not", lambda *names, device, **where: why_not(*names, device="cuda", **where))
+
+
 def load(folder, ops: Ops, dtype: str = "bfloat16", quantization: str | None = "fp8") -> CausalLM:
     checkpoint = resolve_checkpoint(str(folder), None, None, trust_remote_code=False)
     return load_model(checkpoint, device="cpu", ops=ops, dtype=dtype, quantization=quantization)
 
 
 @pytest.mark.parametrize("recipe", ["llama", "llama_tied", "qwen2", "qwen3"])
-def test_all_linear_layers_but_the_head_are_float8(recipe, checkpoints):
+def test_all_linear_layers_but_the_head_are_float8(as_on_a_gpu, recipe, checkpoints):
     folder, ops = checkpoints(recipe), Products()
     assert isinstance(ops, Fp8Ops)
     model = load(folder, ops)
@@ -70,7 +78,7 @@ def test_all_linear_layers_but_the_head_are_float8(recipe, checkpoints):
     assert 0.001 < share(found.float() - plain.float(), plain.float()) < 0.2
 
 
-def test_adapters_add_to_layers_of_float8(checkpoints, tmp_path):
+def test_adapters_add_to_layers_of_float8(as_on_a_gpu, checkpoints, tmp_path):
     folder, ops = checkpoints("llama"), Products()
     write_adapter(tmp_path / "adapter", str(folder), 4, seed=1)
     lora = LoraLayers(1, 4, ops, torch.bfloat16, torch.device("cpu"))
@@ -89,16 +97,40 @@ def test_adapters_add_to_layers_of_float8(checkpoints, tmp_path):
 
 REFUSED = {
     "float32": (Products(), "float32", "dtype is float32, and has to be bfloat16 or float16; choose with --dtype"),
-    "a CPU": (CpuOps("there is no compiler"), "bfloat16", "there is none but on a GPU; choose int8 on a CPU"),
+    "other operations": (ReferenceOps(), "bfloat16", "these operations have no products of it"),
     "an old GPU": (Products("this GPU does not multiply it"), "bfloat16", "this GPU does not multiply it"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_where_there_is_no_product_of_float8_a_line_says_why(case, checkpoints):
+def test_where_there_is_no_product_of_float8_a_line_says_why(as_on_a_gpu, case, checkpoints):
     ops, dtype, message = REFUSED[case]
     with pytest.raises(ConfigError, match=f"quantization fp8: {message}"):
         load(checkpoints("llama"), ops, dtype)
+
+
+def test_on_a_cpu_it_is_refused_whatever_the_operations(checkpoints):
+    for ops in (CpuOps("there is no compiler"), Products()):
+        with pytest.raises(ConfigError, match="quantization fp8: there is none but on a GPU; choose int8 on a CPU"):
+            load(checkpoints("llama"), ops)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "device", "dtype", "message"),
+    [
+        ("fp8", "cpu", "bfloat16", "quantization fp8: there is none but on a GPU; choose int8 on a CPU"),
+        ("fp8", "cuda", "float32", "quantization fp8: dtype is float32, and has to be bfloat16 or float16"),
+        ("fp8", "cuda", "bfloat16", None),
+        ("int8", "cuda", "bfloat16", "quantization int8: there is none but on a CPU; choose fp8, or --device cpu"),
+        ("int8-g32", "cpu", "float16", "quantization int8-g32: dtype is float16, and has to be float32 or bfloat16"),
+        ("int8", "cpu", "auto", None),
+        (None, "cuda", "auto", None),
+    ],
+)
+def test_what_is_known_before_anything_is_loaded(checkpoints, quantization, device, dtype, message):
+    checkpoint = resolve_checkpoint(str(checkpoints("llama")), None, None, trust_remote_code=False)
+    found = why_not_quantized(Options(quantization=quantization, dtype=dtype), checkpoint, device)
+    assert found is None if message is None else found.startswith(message)
 
 
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(24, 64), (64, 24)])

@@ -8,8 +8,8 @@ import torch
 from load.adapters import write_adapter
 from torch import Tensor
 
-from aserve.core.config import QUANTIZATIONS
 from aserve.core.errors import ConfigError
+from aserve.core.quantization import QUANTIZATIONS
 from aserve.kernels.cpu import CpuOps
 from aserve.kernels.ops import Ops
 from aserve.kernels.reference import ReferenceOps
@@ -60,7 +60,7 @@ def test_a_model_has_the_logits_of_one_by_the_twins_product(recipe, quantization
     """To the bit, all linear layers and the head. Catches a layer that is left out, or a head of the wrong table."""
     folder = checkpoints(recipe)
     found = logits(load(folder, quantization, "float32"), torch.float32)
-    twin = DenseMethod(Twin(QUANTIZATIONS[quantization]))
+    twin = DenseMethod(Twin(QUANTIZATIONS[quantization].group))
     monkeypatch.setattr(loader, "linear_method", lambda *_: twin)
     assert torch.equal(found, logits(load(folder, None, "float32"), torch.float32))
     monkeypatch.undo()
@@ -87,7 +87,7 @@ def test_adapters_add_to_layers_of_int8(quantization, checkpoints, monkeypatch, 
     ops = native_ops()
     found, without = adapted(ops)
     assert not torch.equal(found, without)
-    twin = DenseMethod(Twin(QUANTIZATIONS[quantization]))
+    twin = DenseMethod(Twin(QUANTIZATIONS[quantization].group))
     monkeypatch.setattr(loader, "linear_method", lambda *_: twin)
     assert torch.equal(found, adapted(ops)[0])
 
@@ -95,7 +95,7 @@ def test_adapters_add_to_layers_of_int8(quantization, checkpoints, monkeypatch, 
 REFUSED = {
     "float16": ("llama", "float16", None, "dtype is float16, and has to be float32 or bfloat16"),
     "torch's kernels": ("llama", "float32", CpuOps("there is no compiler"), "own CPU kernels: there is no compiler"),
-    "another device's": ("llama", "float32", ReferenceOps(), "there is none but on a CPU"),
+    "other operations": ("llama", "float32", ReferenceOps(), "it needs aserve's own CPU kernels"),
     "transformers'": ("gpt2", "float32", None, "is not for GPT2LMHeadModel: it runs through transformers"),
 }
 

@@ -16,7 +16,14 @@ from aserve.model_folder import find_model
 from aserve.models.checkpoint import Checkpoint
 from aserve.models.pooling import PoolingPlan
 from aserve.models.spec import DTYPE_BYTES, dtype_name, read_architecture
-from aserve.planning import check_ranks, foretold_facts, is_native, spec_of, with_draft_model
+from aserve.planning import (
+    check_ranks,
+    foretold_facts,
+    is_native,
+    spec_of,
+    why_not_quantized,
+    with_draft_model,
+)
 from aserve.runner.host_budget import cpu_kv_budget, host_memory_bytes
 from aserve.weight_plan import WeightPlan, plan_weights
 
@@ -110,6 +117,8 @@ def make_plan(options: Options, machine: Machine, *, copies_tied_head: bool) -> 
     spec = spec_of(checkpoint)
     weights = plan_weights(checkpoint, spec, options, copies_tied_head=copies_tied_head)
     problems = [*_memory_problems(options, weights, machine), *_machine_problems(machine)]
+    if reason := why_not_quantized(options, checkpoint, machine.device):
+        problems.append(Problem(reason, "", stops=True))
     kv = None
     if pooling is None and spec is not None:
         try:
