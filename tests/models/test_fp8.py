@@ -12,6 +12,7 @@ from aserve.kernels.cpu import CpuOps
 from aserve.kernels.ops import Fp8Ops, Ops
 from aserve.kernels.reference import ReferenceOps
 from aserve.kernels.reference_fp8 import FP8, fp8_linear, quantize
+from aserve.model_folder import DEMO_FOLDER
 from aserve.models import loader
 from aserve.models.checkpoint import resolve_checkpoint
 from aserve.models.inspection import read_headers
@@ -23,25 +24,31 @@ from aserve.models.peft import inspect_adapter
 from aserve.models.quantized import Fp8Method
 from aserve.models.weights import RandomWeights
 from aserve.planning import spec_of, why_not_quantized
+from aserve.text.tokenizer import Tokenizer
 from aserve.weight_plan import plan_weights
+from tests.kernels.cases import native_ops
 from tests.models.paged import PagedSequences
-from tests.models.test_quantization import TOKENS, logits, share
+from tests.models.test_quantization import NUM_GREEDY, PROMPT, ROOT, TOKENS, greedy, logits, share
 
 pytestmark = pytest.mark.torch
+
+MOST_OFF = {"demo": (0.06, 0.96), "q05": (0.3, 0.5)}
+"""The error of the logits, and the share of tokens that stay the likeliest: of random weights, little decides."""
 
 
 class Products(ReferenceOps):
     """The twin's operations with the twin's products; what they multiplied, by its outputs and its type."""
 
-    def __init__(self, why_not: str | None = None) -> None:
+    def __init__(self, why_not: str | None = None, most_rows: int = 64) -> None:
+        """most_rows: that are not quantized."""
         self.multiplied: set[tuple[int, torch.dtype]] = set()
-        self._why_not = why_not
+        self._why_not, self._most_rows = why_not, most_rows
 
     def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, scale_O: Tensor | None = None) -> Tensor:
         self.multiplied.add((len(weight_OI), weight_OI.dtype))
         if scale_O is None:
             return torch.nn.functional.linear(x_TI, weight_OI, bias_O)
-        return fp8_linear(x_TI, weight_OI, bias_O, scale_O, quantizes_rows=len(x_TI) > 64)
+        return fp8_linear(x_TI, weight_OI, bias_O, scale_O, quantizes_rows=len(x_TI) > self._most_rows)
 
     def linear_silu_and_mul(
         self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, scale_O: Tensor | None = None
@@ -93,6 +100,28 @@ def test_adapters_add_to_layers_of_float8(as_on_a_gpu, checkpoints, tmp_path):
 
     assert torch.equal(run(-1), logits(load(folder, Products()), torch.bfloat16))
     assert not torch.equal(run(0), run(-1))
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MOST_OFF)
+def test_how_far_off_logits_and_greedy_tokens_are(as_on_a_gpu, name):
+    """The figures of docs/performance.md, which are printed: as of int8, by the twin, near which a GPU is."""
+    folder = DEMO_FOLDER if name == "demo" else ROOT / "models" / name
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is not there: python scripts/make_models.py models")
+    prompt = list(Tokenizer.load(folder).encode(PROMPT))
+    plain = load(folder, native_ops(), quantization=None)
+    tokens = greedy(plain, prompt, NUM_GREEDY)
+    exact = logits(plain, torch.bfloat16, tokens)[len(prompt) - 1 : -1]
+    likeliest = torch.tensor(tokens[len(prompt) :])
+    del plain
+    for most_rows, rows in ((len(tokens), "as they are"), (0, "quantized")):
+        found = logits(load(folder, Products(most_rows=most_rows)), torch.bfloat16, tokens)[len(prompt) - 1 : -1]
+        off, same = share(found - exact, exact), float((found.argmax(-1) == likeliest).float().mean())
+        print(f"\n{name}, rows {rows}: logits' error {off:.4f}, the same likeliest token {same:.3f}")
+        assert off < MOST_OFF[name][0]
+        assert same >= MOST_OFF[name][1]
 
 
 REFUSED = {
