@@ -138,10 +138,12 @@ class Mirror:
 
     def num_noted(self) -> tuple[NumBlocks, bool] | None:
         """How much is noted of blocks, and whether there is `News`; None where more than that may have changed."""
-        if self._num_shifting or (num := self._readings.num_noted(len(self._kept))) is None:
+        readings = self._readings
+        if self._num_shifting or (readings.has_host_memory and readings.cache.num_kept_on_host != len(self._kept)):
             return None
-        num_blocks, has_moved = num
-        return num_blocks, has_moved or bool(self._new_cards) or self._queue is not _NOBODY
+        grown, rehashed, moved = readings.noted
+        has_news = bool(moved or self._new_cards or self._queue is not _NOBODY or readings.residents.waiting)
+        return (len(grown), len(rehashed)), has_news
 
     def take_news(self) -> News:
         """What `follow` takes."""

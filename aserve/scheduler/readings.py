@@ -30,16 +30,20 @@ class Noted(NamedTuple):
 
 
 class Readings:
-    """Of one scheduler. sequences: all that have not ended, by id. cache: who holds what is in their tables."""
+    """Of one scheduler. sequences: all that have not ended, by id. cache: who holds what is in their tables.
+
+    residents, noted: who runs and waits, and what was noted and not taken, as it is now: read at every step.
+    """
 
     def __init__(
         self, sequences: Mapping[SeqId, Sequence], cache: PagedCache, residents: Residents, planner: Planner
     ) -> None:
         self._sequences = sequences
         self.cache = cache
-        self._residents = residents
+        self.residents = residents
         self._planner = planner
-        self._noted = Noted([], [], [])
+        self.has_host_memory = residents.has_host_memory
+        self.noted = Noted([], [], [])
 
     def sequence(self, seq_id: SeqId) -> Sequence | None:
         """The one with that id, if it has not ended."""
@@ -56,13 +60,13 @@ class Readings:
 
     def note(self, *, on: bool) -> None:
         """From now on note what is `Noted`, or nothing any more. What was noted and not taken is forgotten."""
-        residents, self._noted = self._residents, Noted([], [], [])
-        residents.grown, rehashed, residents.moved = self._noted if on else (None, None, None)
+        residents, self.noted = self.residents, Noted([], [], [])
+        residents.grown, rehashed, residents.moved = self.noted if on else (None, None, None)
         self.cache.note_hashes(rehashed)
 
     def take_noted(self) -> Noted:
         """All that was noted since the last call."""
-        grown, rehashed, moved = self._noted
+        grown, rehashed, moved = self.noted
         taken = Noted([*grown], [*rehashed], [*moved])
         grown.clear()
         rehashed.clear()
@@ -71,7 +75,7 @@ class Readings:
 
     def take_blocks(self, num: NumBlocks) -> Noted:
         """Of what was noted of blocks the first."""
-        grown, rehashed, _ = self._noted
+        grown, rehashed, _ = self.noted
         num_grown, num_rehashed = num
         taken = Noted(grown[:num_grown], rehashed[:num_rehashed], [])
         del grown[:num_grown], rehashed[:num_rehashed]
@@ -79,49 +83,39 @@ class Readings:
 
     def take_moved(self) -> list[SeqId]:
         """Those who have moved since the last call."""
-        moved = self._noted.moved
+        moved = self.noted.moved
         taken = [*moved]
         moved.clear()
         return taken
 
-    def num_noted(self, num_kept_on_host: int) -> tuple[NumBlocks, bool] | None:
-        """How much is noted of blocks, and whether somebody has moved or waits; None where not so many blocks lie on
-        the host: then those have moved, too.
-        """
-        residents = self._residents
-        if residents.has_host_memory and self.cache.num_kept_on_host != num_kept_on_host:
-            return None
-        grown, rehashed, moved = self._noted
-        return (len(grown), len(rehashed)), bool(moved or residents.waiting)
-
     @property
     def num_running(self) -> int:
         """How many have a row."""
-        return len(self._residents.running)
+        return len(self.residents.running)
 
     @property
     def num_swapped(self) -> int:
         """How many are swapped out."""
-        return len(self._residents.swapped)
+        return len(self.residents.swapped)
 
     def num_ahead(self, sequence: Sequence) -> int:
         """Of the other requests' that wait, whom the policy has before one; where tenants take turns, of its tenant."""
-        takes_turns, request = self._residents.waiting.takes_turns, sequence.request
+        takes_turns, request = self.residents.waiting.takes_turns, sequence.request
         return sum(
             other.sort_key < sequence.sort_key
-            for other in self._residents.waiting
+            for other in self.residents.waiting
             if other.request_id != request.id and (not takes_turns or other.request.tenant == request.tenant)
         )
 
     @property
     def num_waiting(self) -> int:
         """How many wait to be admitted."""
-        return len(self._residents.waiting)
+        return len(self.residents.waiting)
 
     @property
     def waiting(self) -> Iterable[Sequence]:
         """They, in the queue's order; where tenants take turns, those of one behind those of another."""
-        return self._residents.waiting
+        return self.residents.waiting
 
     @property
     def hold(self) -> Hold | None:

@@ -231,7 +231,7 @@ WATCHED = (
     Point("mirror meet", at((Mirror, "meet")), of_nobody=True),
     Point("mirror cards", at((mirror, "card_of")), of_nobody=True),
     Point("readings sequence", at((Readings, "sequence")), of_nobody=True),
-    Point("readings still", at((Readings, "num_noted")), of_nobody=True),
+    Point("mirror still", at((Mirror, "num_noted")), of_nobody=True),
     Point("readings noting", at((Readings, "note"))),
     Point("readings noted", at((Readings, "take_noted"))),
     Point("readings blocks", at((Readings, "take_blocks"))),
