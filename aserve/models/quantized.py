@@ -89,13 +89,12 @@ class Fp8Method:
 
 def quantizing_method(ops: Ops, quantization: str, device: torch.device) -> LinearMethod:
     """Of `QUANTIZATIONS`, where `why_not` knows of nothing. Raises `ConfigError` where there are no products of it."""
-    reason: str | None
+    reason: str | None = "these operations have no products of it"
     if quantization == "fp8":
-        reason = ops.why_no_fp8(device) if isinstance(ops, Fp8Ops) else "these operations have no products of it"
-        if reason is None and isinstance(ops, Fp8Ops):
+        if isinstance(ops, Fp8Ops) and (reason := ops.why_no_fp8(device)) is None:
             return Fp8Method(ops)
     elif isinstance(ops, NativeOps):
         return Int8Method(ops.library, QUANTIZATIONS[quantization].group)
-    else:
-        reason = f"it needs aserve's own CPU kernels{f': {ops.why_plain}' if isinstance(ops, CpuOps) else ''}"
+    elif isinstance(ops, CpuOps):
+        reason = f"it needs aserve's own CPU kernels: {ops.why_plain}"
     raise ConfigError(f"quantization {quantization}: {reason}")

@@ -95,7 +95,7 @@ def test_adapters_add_to_layers_of_int8(quantization, checkpoints, monkeypatch, 
 REFUSED = {
     "float16": ("llama", "float16", None, "dtype is float16, and has to be float32 or bfloat16"),
     "torch's kernels": ("llama", "float32", CpuOps("there is no compiler"), "own CPU kernels: there is no compiler"),
-    "other operations": ("llama", "float32", ReferenceOps(), "it needs aserve's own CPU kernels"),
+    "other operations": ("llama", "float32", ReferenceOps(), "these operations have no products of it"),
     "transformers'": ("gpt2", "float32", None, "is not for GPT2LMHeadModel: it runs through transformers"),
 }
 
