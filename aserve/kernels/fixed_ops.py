@@ -1,6 +1,5 @@
 """FixedOps: TritonOps that give a row the same bits in any batch. What is not here, TritonOps compute row by row."""
 
-import torch
 from torch import Tensor
 
 from aserve.kernels.fixed_attention import fixed_attention
@@ -38,10 +37,6 @@ class FixedOps(TritonOps):
     def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, scale_O: Tensor | None = None) -> Tensor:
         """One kernel. Rows stay as they are beside a weight of float8."""
         return fixed_linear(x_TI, weight_OI, bias_O, scale_O)
-
-    def why_no_fp8(self, device: torch.device) -> str | None:
-        """Nothing: weights are widened."""
-        return None
 
     def linear_silu_and_mul(
         self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, scale_O: Tensor | None = None
