@@ -2,7 +2,7 @@
 
     {"type": "hello", ...}       the engine's sizes, once
     {"type": "snapshot", ...}    all that is there, first, and again when the client read too slowly
-    {"type": "records", ...}     what has happened since, five times a second at most
+    {"type": "records", ...}     what has happened since, ten times a second at most
 
 The values are those of aserve/observe/records.py, without what is as a rule. Who has a key is shown its own requests,
 and of other tenants' how many there are and which blocks they have together: observe/others.py. Where no key is

@@ -2,7 +2,7 @@
 
 Those who look on are viewers, and the explainer, while requests are open that asked for an explanation.
 
-    engine loop   planned   launched   committed   published ...      five times a second, steps or none
+    engine loop   planned   launched   committed   published ...      a look ten times a second, steps or none
                      '---------'-----------'-----------'--> Record --> each Viewer's queue --> who reads it, in his time
 
 A viewer who reads slowly loses records, never their order: when his queue is full it is emptied, he is told how many
@@ -35,8 +35,6 @@ from aserve.scheduler.sequence import Sequence
 MAX_VIEWERS: Final = 8
 MAX_RECORDS: Final = 1024
 """That wait for a viewer. At a thousand steps a second he has a second to take them."""
-LOOKS_TOLD_TOGETHER: Final = 2
-"""Of those by which the engine finds how late its event loop is, ten times a second."""
 MAX_ADMITTED_BLOCKS: Final = 1024
 """Of those that an admission tells."""
 
@@ -57,7 +55,6 @@ class Observer:
         *,
         max_viewers: int = MAX_VIEWERS,
         max_records: int = MAX_RECORDS,
-        looks_told_together: int = LOOKS_TOLD_TOGETHER,
     ) -> None:
         self.is_watched = False
         self._names = names
@@ -66,9 +63,6 @@ class Observer:
         self._clock = clock
         self._max_viewers = max_viewers
         self._max_records = max_records
-        self._looks_told_together = looks_told_together
-        self._lags_s: list[float] = []
-        """Found by looks that are still to be told."""
         self._viewers: list[Viewer] = []
         self._mirror: Mirror | None = None
         self._explained: dict[int, StepPlan] = {}
@@ -155,7 +149,6 @@ class Observer:
         if not self._viewers:
             self._kept.clear()
             self._mirror = self._due = None
-            self._lags_s.clear()
             self._readings.note(on=False)
 
     # What happens. To be called only while `is_watched`.
@@ -196,14 +189,18 @@ class Observer:
             if has_news or not seen.decodes:
                 with self._all_or_anew():
                     more = More(plan, result, step.deltas, mirror.take_news())
-            if not self._kept:
-                for viewer in self._viewers:
-                    viewer.ring()
-            self._kept.append(KeptStep(plan.step_id, seen, result.token_ids, num_blocks, more))
-            if len(self._kept) >= self._max_records:
-                self._catch_up()
+            self._keep(KeptStep(plan.step_id, seen, result.token_ids, num_blocks, more))
         if self._due is not None:
             self._tell_look(self._due)
+
+    def _keep(self, step: KeptStep) -> None:
+        """Have it told with others."""
+        if not self._kept:
+            for viewer in self._viewers:
+                viewer.ring()
+        self._kept.append(step)
+        if len(self._kept) >= self._max_records:
+            self._catch_up()
 
     def _catch_up(self) -> None:
         """Tell of the steps that are kept. That comes before any later record."""
@@ -225,21 +222,14 @@ class Observer:
             self._tell(None, step_id, has_swapped=True)
 
     def looked(self, lag_s: float) -> None:
-        """It was looked how late the event loop is, of which with others before it the largest is told. While a step
-        is under way that is told behind it, since whoever tells it takes a processor from the step; unless none was
-        over since the last was told.
+        """It was looked how late the event loop is. While a step is under way that is told behind it, since whoever
+        tells it takes a processor from the step; unless none was over since the last look.
         """
-        if not self._viewers:
-            return
-        self._lags_s.append(lag_s)
-        if len(self._lags_s) < self._looks_told_together:
-            return
-        lag_s = max(self._lags_s)
-        self._lags_s.clear()
-        waits = self._has_stepped and self._newest_planned != self._newest_over
-        self._due, self._has_stepped = (lag_s if waits else None), False
-        if not waits:
-            self._tell_look(lag_s)
+        if self._viewers:
+            waits = self._has_stepped and self._newest_planned != self._newest_over
+            self._due, self._has_stepped = (lag_s if waits else None), False
+            if not waits:
+                self._tell_look(lag_s)
 
     def _tell_look(self, lag_s: float) -> None:
         """Tell of it, and all that has changed."""

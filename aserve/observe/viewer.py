@@ -54,7 +54,7 @@ class Viewer:
         return News(num_lost, snapshot, records)
 
     async def next_look(self) -> None:
-        """Wait until it is told again how the engine is, as it is five times a second, steps or none, or it has ended.
+        """Wait until the engine looks after itself again, as it does ten times a second, steps or none, or has ended.
 
         Who asks for news behind that wakes up when the event loop is awake, and takes nothing from a step.
         """

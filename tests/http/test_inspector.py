@@ -55,7 +55,7 @@ class Watcher(Peer):
 
     async def see(self, condition):
         async with asyncio.timeout(20):
-            while not condition(self):  # noqa: ASYNC110  it is sent five times a second
+            while not condition(self):  # noqa: ASYNC110  it is sent ten times a second
                 await asyncio.sleep(0.02)
 
 

@@ -133,7 +133,7 @@ class WatchedLoop(SyncLoop):
         self._seen: dict[int, ObservedStep] = {}
         self._patience = 1 + int(options.get("num_blocks", 0)) % 3
         """Commits between two looks at what was told: that of several steps then comes together."""
-        self.observer = Observer(self.scheduler.readings, lambda: self.now, Names(), looks_told_together=1)
+        self.observer = Observer(self.scheduler.readings, lambda: self.now, Names())
         self._looking = self.observer.viewer()
         self.follower = Follower(self._looking.__enter__())
         self.follower.follow()

@@ -39,7 +39,7 @@ export function showFigures(state, hello, rates) {
   const held = state.holders().size;
   const numBlocks = hello.num_blocks - 1;
   const running = [...state.states.values()].filter((one) => one === "running").length + state.others.running;
-  const worst = state.lags.length ? Math.max(...state.lags.slice(-10)) : 0;
+  const worst = state.lags.length ? Math.max(...state.lags.slice(-20)) : 0;
   const values = [
     rounded(rates.steps),
     rounded(rates.tokens),

@@ -4,7 +4,7 @@
 export const OTHERS = -1;
 const NOBODY = { running: 0, waiting: 0, swapped: 0 };
 const MAX_LOG = 60;
-const MAX_LAGS = 75;
+const MAX_LAGS = 150;
 const MAPS = ["cards", "states", "matched", "counts", "tables", "hostTables"];
 const SOURCES = { cache: "in the prefix cache", fork: "shared with one that runs", swap: "back from the host" };
 const GIVES_WAY = { swap: "preempted: swapped to the host", recompute: "preempted: to be computed again" };
