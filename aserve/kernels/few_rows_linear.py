@@ -135,8 +135,8 @@ def is_few(x_TI: Tensor, weight_OI: Tensor, num_sms: int) -> bool:
     tile = _TILES[weight_OI.element_size()][0] if x_TI.element_size() == 2 else None
     if tile is None or num_outputs % tile.outputs or num_inputs % tile.inputs or num_outputs > MAX_OUTPUTS:
         return False
-    is_split = weight_OI.element_size() == 1 and num_outputs <= num_sms * tile.outputs
-    return 0 < x_TI.shape[0] <= (MAX_FP8_ROWS if is_split else MAX_ROWS)
+    leaves_some_idle = weight_OI.element_size() == 1 and num_outputs <= num_sms * tile.outputs
+    return 0 < x_TI.shape[0] <= (MAX_FP8_ROWS if leaves_some_idle else MAX_ROWS)
 
 
 def few_rows_linear(
