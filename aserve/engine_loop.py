@@ -266,7 +266,7 @@ class EngineLoop:
         lag_s = max(0.0, now - due_s)
         self._metrics.loop_lags_s.append(lag_s)
         if self.observer.is_watched:
-            aside(_log, "observing", None, self.observer.looked, lag_s)
+            aside(_log, "observing", None, self.observer.looked, lag_s, self._steps.awaited)
         self._expire()
         if (flight := self._steps.awaited) is not self._watched:
             self._watched, self._watched_since_s = flight, now

@@ -320,7 +320,7 @@ async def record(scene: Scene) -> bytes:
         with observer.viewer() as viewer:
             events += parsed(feed.events(await viewer.news()))
             await scene.play(engine)
-            observer.looked(0.0)
+            observer.looked(0.0, None)
             news = await viewer.news()
             events += parsed(feed.events(msgspec.structs.replace(news, records=tuple(at_length(news.records)))))
     hello, snapshot, *rest = events

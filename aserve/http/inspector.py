@@ -48,7 +48,7 @@ from aserve.observe.records import (
 from aserve.observe.viewer import News
 
 PATH: Final = "/v1/inspect/events"
-VERSION: Final = 1
+VERSION: Final = 2
 """Of the events' form; recordings have it, too."""
 
 _encoder: Final = msgspec.json.Encoder()
@@ -104,12 +104,13 @@ class ShownRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ShownRun(msgspec.Struct, frozen=True, omit_defaults=True):
-    """As `Run`; said: the texts of each step's tokens."""
+    """As `Run`; said: each step's tokens, by their ids. words: the texts of those that were in no run before."""
 
     number: int
     decodes: tuple[int, ...]
     steps: tuple[tuple[int, ...], ...]
-    said: list[list[str]]
+    said: tuple[tuple[int, ...], ...]
+    words: list[tuple[int, str]] = []
     blocks: tuple[tuple[int, BlockChange], ...] = ()
 
 
@@ -140,6 +141,8 @@ class Feed:
         self._view = None if tenant is None else TenantView(tenant)
         self._own: set[int] = set()
         """The sequences that it is shown."""
+        self._told: set[int] = set()
+        """The tokens whose texts it was told, all of whole characters."""
         self._unfinished: dict[int, codecs.IncrementalDecoder] = {}
         """Of those whose last character is not whole: one may be made of several tokens."""
 
@@ -183,14 +186,19 @@ class Feed:
         return told
 
     def _run(self, run: Run) -> ShownRun | None:
-        """A run in short; None where not all of its tokens are shown, or not each is of whole characters."""
-        if self._view is not None or self._unfinished:
+        """A run in short; None where not all of its tokens are shown, or not each is of whole characters.
+
+        Its texts are looked up where they are new: of some thousand tokens a second each would lie elsewhere in memory.
+        """
+        if self._view is not None or self._unfinished or not self._own.issuperset(run.decodes):
             return None
-        text_of = self._tokenizer.token_texts.__getitem__
-        said = [list(map(text_of, token_ids)) for token_ids in run.decoded]
-        if any(None in texts for texts in said):
+        told, text_of = self._told, self._tokenizer.token_texts.__getitem__
+        new = sorted(set().union(*[ids for ids in run.decoded if not told.issuperset(ids)]) - told)
+        words = list(zip(new, map(text_of, new), strict=True))
+        if any(text is None for _, text in words):
             return None
-        return ShownRun(run.number, run.decodes, run.steps, said, run.blocks)  # type: ignore[arg-type]  # none is None
+        told.update(new)
+        return ShownRun(run.number, run.decodes, run.steps, run.decoded, words, run.blocks)  # type: ignore[arg-type]
 
     def _record(self, record: Record) -> ShownRecord:
         record = record if self._view is None else self._view.record(record)

@@ -29,7 +29,7 @@ from aserve.observe.records import (
     Snapshot,
     Splice,
 )
-from aserve.scheduler.readings import Grown, Noted, NumBlocks, Readings, Rehashed
+from aserve.scheduler.readings import Grown, Noted, Readings, Rehashed
 from aserve.scheduler.sequence import Sequence
 from aserve.scheduler.states import State
 
@@ -113,7 +113,7 @@ class Mirror:
         for sequence in readings.sequences:
             if sequence.state is not State.WAITING or sequence.num_preemptions:
                 self.meet(sequence)
-        self.change((), readings.take_noted(), has_moved=True, has_swapped=True)
+        self.change({}, readings.take_noted(), has_moved=True, has_swapped=True)
 
     def meet(self, sequence: Sequence) -> _Told:
         """A sequence is to be told of; its card goes out with the next change, if it has not yet."""
@@ -136,14 +136,17 @@ class Mirror:
         told = self._told.get(seq_id)
         return None if told is None else told.card
 
-    def num_noted(self) -> tuple[NumBlocks, bool] | None:
-        """How much is noted of blocks, and whether there is `News`; None where more than that may have changed."""
+    def num_noted(self) -> tuple[int, int, bool] | None:
+        """How much is noted of blocks: who has got some, which have other hashes; and whether there is `News`.
+
+        None where more than that may have changed.
+        """
         readings = self._readings
         if self._num_shifting or (readings.has_host_memory and readings.cache.num_kept_on_host != len(self._kept)):
             return None
         grown, rehashed, moved = readings.noted
         has_news = bool(moved or self._new_cards or self._queue is not _NOBODY or readings.residents.waiting)
-        return (len(grown), len(rehashed)), has_news
+        return len(grown), len(rehashed), has_news
 
     def take_news(self) -> News:
         """What `follow` takes."""
@@ -154,14 +157,14 @@ class Mirror:
         return News(cards, places, queue)
 
     def follow(
-        self, news: News, deltas: Several[SeqDelta], grown: Several[Grown], rehashed: Several[Rehashed]
+        self, news: News, ends: dict[ChoiceId, str], grown: Several[Grown], rehashed: Several[Rehashed]
     ) -> Change:
         """As `change`, of what was taken when there was no more than that."""
         change = Change()
         change.cards, change.queue = news.cards, news.queue
         moved = {now.told.sequence.id for now in news.moved}
         change.tables = self._grow([one for one in grown if one[0] not in moved])
-        self._look_at(news.moved, change, deltas)
+        self._look_at(news.moved, change, ends)
         if change.tables or change.host_tables or rehashed:
             change.blocks = self._blocks_changed(change.tables, change.host_tables, rehashed, has_swapped=False)
         return change
@@ -173,10 +176,10 @@ class Mirror:
             return BlockChange(tuple(self._grow(grown)), (), cached, uncached)
         return NO_CHANGE
 
-    def change(self, deltas: Several[SeqDelta], noted: Noted, *, has_moved: bool, has_swapped: bool) -> Change:
+    def change(self, ends: dict[ChoiceId, str], noted: Noted, *, has_moved: bool, has_swapped: bool) -> Change:
         """What to tell now, which counts as told from then on.
 
-        deltas: those of the step, which say why choices have ended. noted: since the last look. has_moved: whether
+        ends: why choices have ended, see `ends_of`. noted: since the last look. has_moved: whether
         tables may have done more than grow. has_swapped: whether blocks have gone to the host or come from it.
         """
         readings = self._readings
@@ -187,7 +190,7 @@ class Mirror:
             moved = dict.fromkeys(noted.moved)
             grown = dict.fromkeys(seq_id for seq_id, _ in noted.grown if seq_id not in moved)
             looked_at = [told for seq_id in (*grown, *moved) if (told := self._told.get(seq_id)) is not None]
-        self._look_at(map(Place.of, looked_at), change, deltas)
+        self._look_at(map(Place.of, looked_at), change, ends)
         change.cards, self._new_cards = self._new_cards, []
         has_swapped = has_swapped or readings.cache.num_kept_on_host != len(self._kept)
         if change.tables or change.host_tables or noted.rehashed or has_swapped:
@@ -215,9 +218,8 @@ class Mirror:
                 told.blocks += new_blocks
         return tables
 
-    def _look_at(self, places: Iterable[Place], change: Change, deltas: Several[SeqDelta]) -> None:
+    def _look_at(self, places: Iterable[Place], change: Change, ends: dict[ChoiceId, str]) -> None:
         """What has changed of these sequences."""
-        ends = _ends(deltas)
         for now in places:
             self._look_at_one(now, change, ends)
         for move in change.moves:
@@ -307,8 +309,8 @@ class Mirror:
 _NOBODY = Queue()
 
 
-def _ends(deltas: Several[SeqDelta]) -> dict[ChoiceId, str]:
-    """Why choices have ended."""
+def ends_of(deltas: Several[SeqDelta]) -> dict[ChoiceId, str]:
+    """Why choices have ended in a step."""
     return {(d.request_id, d.index): str(d.finish_reason.value) for d in deltas if d.finish_reason is not None}
 
 

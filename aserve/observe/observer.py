@@ -11,23 +11,22 @@ is told to the log by whoever calls, and ends nobody's request; the viewers then
 """
 
 from collections.abc import Iterator
-from collections.abc import Sequence as Several
 from contextlib import contextmanager
 from typing import Final
 
 from aserve.core.errors import OverloadedError, UnavailableError
 from aserve.core.explanation import Explanation
-from aserve.core.ids import RequestId, SeqId
-from aserve.core.outputs import SeqDelta, StepTokens
+from aserve.core.ids import ChoiceId, RequestId, SeqId
+from aserve.core.outputs import StepTokens
 from aserve.core.plan import StepPlan, StepResult
-from aserve.core.ports import Clock
+from aserve.core.ports import Clock, Flight
 from aserve.core.request import Request
 from aserve.observe.explainer import Explainer, known_now
-from aserve.observe.kept import KeptStep, More, record_of, tell
-from aserve.observe.mirror import Change, Mirror
+from aserve.observe.kept import record_of, tell
+from aserve.observe.mirror import Change, Mirror, ends_of
 from aserve.observe.prefixes import Names
 from aserve.observe.records import Admission, Record, Run, Snapshot
-from aserve.observe.step import ObservedStep, computed, microseconds
+from aserve.observe.step import More, ObservedStep, computed, microseconds, work_of
 from aserve.observe.viewer import Viewer
 from aserve.scheduler.readings import Readings
 from aserve.scheduler.sequence import Sequence
@@ -69,11 +68,14 @@ class Observer:
         """Plans that the explainer was told of, and that are under way."""
         self._has_moved = False
         """Whether tables may have done more than grow since the last record."""
-        self._kept: list[KeptStep] = []
+        self._ran: list[Sequence] = []
+        """Those who ran in the latest plan that computed the next token of each of them, and nothing else."""
+        self._decodes: tuple[SeqId, ...] = ()
+        """Their numbers: one value for as long as they are the same, so that it is still in a cache."""
+        self._kept: list[ObservedStep] = []
         """Steps of which nothing is offered yet."""
         self._has_stepped = False
         """Whether one was over since the last look."""
-        self._newest_planned = self._newest_over = -1
         self._due: float | None = None
         """How late the event loop was at a look that is to be told of."""
         self._number = 0
@@ -148,18 +150,23 @@ class Observer:
             self._explained.clear()
         if not self._viewers:
             self._kept.clear()
+            self._ran, self._decodes = [], ()
             self._mirror = self._due = None
             self._readings.note(on=False)
 
     # What happens. To be called only while `is_watched`.
 
     def planned(self, plan: StepPlan, seen: ObservedStep) -> None:
-        """A plan was made. seen: will be written to as it goes on."""
-        self._newest_planned = plan.step_id
+        """A plan was made, just now. seen: will be written to as it goes on."""
         if self._viewers:
-            newest = tuple([piece.seq_id for piece in plan.slices if not piece.token_ids])
-            if len(newest) == len(plan.slices):
-                seen.decodes = newest
+            running = self._readings.all_who_decode(plan)
+            if running is None:
+                seen.decodes = tuple([piece.seq_id for piece in plan.slices if not piece.token_ids])
+            elif running != self._ran:
+                self._ran = [*running]
+                self._decodes = seen.decodes = tuple([sequence.id for sequence in running])
+            else:
+                seen.decodes = self._decodes
             if plan.block_ops is not None:
                 self._has_moved = True
             if plan.inits:
@@ -176,30 +183,31 @@ class Observer:
         if not self._viewers:
             return
         mirror, seen.published_s = self._mirror or self._looking(), self._clock()
-        self._has_stepped, self._newest_over = True, plan.step_id
-        num = None if self._has_moved or plan.block_ops or plan.drafting else mirror.num_noted()
+        self._has_stepped, seen.step_id = True, plan.step_id
+        seen.token_ids = result.token_ids
+        num = None if self._has_moved or plan.block_ops is not None or plan.drafting else mirror.num_noted()
         if num is None:
             self._catch_up()
             came = computed(plan, seen, result, mirror)
-            change = self._change(step.deltas, has_swapped=plan.block_ops is not None)
-            self._offer(record_of(self._number + 1, plan, seen, came, change))
+            change = self._change(ends_of(step.deltas), has_swapped=plan.block_ops is not None)
+            self._offer(record_of(self._number + 1, seen, work_of(seen, came, plan), came, change))
         else:
-            num_blocks, has_news = num
-            more = None
-            if has_news or not seen.decodes:
+            seen.num_grown, seen.num_rehashed, has_news = num
+            if has_news or len(seen.decodes) != len(plan.slices):
                 with self._all_or_anew():
-                    more = More(plan, result, step.deltas, mirror.take_news())
-            self._keep(KeptStep(plan.step_id, seen, result.token_ids, num_blocks, more))
+                    came = computed(plan, seen, result, mirror)
+                    seen.more = More(came, ends_of(step.deltas), mirror.take_news())
+            self._keep(seen)
         if self._due is not None:
             self._tell_look(self._due)
 
-    def _keep(self, step: KeptStep) -> None:
+    def _keep(self, step: ObservedStep) -> None:
         """Have it told with others."""
-        if not self._kept:
+        self._kept.append(step)
+        if len(self._kept) == 1:
             for viewer in self._viewers:
                 viewer.ring()
-        self._kept.append(step)
-        if len(self._kept) >= self._max_records:
+        elif len(self._kept) >= self._max_records:
             self._catch_up()
 
     def _catch_up(self) -> None:
@@ -208,7 +216,7 @@ class Observer:
             return
         kept, self._kept = self._kept, []
         with self._all_or_anew():
-            noted = self._readings.take_blocks(kept[-1].num_blocks)
+            noted = self._readings.take_blocks(kept[-1].num_grown, kept[-1].num_rehashed)
             for told in tell(self._number + 1, kept, noted, self._looking()):
                 self._offer(told)
 
@@ -221,12 +229,12 @@ class Observer:
         if self._viewers:
             self._tell(None, step_id, has_swapped=True)
 
-    def looked(self, lag_s: float) -> None:
+    def looked(self, lag_s: float, awaited: Flight | None) -> None:
         """It was looked how late the event loop is. While a step is under way that is told behind it, since whoever
-        tells it takes a processor from the step; unless none was over since the last look.
+        tells it takes a processor from the step; unless none was over since the last look. awaited: its flight.
         """
         if self._viewers:
-            waits = self._has_stepped and self._newest_planned != self._newest_over
+            waits = self._has_stepped and awaited is not None
             self._due, self._has_stepped = (lag_s if waits else None), False
             if not waits:
                 self._tell_look(lag_s)
@@ -242,7 +250,7 @@ class Observer:
 
     def _tell(self, lag_us: int | None, failed_step: int | None, *, has_swapped: bool) -> None:
         """Make a record of what is no step, and of all that has changed, and offer it to everybody."""
-        change = self._change((), has_swapped=has_swapped)
+        change = self._change({}, has_swapped=has_swapped)
         self._offer(
             Record(
                 self._number + 1,
@@ -261,13 +269,13 @@ class Observer:
         for viewer in self._viewers:
             viewer.offer(told)
 
-    def _change(self, deltas: Several[SeqDelta], *, has_swapped: bool) -> Change:
-        """What has changed since the last record. deltas: of the step that is told."""
+    def _change(self, ends: dict[ChoiceId, str], *, has_swapped: bool) -> Change:
+        """What has changed since the last record. ends: why choices have ended in the step that is told."""
         self._catch_up()
         has_moved, self._has_moved = has_swapped or self._has_moved, False
         with self._all_or_anew():
             mirror = self._looking()
-            return mirror.change(deltas, self._readings.take_noted(), has_moved=has_moved, has_swapped=has_swapped)
+            return mirror.change(ends, self._readings.take_noted(), has_moved=has_moved, has_swapped=has_swapped)
 
     def _looking(self) -> Mirror:
         """The mirror; it is made when the first viewer's first news are."""

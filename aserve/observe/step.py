@@ -4,54 +4,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from aserve.core.ids import SeqId
-from aserve.core.plan import SeqSlice, StepPlan, StepResult
-from aserve.observe.mirror import Mirror
+from aserve.core.ids import ChoiceId, SeqId
+from aserve.core.plan import BlockOps, SeqSlice, StepPlan, StepResult
+from aserve.observe.mirror import Mirror, News
 from aserve.observe.records import NO_TOKEN, Admission, Card, Phases, Piece, Work
-
-
-class ObservedStep(msgspec.Struct, gc=False):
-    """When what was done about a step, by the engine's clock, as it is noted by who steps; and what to tell of it.
-
-    waited_s: when the loop had nothing else to do. took_s: how long, since it was begun and the one before had landed.
-    admitted: who took a row in it. decodes: the sequences of which it computes the next token, where it computes
-    nothing else; else None.
-    """
-
-    began_s: float
-    planned_s: float
-    launched_s: float = 0.0
-    waited_s: float = 0.0
-    landed_s: float = 0.0
-    committed_s: float = 0.0
-    took_s: float = 0.0
-    published_s: float = 0.0
-    admitted: tuple[Admission, ...] = ()
-    decodes: tuple[SeqId, ...] | None = None
-
-
-def times_of(seen: ObservedStep) -> tuple[int, int, int, int, int, int, int, int]:
-    """When a step that is over was published and when it began, and how long its parts took: the fields of `Phases`."""
-    began_s, planned_s, launched_s, waited_s, landed_s, committed_s, _, published_s, *_ = msgspec.structs.astuple(seen)
-    return (
-        int(published_s * 1e6),
-        int(began_s * 1e6),
-        int((planned_s - began_s) * 1e6),
-        int((launched_s - planned_s) * 1e6),
-        int((landed_s - launched_s) * 1e6),
-        int((landed_s - max(launched_s, waited_s)) * 1e6),
-        int((committed_s - landed_s) * 1e6),
-        int((published_s - committed_s) * 1e6),
-    )
-
-
-def work_of(plan: StepPlan, seen: ObservedStep, came: "Computed") -> Work:
-    """What was done in a step that is over."""
-    _, began_us, *phases = times_of(seen)
-    num_drafts = sum([one.num_tokens for one in plan.drafting])
-    ops = plan.block_ops
-    moves = () if ops is None else (ops.copies, ops.swap_outs, ops.swap_ins)
-    return Work(plan.step_id, began_us, Phases(*phases), came.decodes, came.pieces, num_drafts, *moves)
 
 
 class Computed(NamedTuple):
@@ -63,10 +19,77 @@ class Computed(NamedTuple):
     token_ids: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
+class More(NamedTuple):
+    """What is needed besides to tell of a step that did more than decode, or behind which more has changed.
+
+    ends: why choices have ended in it.
+    """
+
+    came: Computed
+    ends: dict[ChoiceId, str]
+    news: News
+
+
+class ObservedStep(msgspec.Struct, gc=False):
+    """When what was done about a step, by the engine's clock, as it is noted by who steps; and what to tell of it.
+
+    waited_s: when the loop had nothing else to do. took_s: how long, since it was begun and the one before had landed.
+    admitted: who took a row in it. Of one that is over:
+
+    decodes, token_ids: the sequences of which it computed the next token, and all that it sampled. num_grown,
+    num_rehashed: what was noted of blocks up to its end. more: None where it computed nothing else, as most do, and
+    nothing has changed but blocks. Its plan is not kept, or that memory would not be the next plans', which every cache
+    has.
+    """
+
+    began_s: float
+    planned_s: float
+    launched_s: float = 0.0
+    waited_s: float = 0.0
+    landed_s: float = 0.0
+    committed_s: float = 0.0
+    took_s: float = 0.0
+    published_s: float = 0.0
+    admitted: tuple[Admission, ...] = ()
+    step_id: int = -1
+    decodes: tuple[SeqId, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    num_grown: int = 0
+    num_rehashed: int = 0
+    more: More | None = None
+
+
+def times_of(seen: ObservedStep) -> tuple[int, int, int, int, int, int, int, int]:
+    """When a step that is over was published and when it began, and how long its parts took: the fields of `Phases`."""
+    began_s, planned_s, launched_s, landed_s = seen.began_s, seen.planned_s, seen.launched_s, seen.landed_s
+    committed_s, published_s = seen.committed_s, seen.published_s
+    return (
+        int(published_s * 1e6),
+        int(began_s * 1e6),
+        int((planned_s - began_s) * 1e6),
+        int((launched_s - planned_s) * 1e6),
+        int((landed_s - launched_s) * 1e6),
+        int((landed_s - max(launched_s, seen.waited_s)) * 1e6),
+        int((committed_s - landed_s) * 1e6),
+        int((published_s - committed_s) * 1e6),
+    )
+
+
+def work_of(seen: ObservedStep, came: Computed, plan: StepPlan | None = None) -> Work:
+    """What was done in a step that is over. plan: where a draft model's steps were before it, or blocks were moved."""
+    _, began_us, *phases = times_of(seen)
+    work = Work(seen.step_id, began_us, Phases(*phases), came.decodes, came.pieces)
+    if plan is None:
+        return work
+    num_drafts, ops = sum([one.num_tokens for one in plan.drafting]), plan.block_ops or BlockOps()
+    moves = {"copies": ops.copies, "swap_outs": ops.swap_outs, "swap_ins": ops.swap_ins}
+    return msgspec.structs.replace(work, num_draft_tokens=num_drafts, **moves)
+
+
 def computed(plan: StepPlan, seen: ObservedStep, result: StepResult, mirror: Mirror) -> Computed:
     """Who computed one more token, who more than that, and which tokens came of it."""
     slices, sampled = plan.slices, result.token_ids
-    if seen.decodes is not None:  # as in most steps
+    if len(seen.decodes) == len(slices):  # as in most steps
         return Computed(seen.decodes, sampled)
     pools, first = bool(result.vectors), 0
     accepted = iter(result.num_accepted)

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from aserve.core.ids import BlockId, RequestId, SeqId
+from aserve.core.plan import StepPlan
 from aserve.kv_cache.paged_cache import PagedCache
 from aserve.scheduler.planner import Planner
+from aserve.scheduler.queue import SequenceQueue
 from aserve.scheduler.residents import Residents
 from aserve.scheduler.sequence import Sequence
 from aserve.scheduler.states import Hold
@@ -17,8 +19,6 @@ Grown = tuple[SeqId, tuple[BlockId, ...]]
 """Blocks that a sequence's table has got."""
 Rehashed = tuple[BlockId, bool]
 """A block that has got a hash, or has lost its own."""
-NumBlocks = tuple[int, int]
-"""How many of both."""
 
 
 class Noted(NamedTuple):
@@ -73,10 +73,9 @@ class Readings:
         moved.clear()
         return taken
 
-    def take_blocks(self, num: NumBlocks) -> Noted:
+    def take_blocks(self, num_grown: int, num_rehashed: int) -> Noted:
         """Of what was noted of blocks the first."""
         grown, rehashed, _ = self.noted
-        num_grown, num_rehashed = num
         taken = Noted(grown[:num_grown], rehashed[:num_rehashed], [])
         del grown[:num_grown], rehashed[:num_rehashed]
         return taken
@@ -87,6 +86,13 @@ class Readings:
         taken = [*moved]
         moved.clear()
         return taken
+
+    def all_who_decode(self, plan: StepPlan) -> SequenceQueue | None:
+        """Those who run, in the order of its slices, if the plan just made computes the next token of each of them and
+        nothing else; else None.
+        """
+        running = self.residents.running
+        return running if self._planner.last_long_id != plan.step_id and len(plan.slices) == len(running) else None
 
     @property
     def num_running(self) -> int:

@@ -178,18 +178,41 @@ def test_a_recording_is_saved_opened_and_played(inspector, tmp_path):
     path = tmp_path / "recording.json"
     download.value.save_as(path)
     raw = json.loads(path.read_text())
-    assert (raw["type"], raw["version"], raw["hello"]["model"]) == ("recording", 1, "demo")
+    assert (raw["type"], raw["version"], raw["hello"]["model"]) == ("recording", 2, "demo")
     assert all(isinstance(chunk, list) for chunk in raw["chunks"])  # else there was a snapshot in between
-    numbers = [record["number"] for chunk in raw["chunks"] for record in chunk]
+    told = [one for chunk in raw["chunks"] for one in chunk]
+    numbers = [one["number"] + place for one in told for place, _ in enumerate(one.get("steps", [one]))]
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
     page.set_input_files("#file", path)
     page.wait_for_selector("#live:not([hidden])")
     assert inspector.text("#sign") == "recording"
     page.click("#play")
     inspector.wait(f"inspector.state.number >= {numbers[-1]}")
-    assert inspector.value("inspector.numSteps") == sum("work" in one for chunk in raw["chunks"] for one in chunk)
+    num_steps = sum(len(one.get("steps", [one] if "work" in one else [])) for one in told)
+    assert inspector.value("inspector.numSteps") == num_steps
     page.click("#live")
     inspector.wait("inspector.mode === 'live'")
+
+
+def test_a_recording_keeps_what_is_told_in_runs(browser, server, tmp_path):
+    """Of a request alone most steps are told so, their tokens by ids whose texts came before."""
+    body = {"prompt": "Once upon a time there was", "max_tokens": 90, "temperature": 0, "ignore_eos": True}
+    for inspector in opened(browser, server.url):
+        page, path = inspector.page, tmp_path / "recording.json"
+        inspector.wait("document.getElementById('sign').textContent === 'live' && inspector.state.number >= 0")
+        answer = server.http.post("/v1/completions", json=body).json()["choices"][0]["text"]
+        is_there = (
+            f"[...inspector.lives.bySeq.values()].some((life) => life.endedUs && life.text === {json.dumps(answer)})"
+        )
+        inspector.wait(is_there)
+        with page.expect_download() as download:
+            page.click("#save")
+        download.value.save_as(path)
+        chunks = json.loads(path.read_text())["chunks"]
+        assert sum(len(one["steps"]) for chunk in chunks for one in chunk if "steps" in one) > 50
+        page.set_input_files("#file", path)
+        page.wait_for_selector("#live:not([hidden])")
+        assert inspector.value(is_there)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +294,7 @@ GROWTH_SETUP = """
   const { drawTimeline } = await import("./ui/inspect/timeline.js");
   const { drawBlocks } = await import("./ui/inspect/blocks.js");
   const { showLog, showRequests } = await import("./ui/inspect/panels.js");
-  const hello = { version: 1, num_blocks: 65, num_host_blocks: 0, num_groups: 1, block_size: 16, max_num_seqs: 4 };
+  const hello = { version: 2, num_blocks: 65, num_host_blocks: 0, num_groups: 1, block_size: 16, max_num_seqs: 4 };
   const history = new History(hello, { maxBytes: 500_000 });
   const lives = new Lives();
   history.onRecord((record, head) => lives.take(record, head));

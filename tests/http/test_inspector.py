@@ -8,7 +8,7 @@ from aserve.engine import Engine
 from aserve.http import AppOptions, Keyring, create_app
 from aserve.http.inspector import PATH, Feed
 from aserve.observe.observer import MAX_RECORDS, MAX_VIEWERS
-from aserve.observe.records import NO_CHANGE, BlockChange, Card, Held, Queue, Run, Snapshot, Splice
+from aserve.observe.records import NO_CHANGE, BlockChange, Card, Held, Move, Queue, Record, Run, Snapshot, Splice
 from aserve.observe.viewer import News
 from tests.engines import says, scripted_engine, scripted_loader
 from tests.fakes import FakeScript, ScriptedRunner
@@ -39,8 +39,7 @@ class Watcher(Peer):
 
     @property
     def records(self):
-        told = [one for event in self.of_type("records") for one in event["records"]]
-        return [record for one in told for record in (at_length(one) if "steps" in one else [one])]
+        return at_length([one for event in self.of_type("records") for one in event["records"]])
 
     def values(self, field):
         return [value for record in self.records for value in record.get(field, ())]
@@ -59,12 +58,19 @@ class Watcher(Peer):
                 await asyncio.sleep(0.02)
 
 
-def at_length(run):
-    """The records of a run, as docs/api.md says."""
+def at_length(told):
+    """Records, also those of runs, as docs/api.md says."""
+    words = {}
+    return [record for one in told for record in (records_of(one, words) if "steps" in one else [one])]
+
+
+def records_of(run, words):
+    words.update(run.get("words", ()))
     blocks = dict(run.get("blocks", ()))
     for place, (step, at_us, began_us, *phases) in enumerate(run["steps"]):
         work = {"step": step, "began_us": began_us, "phases": phases, "decodes": run["decodes"]}
-        record = {"number": run["number"] + place, "at_us": at_us, "work": work, "said": run["said"][place]}
+        said = [words[token_id] for token_id in run["said"][place]]
+        record = {"number": run["number"] + place, "at_us": at_us, "work": work, "said": said}
         yield record | ({"blocks": blocks[place]} if place in blocks else {})
 
 
@@ -104,7 +110,7 @@ async def test_a_request_is_told_from_its_card_to_its_end(engine):
         answer = await client.post("/v1/completions", json=PROMPT)
     await watcher.see(lambda w: w.values("moves"))
     hello, snapshot = watcher.events[:2]
-    assert (hello["type"], hello["version"], hello["block_size"], hello["sees_all"]) == ("hello", 1, 8, True)
+    assert (hello["type"], hello["version"], hello["block_size"], hello["sees_all"]) == ("hello", 2, 8, True)
     assert (snapshot["type"], snapshot["cards"], snapshot["num_lost"]) == ("snapshot", [], 0)
     [card] = watcher.values("cards")
     assert (card["prompt"], card["num_prompt"], card["max_tokens"]) == (PROMPT["prompt"], 33, 4)
@@ -292,23 +298,47 @@ class Texts:
     token_texts = (*"abcdefgh", None, None)
 
 
-def fed(decoded, *, tenant=None):
-    """The records that a client is sent of a run with these tokens, and how many events' records they were in short."""
-    steps = tuple((7 + place, 100 + place, 90 + place, 1, 2, 3, 4, 5, 6) for place in range(len(decoded)))
-    blocks = BlockChange(tables=(Splice(1, 2, (5,)),), cached=(4,))
+STEPS = tuple((7 + place, 100 + place, 90 + place, 1, 2, 3, 4, 5, 6) for place in range(3))
+
+
+def feed_of_two(tenant=None):
+    """Of a client that was told of two sequences that run."""
     feed = Feed(SimpleNamespace(texts=SimpleNamespace(tokenizer=Texts)), tenant)
     cards = tuple(Card(seq, seq, 0, 1, 9, 0, True, f"id{seq}", "lab", None, ()) for seq in (1, 2))
     feed.events(News(0, Snapshot(1, 1, cards, ((1, "running"), (2, "running")), Queue(), NO_CHANGE), ()))
-    run = Run(2, (1, 2), steps, decoded, ((1, blocks),))
+    return feed
+
+
+def fed(decoded, *, tenant=None):
+    """The records that a client is sent of a run with these tokens, and how many events' records they were in short."""
+    blocks = BlockChange(tables=(Splice(1, 2, (5,)),), cached=(4,))
+    feed = feed_of_two(tenant)
+    run = Run(2, (1, 2), STEPS[: len(decoded)], decoded, ((1, blocks),))
     told = json.loads(feed.events(News(0, None, (run,))).removeprefix(b"data: "))["records"]
     in_full = json.loads(feed.events(News(0, None, tuple(run.records()))).removeprefix(b"data: "))["records"]
-    return [record for one in told for record in (at_length(one) if "steps" in one else [one])], in_full, len(told)
+    return at_length(told), in_full, len(told)
 
 
 def test_a_run_says_what_its_records_say():
     told, in_full, num_told = fed(((0, 1), (2, 3), (4, 5)))
     assert told == in_full
     assert ([record["said"] for record in told], num_told) == ([["a", "b"], ["c", "d"], ["e", "f"]], 1)
+
+
+def test_a_word_is_told_once():
+    feed, runs = feed_of_two(), [Run(2, (1, 2), STEPS[:1], ((0, 1),)), Run(3, (1, 2), STEPS[:1], ((1, 2),))]
+    first, second = (json.loads(feed.events(News(0, None, (run,))).removeprefix(b"data: "))["records"] for run in runs)
+    assert [first[0]["words"], second[0]["words"]] == [[[0, "a"], [1, "b"]], [[2, "c"]]]
+    assert [record["said"] for record in at_length(first + second)] == [["a", "b"], ["b", "c"]]
+
+
+def test_what_was_sampled_behind_an_end_is_not_said():
+    """A step may be under way when the one before it turns out to have ended an answer."""
+    feed = feed_of_two()
+    ended = Record(2, 50, moves=(Move(1, "ended", "stop"),))
+    run = Run(3, (1, 2), STEPS[:1], ((0, 1),))
+    told = json.loads(feed.events(News(0, None, (ended, run))).removeprefix(b"data: "))["records"]
+    assert [record.get("said") for record in at_length(told)] == [None, [None, "b"]]
 
 
 def test_characters_of_several_tokens_and_others_tokens_are_told_at_length():

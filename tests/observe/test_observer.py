@@ -13,7 +13,7 @@ from aserve.observe.step import ObservedStep
 from tests.engines import byte_tokenizer
 from tests.fakes import FakeClock
 from tests.observe.explained import Names
-from tests.observe.watched import Follower, WatchedLoop, news_of, truth
+from tests.observe.watched import FLIGHT, Follower, WatchedLoop, news_of, truth
 from tests.scheduler.sync_loop import SyncLoop, request
 from tests.test_engine_loop import Bench, fake_kv, running
 
@@ -132,13 +132,13 @@ def test_who_reads_slowly_loses_records_and_is_told_how_many():
         for follower in followers:
             follower.follow()
         for _ in range(35):
-            observer.looked(0.0)
+            observer.looked(0.0, None)
             followers[1].follow()
             assert len(slow._records) <= 10
         followers[0].follow()
         assert (followers[0].num_lost, followers[0].number, followers[0].records) == (35, 35, [])
         assert (followers[1].num_lost, followers[1].number, len(followers[1].records)) == (0, 35, 35)
-        observer.looked(0.0)
+        observer.looked(0.0, None)
         followers[0].follow()
         assert [record.number for record in followers[0].records] == [36]
 
@@ -178,13 +178,13 @@ def test_a_look_that_falls_into_a_step_is_told_behind_it_or_at_the_next():
     for _ in range(3):
         loop.step()
     news_of(viewer)
-    observer.looked(0.25)
+    observer.looked(0.25, FLIGHT)
     assert not viewer._records
     loop.step()
     *_, last = news_of(viewer).records
     assert last.lag_us == 250_000
-    observer.looked(0.5)
-    observer.looked(0.75)
+    observer.looked(0.5, FLIGHT)
+    observer.looked(0.75, FLIGHT)
     assert [record.lag_us for record in news_of(viewer).records] == [750_000]
 
 
@@ -228,7 +228,7 @@ def test_who_stays_is_told_on_when_another_leaves():
             pass
         assert observer.is_watched
         news_of(stays)
-        observer.looked(0.5)
+        observer.looked(0.5, None)
         assert [record.lag_us for record in news_of(stays).records] == [500_000]
     assert not observer.is_watched
 
@@ -251,7 +251,7 @@ async def test_a_fault_of_the_observer_is_nobodys_and_viewers_begin_anew(monkeyp
             monkeypatch.setattr(Mirror, "take_news", faulty)
             answer = await bench.ask("a", PROMPT, 9)
             assert len(answer[0]) == 9
-            observer.looked(0.0)
+            observer.looked(0.0, None)
             follower.follow()
             there = truth(bench.scheduler)
             assert (follower.held.tables, follower.held.cached) == (there.tables, there.cached)
@@ -278,7 +278,7 @@ async def test_bookkeeping_that_is_made_anew_is_told():
             follower.follow()
             answer = await bench.ask("a", PROMPT, 9)
             assert len(answer[0]) == 9
-            observer.looked(0.0)
+            observer.looked(0.0, None)
             follower.follow()
     assert [move.what for record in follower.records for move in record.moves] == ["recompute", "ended"]
     assert follower.held.tables == {}

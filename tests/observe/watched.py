@@ -1,7 +1,7 @@
 """A scheduler that is looked on at, and somebody who follows what is told, from which he makes what is there."""
 
 from collections import defaultdict
-from typing import Any
+from typing import Any, Final
 
 from aserve.core.outputs import SeqDelta
 from aserve.core.plan import StepPlan, StepResult
@@ -125,6 +125,16 @@ class Follower:
                 del self.cards[move.seq], self.states[move.seq]
 
 
+class Landed:
+    """A step's flight, as far as it is looked at."""
+
+    async def land(self) -> StepResult:
+        raise NotImplementedError
+
+
+FLIGHT: Final = Landed()
+
+
 class WatchedLoop(SyncLoop):
     """Tells an observer of its steps as the engine loop does."""
 
@@ -171,7 +181,7 @@ class WatchedLoop(SyncLoop):
     def look(self) -> None:
         """Between steps."""
         for _ in range(2):  # steps were over before the first, which is told of behind the next
-            self.observer.looked(0.0)
+            self.observer.looked(0.0, FLIGHT if self.in_flight else None)
         self.compare_told()
 
     def leave(self) -> None:

@@ -8,15 +8,17 @@ const CHUNKS_A_KEYFRAME = 32;
 const MAX_PARSED = 240;
 
 export class History {
-  constructor(hello, { maxBytes = MAX_BYTES } = {}) {
+  constructor(hello, { maxBytes = MAX_BYTES, words = [] } = {}) {
     this.hello = hello;
     this.head = new State();
     this.numSteps = 0;
     this.numBytes = 0;
     this.#maxBytes = maxBytes;
+    this.#words = new Map(words);
   }
 
   #maxBytes;
+  #words; // the texts of tokens, by their ids, as far as they were told
   #chunks = [];
   #parsed = new Map();
   #listeners = [];
@@ -46,7 +48,7 @@ export class History {
   take(event, text = JSON.stringify(event.type === "snapshot" ? event : event.records)) {
     const isSnapshot = event.type === "snapshot";
     if (!isSnapshot && !event.records.length) return;
-    const records = isSnapshot ? [] : atLength(event.records);
+    const records = isSnapshot ? [] : atLength(event.records, this.#words);
     const isKey = isSnapshot || this.#sinceKey >= CHUNKS_A_KEYFRAME;
     if (isSnapshot) {
       this.head.begin(event);
@@ -95,7 +97,7 @@ export class History {
   #records(chunk) {
     const known = this.#parsed.get(chunk);
     if (known) return known;
-    const records = chunk.isSnapshot ? [] : atLength(JSON.parse(chunk.text));
+    const records = chunk.isSnapshot ? [] : atLength(JSON.parse(chunk.text), this.#words);
     this.#remember(chunk, records);
     return records;
   }
@@ -165,7 +167,8 @@ export class History {
 
   /** All that is kept as a recording: parts of a text, to be put together by a Blob. */
   *parts(about = {}) {
-    const head = { type: "recording", version: this.hello.version, ...about, hello: this.hello };
+    const words = [...this.#words];
+    const head = { type: "recording", version: this.hello.version, ...about, hello: this.hello, words };
     const [first, ...others] = this.#chunks;
     yield `${JSON.stringify(head).slice(0, -1)},"snapshot":${JSON.stringify(first.keyframe.snapshot())},"chunks":[`;
     yield first.isSnapshot ? "[]" : first.text;
@@ -174,16 +177,17 @@ export class History {
   }
 }
 
-/** Records, also of runs: steps of the same sequences, which are told in short. */
-function atLength(told) {
+/** Records, also of runs: steps of the same sequences, which are told in short. words: gets the texts that are new. */
+function atLength(told, words) {
   return told.flatMap((one) => {
     if (!one.steps) return one;
+    for (const [id, text] of one.words ?? []) words.set(id, text);
     const blocks = new Map(one.blocks);
     return one.steps.map(([step, at_us, began_us, ...phases], place) => ({
       number: one.number + place,
       at_us,
       work: { step, began_us, phases, decodes: one.decodes },
-      said: one.said[place],
+      said: one.said[place].map((token) => (typeof token === "number" ? words.get(token) : token)),
       ...(blocks.has(place) && { blocks: blocks.get(place) }),
     }));
   });

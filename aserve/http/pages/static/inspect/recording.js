@@ -2,7 +2,7 @@
 
 import { History } from "./history.js";
 
-const VERSION = 1;
+const VERSIONS = [1, 2]; // in the first, runs said texts
 const MAX_FILE_BYTES = 200 * 1024 * 1024;
 
 /** Has the browser save a history. */
@@ -33,15 +33,15 @@ export function opened(raw) {
   if (raw?.type !== "recording" || !raw.hello || raw.snapshot?.type !== "snapshot" || !Array.isArray(raw.chunks)) {
     throw new Error("The file is no recording of this page.");
   }
-  if (raw.version !== VERSION) {
-    throw new Error(`The recording has version ${raw.version}, and this page reads version ${VERSION}.`);
+  if (!VERSIONS.includes(raw.version)) {
+    throw new Error(`The recording has version ${raw.version}, and this page reads versions ${VERSIONS.join(", ")}.`);
   }
   const captions = raw.captions ?? [];
   return { title: raw.title ?? "", captions, load: (watch) => fill(raw, watch) };
 }
 
 function fill(raw, watch) {
-  const history = new History(raw.hello, { maxBytes: Number.POSITIVE_INFINITY });
+  const history = new History(raw.hello, { maxBytes: Number.POSITIVE_INFINITY, words: raw.words });
   watch(history);
   try {
     history.take(raw.snapshot);
