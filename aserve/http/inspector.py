@@ -108,10 +108,10 @@ class ShownRun(msgspec.Struct, frozen=True, omit_defaults=True):
 
     number: int
     decodes: tuple[int, ...]
-    steps: tuple[tuple[int, ...], ...]
-    said: tuple[tuple[int, ...], ...]
-    words: list[tuple[int, str]] = []
-    blocks: tuple[tuple[int, BlockChange], ...] = ()
+    steps: Sequence[tuple[int, ...]]
+    said: Sequence[tuple[int, ...]]
+    words: Sequence[tuple[int, str | None]] = ()
+    blocks: Sequence[tuple[int, BlockChange]] = ()
 
 
 class ShownSnapshot(msgspec.Struct, frozen=True, tag="snapshot", omit_defaults=True):
@@ -193,12 +193,12 @@ class Feed:
         if self._view is not None or self._unfinished or not self._own.issuperset(run.decodes):
             return None
         told, text_of = self._told, self._tokenizer.token_texts.__getitem__
-        new = sorted(set().union(*[ids for ids in run.decoded if not told.issuperset(ids)]) - told)
+        new = sorted(set().union(*run.decoded) - told)
         words = list(zip(new, map(text_of, new), strict=True))
         if any(text is None for _, text in words):
             return None
         told.update(new)
-        return ShownRun(run.number, run.decodes, run.steps, run.decoded, words, run.blocks)  # type: ignore[arg-type]
+        return ShownRun(run.number, run.decodes, run.steps, run.decoded, words, run.blocks)
 
     def _record(self, record: Record) -> ShownRecord:
         record = record if self._view is None else self._view.record(record)
@@ -247,6 +247,10 @@ class Feed:
 
     def _text(self, seq: int, token_ids: Sequence[int]) -> str:
         """The text of tokens as far as characters are whole."""
+        if len(token_ids) == 1 and seq not in self._unfinished:
+            whole = self._tokenizer.token_texts[token_ids[0]]
+            if whole is not None:
+                return whole
         raw = b"".join(map(self._tokenizer.token_bytes.__getitem__, token_ids))
         decoder = self._unfinished.pop(seq, None) or codecs.getincrementaldecoder("utf-8")("replace")
         text = decoder.decode(raw)
@@ -255,12 +259,10 @@ class Feed:
         return text
 
     def _card(self, card: Card) -> ShownCard:
-        numbers = {name: getattr(card, name) for name in CardNumbers.__struct_fields__}
         self._own.add(card.seq)
         prompt = b"".join(map(self._tokenizer.token_bytes.__getitem__, card.prompt_ids)).decode("utf-8", "replace")
-        return ShownCard(
-            **numbers, id=card.id, tenant=card.tenant, lora=card.lora, prompt=prompt, explains=card.explains
-        )
+        numbers = card.seq, card.request, card.index, card.num_prompt, card.max_tokens, card.arrived_us
+        return ShownCard(*numbers, card.id, card.tenant, card.lora, prompt, card.explains)
 
 
 class InspectEvents:

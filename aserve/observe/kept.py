@@ -6,32 +6,45 @@
 Told of by itself, at its end, each would take several times as long: by then the processor's caches have forgotten how.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from aserve.core.ids import SeqId
 from aserve.observe.mirror import Change, Mirror
-from aserve.observe.records import NO_CHANGE, Record, Run, Work
+from aserve.observe.records import NO_CHANGE, BlockChange, Record, Run, Work
 from aserve.observe.step import Computed, ObservedStep, microseconds, times_of, work_of
-from aserve.scheduler.readings import Grown, Noted, Rehashed
-
-_WithBlocks = tuple[ObservedStep, list[Grown], list[Rehashed]]
+from aserve.scheduler.readings import Noted
 
 
 def tell(number: int, kept: Sequence[ObservedStep], noted: Noted, mirror: Mirror) -> Iterator[Record | Run]:
     """What is told of steps one behind the other. number: of the first record. noted: up to the last of them."""
-    for decodes, several in groupby(_with_blocks(kept, noted), _decodes_alone):
-        if decodes is not None:
-            run = _run(number, decodes, several, mirror)
-            number += len(run.steps)
-            yield run
-        else:
-            for step, grown, rehashed in several:
+    grown, rehashed, _ = noted
+    num_grown = num_rehashed = 0
+    for decodes, several in groupby(kept, _decodes_alone):
+        steps: list[tuple[int, ...]] = []
+        decoded: list[tuple[int, ...]] = []
+        blocks: list[tuple[int, BlockChange]] = []
+        for step in several:
+            to_grown, to_rehashed = step.num_grown, step.num_rehashed
+            changed = grown[num_grown:to_grown], rehashed[num_rehashed:to_rehashed]
+            num_grown, num_rehashed = to_grown, to_rehashed
+            if decodes is None:
                 assert step.more is not None, "it is no run's"
                 came, ends, news = step.more
-                change = mirror.follow(news, ends, grown, rehashed)
-                yield record_of(number, step, work_of(step, came), came, change)
+                yield record_of(number, step, work_of(step, came), came, mirror.follow(news, ends, *changed))
                 number += 1
+                continue
+            if any(changed) and (change := mirror.grow(*changed)) is not NO_CHANGE:
+                blocks.append((len(steps), change))
+            steps.append((step.step_id, *times_of(step)))
+            decoded.append(step.token_ids)
+        if decodes is not None:
+            yield Run(number, decodes, steps, decoded, blocks)
+            number += len(steps)
+
+
+def _decodes_alone(step: ObservedStep) -> tuple[SeqId, ...] | None:
+    return step.decodes if step.more is None else None
 
 
 def record_of(number: int, step: ObservedStep, work: Work, came: Computed, change: Change) -> Record:
@@ -48,26 +61,3 @@ def record_of(number: int, step: ObservedStep, work: Work, came: Computed, chang
         change.queue,
         change.blocks,
     )
-
-
-def _with_blocks(kept: Sequence[ObservedStep], noted: Noted) -> Iterator[_WithBlocks]:
-    """Each with what was noted since the one before."""
-    grown = rehashed = 0
-    for step in kept:
-        yield step, noted.grown[grown : step.num_grown], noted.rehashed[rehashed : step.num_rehashed]
-        grown, rehashed = step.num_grown, step.num_rehashed
-
-
-def _decodes_alone(one: _WithBlocks) -> tuple[SeqId, ...] | None:
-    step, *_ = one
-    return step.decodes if step.more is None else None
-
-
-def _run(number: int, decodes: tuple[SeqId, ...], several: Iterable[_WithBlocks], mirror: Mirror) -> Run:
-    steps, decoded, blocks = [], [], []
-    for place, (step, grown, rehashed) in enumerate(several):
-        steps.append((step.step_id, *times_of(step)))
-        decoded.append(step.token_ids)
-        if (grown or rehashed) and (change := mirror.grow(grown, rehashed)) is not NO_CHANGE:
-            blocks.append((place, change))
-    return Run(number, decodes, tuple(steps), tuple(decoded), tuple(blocks))

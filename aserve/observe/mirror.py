@@ -145,7 +145,9 @@ class Mirror:
         if self._num_shifting or (readings.has_host_memory and readings.cache.num_kept_on_host != len(self._kept)):
             return None
         grown, rehashed, moved = readings.noted
-        has_news = bool(moved or self._new_cards or self._queue is not _NOBODY or readings.residents.waiting)
+        has_news = bool(moved or self._new_cards)
+        if readings.residents.waiting or self._queue is not _NOBODY:
+            has_news |= self._queue.num_waiting != readings.num_waiting or self._queue.hold != self._hold()
         return len(grown), len(rehashed), has_news
 
     def take_news(self) -> News:
@@ -266,12 +268,16 @@ class Mirror:
             first = tuple(islice(readings.waiting, MAX_QUEUED))
             for sequence in first:
                 self.meet(sequence)
-            hold = readings.hold
-            queue = Queue(num_waiting, tuple(s.id for s in first), "" if hold is None else hold.value)
+            queue = Queue(num_waiting, tuple(s.id for s in first), self._hold())
         if queue is self._queue or queue == self._queue:
             return None
         self._queue = queue
         return queue
+
+    def _hold(self) -> str:
+        """Why the first of those who wait was not admitted; "" where nobody was left waiting."""
+        hold = self._readings.hold
+        return "" if hold is None else hold.value
 
     def _blocks_changed(
         self,

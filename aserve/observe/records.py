@@ -10,7 +10,7 @@ number is that of its first sequence. Who a request is, and what was said, is on
 Times are whole microseconds of the engine's clock, which begins nowhere in particular.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -203,9 +203,9 @@ class Run(msgspec.Struct, frozen=True, gc=False):
 
     number: int
     decodes: tuple[int, ...]
-    steps: tuple[tuple[int, ...], ...]
-    decoded: tuple[tuple[int, ...], ...]
-    blocks: tuple[tuple[int, BlockChange], ...] = ()
+    steps: Sequence[tuple[int, ...]]
+    decoded: Sequence[tuple[int, ...]]
+    blocks: Sequence[tuple[int, BlockChange]] = ()
 
     def records(self) -> Iterator[Record]:
         """The same at length."""

@@ -8,8 +8,9 @@ import pytest
 from aserve.core.errors import OverloadedError, UnavailableError
 from aserve.observe.mirror import Mirror
 from aserve.observe.observer import MAX_VIEWERS, Observer
-from aserve.observe.records import NO_CHANGE, BlockChange, Held, Phases, Run, Splice
+from aserve.observe.records import NO_CHANGE, BlockChange, Held, Phases, Queue, Run, Splice
 from aserve.observe.step import ObservedStep
+from aserve.scheduler.states import Hold
 from tests.engines import byte_tokenizer
 from tests.fakes import FakeClock
 from tests.observe.explained import Names
@@ -186,6 +187,30 @@ def test_a_look_that_falls_into_a_step_is_told_behind_it_or_at_the_next():
     observer.looked(0.5, FLIGHT)
     observer.looked(0.75, FLIGHT)
     assert [record.lag_us for record in news_of(viewer).records] == [750_000]
+
+
+def test_who_waits_is_told_when_that_changes_and_not_with_each_step():
+    loop = WatchedLoop(num_blocks=60, max_num_seqs=1)
+    loop._patience, viewer = 100, loop.follower._viewer
+    loop.add(request("a", (1, 2, 1), 40))
+    for _ in range(3):
+        loop.step()
+    news_of(viewer)
+    loop.add(request("b", (2, 1), 4))
+    for _ in range(4):
+        loop.step()
+    loop.add(request("c", (2, 2), 4))
+    loop.step()
+    loop.plan()
+    loop.scheduler._planner.hold = Hold.MEMORY
+    loop.commit()
+    comes, waits, comes_too, is_held = news_of(viewer).records
+    first, second = comes.cards[0].seq, comes_too.cards[0].seq
+    assert comes.queue == Queue(1, (first,), "rows")
+    assert isinstance(waits, Run)
+    assert len(waits.steps) == 3
+    assert comes_too.queue == Queue(2, (first, second), "rows")
+    assert is_held.queue == Queue(2, (first, second), "memory")
 
 
 def test_a_run_counts_as_its_records():
