@@ -231,6 +231,7 @@ WATCHED = (
     Point("mirror meet", at((Mirror, "meet")), of_nobody=True),
     Point("mirror cards", at((mirror, "card_of")), of_nobody=True),
     Point("readings sequence", at((Readings, "sequence")), of_nobody=True),
+    Point("readings who decode", at((Readings, "all_who_decode")), of_nobody=True),
     Point("mirror still", at((Mirror, "num_noted")), of_nobody=True),
     Point("readings noting", at((Readings, "note"))),
     Point("readings noted", at((Readings, "take_noted"))),
