@@ -84,15 +84,16 @@ class ShownCard(CardNumbers, frozen=True, omit_defaults=True):
 
 
 class ShownRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """As `Record`; said: the text of each of `decoded`, None where it is not shown, or not a whole character. texts: of
-    `token_ids`, and characters that have become whole.
+    """As `Record`; said: `decoded`, if all are shown and of whole characters; else the text of each, None where it is
+    not. words: the texts of tokens that were not told before. texts: of `token_ids`, and characters now whole.
     """
 
     number: int
     at_us: int
     cards: tuple[ShownCard, ...] = ()
     work: Work | None = None
-    said: Sequence[str | None] = ()
+    said: Sequence[int | str | None] = ()
+    words: Sequence[tuple[int, str]] = ()
     texts: Sequence[tuple[int, str]] = ()
     admitted: tuple[Admission, ...] = ()
     moves: tuple[Move, ...] = ()
@@ -104,13 +105,13 @@ class ShownRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ShownRun(msgspec.Struct, frozen=True, omit_defaults=True):
-    """As `Run`; said: each step's tokens, by their ids. words: the texts of those that were in no run before."""
+    """As `Run`; said: each step's tokens. words: the texts of those that were not told before."""
 
     number: int
     decodes: tuple[int, ...]
     steps: Sequence[tuple[int, ...]]
     said: Sequence[tuple[int, ...]]
-    words: Sequence[tuple[int, str | None]] = ()
+    words: Sequence[tuple[int, str]] = ()
     blocks: Sequence[tuple[int, BlockChange]] = ()
 
 
@@ -186,27 +187,36 @@ class Feed:
         return told
 
     def _run(self, run: Run) -> ShownRun | None:
-        """A run in short; None where not all of its tokens are shown, or not each is of whole characters.
-
-        Its texts are looked up where they are new: of some thousand tokens a second each would lie elsewhere in memory.
-        """
+        """A run in short; None where not all of its tokens are shown, or not each is of whole characters."""
         if self._view is not None or self._unfinished or not self._own.issuperset(run.decodes):
             return None
-        told, text_of = self._told, self._tokenizer.token_texts.__getitem__
-        new = sorted(set().union(*run.decoded) - told)
-        words = list(zip(new, map(text_of, new), strict=True))
-        if any(text is None for _, text in words):
+        words = self._words(*run.decoded)
+        return None if words is None else ShownRun(run.number, run.decodes, run.steps, run.decoded, words, run.blocks)
+
+    def _words(self, *decoded: Sequence[int]) -> list[tuple[int, str]] | None:
+        """The texts of those of these tokens that it was not told; None where not each is of whole characters.
+
+        Each is looked up once: of thousands of tokens a second each would lie elsewhere in memory.
+        """
+        new = sorted(set().union(*decoded) - self._told)
+        words = [(token_id, text) for token_id in new if (text := self._tokenizer.token_texts[token_id]) is not None]
+        if len(words) < len(new):
             return None
-        told.update(new)
-        return ShownRun(run.number, run.decodes, run.steps, run.decoded, words, run.blocks)
+        self._told.update(new)
+        return words
 
     def _record(self, record: Record) -> ShownRecord:
         record = record if self._view is None else self._view.record(record)
         cards = tuple(map(self._card, record.cards))
         texts = [(seq, self._text(seq, token_ids)) for seq, token_ids in record.token_ids if seq in self._own]
-        said: Sequence[str | None] = ()
+        said: Sequence[int | str | None] = ()
+        words: Sequence[tuple[int, str]] | None = ()
         if record.decoded and record.work is not None:
-            said = self._said(record.work.decodes, record.decoded, texts)
+            said, decodes = record.decoded, record.work.decodes
+            is_shown = not self._unfinished and NO_TOKEN not in said and self._own.issuperset(decodes)
+            words = self._words(said) if is_shown else None
+            if words is None:
+                said = self._said(decodes, record.decoded, texts)
         for move in record.moves:
             if move.what == "ended":
                 self._own.discard(move.seq)
@@ -217,6 +227,7 @@ class Feed:
             cards,
             record.work,
             said,
+            words or (),
             texts or (),
             record.admitted,
             record.moves,
@@ -230,12 +241,8 @@ class Feed:
     def _said(
         self, decodes: Sequence[int], decoded: Sequence[int], texts: list[tuple[int, str]]
     ) -> Sequence[str | None]:
-        """What is shown of each; what may have become whole goes to `texts`."""
+        """The text of each as far as it is shown; what may have become whole goes to `texts`."""
         token_texts = self._tokenizer.token_texts
-        if not self._unfinished and NO_TOKEN not in decoded and self._own.issuperset(decodes):
-            said = [*map(token_texts.__getitem__, decoded)]
-            if None not in said:  # as a rule
-                return said
         shown: list[str | None] = []
         for seq, token_id in zip(decodes, decoded, strict=True):
             is_told = token_id != NO_TOKEN and seq in self._own

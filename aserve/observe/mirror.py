@@ -136,6 +136,11 @@ class Mirror:
         told = self._told.get(seq_id)
         return None if told is None else told.card
 
+    @property
+    def only_grows(self) -> bool:
+        """Whether no table does more than grow, and so nobody's tokens are hidden: no beam's are there."""
+        return not self._num_shifting
+
     def num_noted(self) -> tuple[int, int, bool] | None:
         """How much is noted of blocks: who has got some, which have other hashes; and whether there is `News`.
 

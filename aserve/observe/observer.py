@@ -161,6 +161,7 @@ class Observer:
         if self._viewers:
             running = self._readings.all_who_decode(plan)
             if running is None:
+                seen.known = tuple([one for one in enumerate(plan.slices) if one[1].token_ids])
                 seen.decodes = tuple([piece.seq_id for piece in plan.slices if not piece.token_ids])
             elif running != self._ran:
                 self._ran = [*running]
@@ -193,7 +194,7 @@ class Observer:
             self._offer(record_of(self._number + 1, seen, work_of(seen, came, plan), came, change))
         else:
             seen.num_grown, seen.num_rehashed, has_news = num
-            if has_news or len(seen.decodes) != len(plan.slices):
+            if has_news or seen.known:
                 with self._all_or_anew():
                     came = computed(plan, seen, result, mirror)
                     seen.more = More(came, ends_of(step.deltas), mirror.take_news())

@@ -34,7 +34,8 @@ class ObservedStep(msgspec.Struct, gc=False):
     """When what was done about a step, by the engine's clock, as it is noted by who steps; and what to tell of it.
 
     waited_s: when the loop had nothing else to do. took_s: how long, since it was begun and the one before had landed.
-    admitted: who took a row in it. Of one that is over:
+    admitted: who took a row in it. known: slices of tokens that are known when it is planned, and their places: looked
+    for when the plan is made, and still in a cache. Of one that is over:
 
     decodes, token_ids: the sequences of which it computed the next token, and all that it sampled. num_grown,
     num_rehashed: what was noted of blocks up to its end. more: None where it computed nothing else, as most do, and
@@ -51,6 +52,7 @@ class ObservedStep(msgspec.Struct, gc=False):
     took_s: float = 0.0
     published_s: float = 0.0
     admitted: tuple[Admission, ...] = ()
+    known: tuple[tuple[int, SeqSlice], ...] = ()
     step_id: int = -1
     decodes: tuple[SeqId, ...] = ()
     token_ids: tuple[int, ...] = ()
@@ -91,6 +93,9 @@ def computed(plan: StepPlan, seen: ObservedStep, result: StepResult, mirror: Mir
     slices, sampled = plan.slices, result.token_ids
     if len(seen.decodes) == len(slices):  # as in most steps
         return Computed(seen.decodes, sampled)
+    has_one_each = len(sampled) == len(slices) and not (result.num_accepted or result.vectors)
+    if has_one_each and mirror.only_grows and all(piece.num_tokens > 1 for _, piece in seen.known):
+        return _with_ends_of_prompts(seen, sampled)  # as in most of the others
     pools, first = bool(result.vectors), 0
     accepted = iter(result.num_accepted)
     decodes: list[SeqId] = []
@@ -114,6 +119,16 @@ def computed(plan: StepPlan, seen: ObservedStep, result: StepResult, mirror: Mir
         if token_ids:
             others.append((piece.seq_id, token_ids))
     return Computed(tuple(decodes), tuple(decoded), tuple(pieces), tuple(others))
+
+
+def _with_ends_of_prompts(seen: ObservedStep, sampled: tuple[int, ...]) -> Computed:
+    """Of a step in which each slice got one token, and those that are no decodes were the last of prompts."""
+    decoded = list(sampled)
+    for place, _ in reversed(seen.known):
+        del decoded[place]
+    pieces = [Piece(piece.seq_id, "prefill", piece.start, piece.num_tokens) for _, piece in seen.known]
+    token_ids = [(piece.seq_id, (sampled[place],)) for place, piece in seen.known]
+    return Computed(seen.decodes, tuple(decoded), tuple(pieces), tuple(token_ids))
 
 
 def _is_next(piece: SeqSlice, card: Card | None) -> bool:

@@ -179,15 +179,16 @@ export class History {
 
 /** Records, also of runs: steps of the same sequences, which are told in short. words: gets the texts that are new. */
 function atLength(told, words) {
+  const spelled = (said) => said.map((token) => (typeof token === "number" ? words.get(token) : token));
   return told.flatMap((one) => {
-    if (!one.steps) return one;
     for (const [id, text] of one.words ?? []) words.set(id, text);
+    if (!one.steps) return one.said ? { ...one, said: spelled(one.said) } : one;
     const blocks = new Map(one.blocks);
     return one.steps.map(([step, at_us, began_us, ...phases], place) => ({
       number: one.number + place,
       at_us,
       work: { step, began_us, phases, decodes: one.decodes },
-      said: one.said[place].map((token) => (typeof token === "number" ? words.get(token) : token)),
+      said: spelled(one.said[place]),
       ...(blocks.has(place) && { blocks: blocks.get(place) }),
     }));
   });
