@@ -194,7 +194,7 @@ class Observer:
             self._offer(record_of(self._number + 1, seen, work_of(seen, came, plan), came, change))
         else:
             seen.num_grown, seen.num_rehashed, has_news = num
-            if has_news or seen.known:
+            if has_news or len(seen.decodes) != len(plan.slices):
                 with self._all_or_anew():
                     came = computed(plan, seen, result, mirror)
                     seen.more = More(came, ends_of(step.deltas), mirror.take_news())

@@ -93,7 +93,7 @@ def computed(plan: StepPlan, seen: ObservedStep, result: StepResult, mirror: Mir
     slices, sampled = plan.slices, result.token_ids
     if len(seen.decodes) == len(slices):  # as in most steps
         return Computed(seen.decodes, sampled)
-    has_one_each = len(sampled) == len(slices) and not (result.num_accepted or result.vectors)
+    has_one_each = len(sampled) == len(seen.decodes) + len(seen.known) and not (result.num_accepted or result.vectors)
     if has_one_each and mirror.only_grows and all(piece.num_tokens > 1 for _, piece in seen.known):
         return _with_ends_of_prompts(seen, sampled)  # as in most of the others
     pools, first = bool(result.vectors), 0

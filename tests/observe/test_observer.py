@@ -125,6 +125,23 @@ def test_the_wait_begins_with_nothing_else_to_do_and_never_before_the_launch(is_
     assert phases == Phases(plan=0, launch=launch_us, flight=5000 - launch_us, wait=3000, commit=1000, publish=1000)
 
 
+def test_who_comes_while_a_step_is_under_way_is_told_of_all_of_it():
+    """While somebody waits for an explanation steps are observed though nobody looks on: who decodes is not noted."""
+    loop = SyncLoop()
+    observer = Observer(loop.scheduler.readings, FakeClock(), Names())
+    loop.add(request("a", PROMPT[:4]))
+    loop.step()
+    plan = loop.plan()
+    seen = ObservedStep(0.0, 0.0)
+    observer.planned(plan, seen)
+    with observer.viewer() as viewer:
+        news_of(viewer)
+        _, result = loop.in_flight.popleft()
+        observer.published(plan, result, loop.scheduler.commit(result), seen)
+        [record] = news_of(viewer).records
+    assert (record.work.decodes, record.decoded) == ((plan.slices[0].seq_id,), result.token_ids)
+
+
 def test_who_reads_slowly_loses_records_and_is_told_how_many():
     loop = SyncLoop()
     observer = Observer(loop.scheduler.readings, FakeClock(), Names(), max_records=10)
