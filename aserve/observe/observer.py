@@ -208,7 +208,7 @@ class Observer:
         if len(self._kept) == 1:
             for viewer in self._viewers:
                 viewer.ring()
-        elif len(self._kept) >= self._max_records:
+        if len(self._kept) >= self._max_records:
             self._catch_up()
 
     def _catch_up(self) -> None:

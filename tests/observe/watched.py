@@ -1,10 +1,11 @@
 """A scheduler that is looked on at, and somebody who follows what is told, from which he makes what is there."""
 
 from collections import defaultdict
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from aserve.core.outputs import SeqDelta
 from aserve.core.plan import StepPlan, StepResult
+from aserve.core.ports import Flight
 from aserve.observe.observer import Observer
 from aserve.observe.others import OTHERS, TenantView
 from aserve.observe.records import NO_CHANGE, NO_TOKEN, Card, Crowd, Held, Queue, Record, Snapshot, at_length
@@ -125,14 +126,8 @@ class Follower:
                 del self.cards[move.seq], self.states[move.seq]
 
 
-class Landed:
-    """A step's flight, as far as it is looked at."""
-
-    async def land(self) -> StepResult:
-        raise NotImplementedError
-
-
-FLIGHT: Final = Landed()
+FLIGHT: Final = cast("Flight", object())
+"""Of a step that is under way: it is looked at whether there is one."""
 
 
 class WatchedLoop(SyncLoop):
