@@ -12,52 +12,36 @@ using namespace aserve;
 
 namespace {
 
-typedef uint8_t bytes __attribute__((vector_size(LANES)));
-
 // Of a row's run: what its numbers are to be multiplied by, and what sums begin with.
-struct RunScale {
-    float scale;
-    int32_t start;
-};
+struct RunScale { float scale; int32_t start; };
 
 // scales: [runs, rows].
-struct QuantizedRows {
-    const uint8_t* numbers;
-    int64_t stride;
-    const RunScale* scales;
-    int64_t rows;
-};
+struct QuantizedRows { const uint8_t* numbers; int64_t stride; const RunScale* scales; int64_t rows; };
 
-// The sum and products of bytes without a sign, four in a word, by those of x, which are four int8.
+// A word of weights is four bytes without a sign, a word of x four int8. The sum of what there is and of the products of as
+// many of them as one instruction multiplies; of PARTS of a word, one after the other.
 #if defined(__AVX512VNNI__)
-constexpr int64_t X_WORDS = 1;
+constexpr int64_t PARTS = 1;
 
-inline void spread_word(uint32_t x, uint32_t* out) { *out = x; }
-
-inline vu add_products(vu sum, vu weights, const uint32_t* x) {
-    return (vu)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, _mm512_set1_epi32(*x));
+inline vu add_products(vu sum, vu weights, vu x) {
+    return (vu)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, (__m512i)x);
 }
 #else
-// In pairs of 16 bits: the first and third byte, and the others.
-constexpr int64_t X_WORDS = 2;
+// Pairs of 16 bits: the first and third byte, and the others.
+constexpr int64_t PARTS = 2;
 
-inline void spread_word(uint32_t x, uint32_t* out) {
-    for (int i = 0; i < 2; i++, x >>= 8) out[i] = (uint16_t)(int8_t)x | (uint32_t)(int8_t)(x >> 16) << 16;
-}
-
-inline vu pair_products(vu a, vu b) {
+inline vu add_products(vu sum, vu weights, vu x) {
 #if defined(__AVX512F__)
-    return (vu)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+    sum += (vu)_mm512_madd_epi16((__m512i)weights, (__m512i)x);
 #elif defined(__AVX2__)
-    return (vu)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+    sum += (vu)_mm256_madd_epi16((__m256i)weights, (__m256i)x);
 #else
-    return (a & 0xffff) * (vu)((vi)(b << 16) >> 16) + (a >> 16) * (vu)((vi)b >> 16);
+    sum += (weights & 0xffff) * (vu)((vi)(x << 16) >> 16) + (weights >> 16) * (vu)((vi)x >> 16);
 #endif
-}
-
-inline vu add_products(vu sum, vu weights, const uint32_t* x) {
-    const vu first = weights & 0x00ff00ff, second = (weights >> 8) & 0x00ff00ff;
-    return sum + pair_products(first, vu{} + x[0]) + pair_products(second, vu{} + x[1]);
+#ifdef __AVX2__
+    __asm__("" : "+v"(sum));  // now: GCC would keep the products of many steps in memory, to add them up later
+#endif
+    return sum;
 }
 #endif
 
@@ -67,18 +51,27 @@ template <int64_t INPUTS> struct Int8 : ByVectors {
     typedef vu Sum;
     typedef const RunScale* Extra;
     static constexpr int64_t RUN = INPUTS, INPUTS_PER_STEP = 4, SCALE_WORDS = PANEL;
-    static constexpr int64_t X_PER_STEP = X_WORDS, X_PER_RUN = RUN / INPUTS_PER_STEP * X_WORDS;
+    static constexpr int64_t X_PER_STEP = 1, X_PER_PART = RUN / INPUTS_PER_STEP, X_PER_RUN = PARTS * X_PER_PART;
 
     template <int COUNT> static void step(vu (*sums)[VECTORS], const uint32_t* step_weights, const uint32_t* x) {
-        UNROLL for (int v = 0; v < VECTORS; v++) {
-            const vu weights = load_as<vu>(step_weights + v * LANES);
-            UNROLL for (int r = 0; r < COUNT; r++) sums[r][v] = add_products(sums[r][v], weights, x + r * X_PER_RUN);
+        UNROLL for (int part = 0; part < PARTS; part++, x += X_PER_PART) {
+            vu weights[VECTORS];
+            UNROLL for (int v = 0; v < VECTORS; v++)
+                weights[v] = load_as<vu>(step_weights + v * LANES) >> 8 * part & (PARTS > 1 ? 0x00ff00ff : ~0u);
+            UNROLL for (int r = 0; r < COUNT; r++)
+                UNROLL for (int v = 0; v < VECTORS; v++)
+                    sums[r][v] = add_products(sums[r][v], weights[v], vu{} + x[r * X_PER_RUN]);
         }
     }
 
     static void spread(const Rows& x, int64_t row, int64_t begin, int64_t n, uint32_t* out) {
         const uint8_t* from = x.numbers + row * x.stride + begin;
-        for (int64_t i = 0; i < n; i += INPUTS_PER_STEP, out += X_WORDS) spread_word(load_as<uint32_t>(from + i), out);
+        if (PARTS == 1) memcpy(out, from, rounded_up(n, INPUTS_PER_STEP));
+        else for (int64_t i = 0; i < rounded_up(n, INPUTS_PER_STEP); i += 2) {
+            const int16_t pair = load_as<int16_t>(from + i), first = pair << 8;
+            store_as((uint8_t*)out + i, (int16_t)(first >> 8));
+            store_as((uint8_t*)(out + X_PER_PART) + i, (int16_t)(pair >> 8));
+        }
     }
 
     static Extra extra(const Rows& x, int64_t row, int64_t run) { return x.scales + run * x.rows + row; }
@@ -111,8 +104,6 @@ inline vu quantized(vf x, float factor) {
     return (vu)(x * factor + magic) - (vu)splat(magic);
 }
 
-inline void store_bytes(uint8_t* p, vu v) { store_as(p, __builtin_convertvector(v, bytes)); }
-
 // out: a multiple of LANES; what x does not fill is 0. scales: one of each run, `stride` apart.
 template <int64_t RUN, typename T>
 void quantize_row(const T* x, int64_t inputs, int64_t group, uint8_t* out, RunScale* scales, int64_t stride) {
@@ -123,7 +114,7 @@ void quantize_row(const T* x, int64_t inputs, int64_t group, uint8_t* out, RunSc
         in_pieces(at_most(RUN, inputs - begin), [&](int64_t i, int64_t count) {
             const vu numbers = quantized(load_piece(x + begin + i, count), grid.factor);
             sums += numbers;
-            store_bytes(out + begin + i, numbers);
+            store_as(out + begin + i, low_bytes(numbers));
         });
         *scales = {grid.scale, (int32_t)(sum(sums) * -128)};
     }
@@ -148,7 +139,7 @@ template <typename Steps, typename T> void pack(const Layer* layer, const T* wei
                 if (begin % group == 0) grids[o] = grid_of(from, at_most(group, inputs - begin));
                 in_pieces(n, [&](int64_t i, int64_t count) {
                     uint8_t numbers[LANES];
-                    store_bytes(numbers, quantized(load_piece(from + i, count), grids[o].factor) + 128);
+                    store_as(numbers, low_bytes(quantized(load_piece(from + i, count), grids[o].factor) + 128));
                     for (int64_t k = 0; k < count; k += 4) memcpy(to + (i + k) / 4 * PANEL + o, numbers + k, 4);
                 });
                 memcpy(to + end + o, &grids[o].scale, sizeof(float));

@@ -6,10 +6,7 @@ using namespace aserve;
 
 namespace {
 
-template <typename T> struct PlainRows {
-    const T* numbers;
-    int64_t stride, rows, inputs;
-};
+template <typename T> struct PlainRows { const T* numbers; int64_t stride, rows, inputs; };
 
 struct Nothing {};
 

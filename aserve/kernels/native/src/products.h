@@ -71,7 +71,8 @@ void add_run(const uint32_t* weights, const typename Steps::X* x, typename Steps
 // By the vector unit: the sums of a tile, ROWS x VECTORS of them, stay in registers.
 struct ByVectors {
     struct Unit { Unit() {} };
-    static constexpr int64_t ROWS = 6, ALIGN = 1, ROW_BLOCK = 96, GROUP = 4, CHUNK = 4;
+    static constexpr int64_t ROWS = 6, ALIGN = 1, CHUNK = 4;
+    static constexpr int64_t ROW_BLOCK = LANES == 8 ? 48 : 96, GROUP = LANES == 8 ? 8 : 4;
 
     template <typename Steps, typename... Arguments> static void tile(int64_t count, Arguments... arguments) {
         static constexpr decltype(&add_run<Steps, 1>) by_count[] = {

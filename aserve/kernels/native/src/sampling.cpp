@@ -37,11 +37,7 @@ constexpr int64_t NO_TOKEN = -1;
 constexpr float LARGEST_PENALIZED = 0x1p120f;
 
 // e^((logit - largest) / temperature) of a row, 0 where that has no mass, and room for as many again.
-struct Weights {
-    float* weights;
-    float* candidates;
-    int64_t vocab;
-};
+struct Weights { float *weights, *candidates; int64_t vocab; };
 
 uint64_t mass(float weight) { return (uint64_t)((double)weight * MASS_UNIT); }
 
