@@ -4,7 +4,7 @@ import torch
 
 from aserve.core.errors import ConfigError
 from aserve.kernels.cpu import CpuOps
-from aserve.kernels.native.library import BYTE_VARIANTS, NativeUnavailableError, library
+from aserve.kernels.native.library import INT8_VARIANTS, NativeUnavailableError, library
 from aserve.kernels.native.native_ops import NativeOps
 from aserve.kernels.ops import Ops
 
@@ -24,14 +24,14 @@ def select_ops(device: torch.device, *, batch_invariant: bool = False) -> Ops:
 
 
 def describe(ops: Ops, quantization: str | None = None) -> list[str]:
-    """On a CPU, which kernels these are, what would change it, and where weights of int8 save memory alone."""
+    """On a CPU, which kernels these are, what would change it, and that weights of int8 save memory alone, where they do."""
     if not isinstance(ops, CpuOps):
         return []
     if not isinstance(ops, NativeOps):
         return [f"CPU kernels: torch's, which are slower than aserve's own: {ops.why_plain}"]
     lines = [f"CPU kernels: aserve's own, compiled for {ops.variant}"]
-    if quantization is not None and ops.variant not in BYTE_VARIANTS:
-        saved = "saves memory and no time here: this processor multiplies no bytes (VNNI)"
+    if quantization is not None and ops.variant not in INT8_VARIANTS:
+        saved = "saves memory and no time here: it has products of its own on x86 alone"
         lines.append(f"quantization: {quantization} {saved}")
     return lines
 
