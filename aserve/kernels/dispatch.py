@@ -24,7 +24,7 @@ def select_ops(device: torch.device, *, batch_invariant: bool = False) -> Ops:
 
 
 def describe(ops: Ops, quantization: str | None = None) -> list[str]:
-    """On a CPU, which kernels these are, what would change it, and that weights of int8 save memory alone, where they do."""
+    """On a CPU, which kernels these are, what would change it, and where weights of int8 save memory alone."""
     if not isinstance(ops, CpuOps):
         return []
     if not isinstance(ops, NativeOps):

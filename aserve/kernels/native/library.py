@@ -46,8 +46,8 @@ VARIANTS: Final[Mapping[str, Mapping[str, tuple[str, tuple[str, ...]]]]] = {
 }
 """Machine, then variant, the fastest first: what /proc/cpuinfo has to name, and the flags to compile with."""
 INT8_VARIANTS: Final = frozenset(VARIANTS["x86_64"])
-"""Those on which weights of int8 save time: an instruction multiplies four times as many bytes as floats (VNNI), or twice
-as many numbers of 16 bits."""
+"""Those on which weights of int8 save time: an instruction multiplies four times as many bytes as floats (VNNI), or
+twice as many numbers of 16 bits."""
 
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 _VECTOR_WIDTH: Final = "-mprefer-vector-width=512"
