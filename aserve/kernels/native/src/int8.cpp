@@ -18,8 +18,8 @@ struct RunScale { float scale; int32_t start; };
 // scales: [runs, rows].
 struct QuantizedRows { const uint8_t* numbers; int64_t stride; const RunScale* scales; int64_t rows; };
 
-// A word of weights is four bytes without a sign, a word of x four int8. The sum of what there is and of the products of as
-// many of them as one instruction multiplies; of PARTS of a word, one after the other.
+// A word is four bytes: of weights without a sign, of x with one. An instruction multiplies one of PARTS parts of two words;
+// add_products adds these products to a sum.
 #if defined(__AVX512VNNI__)
 constexpr int64_t PARTS = 1;
 
