@@ -31,7 +31,7 @@ def describe(ops: Ops, quantization: str | None = None) -> list[str]:
         return [f"CPU kernels: torch's, which are slower than aserve's own: {ops.why_plain}"]
     lines = [f"CPU kernels: aserve's own, compiled for {ops.variant}"]
     if quantization is not None and ops.variant not in INT8_VARIANTS:
-        saved = "saves memory and no time here: it has products of its own on x86 alone"
+        saved = "saves memory and no time here: aserve uses instructions for its products on x86 alone"
         lines.append(f"quantization: {quantization} {saved}")
     return lines
 

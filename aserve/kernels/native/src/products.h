@@ -72,6 +72,7 @@ void add_run(const uint32_t* weights, const typename Steps::X* x, typename Steps
 struct ByVectors {
     struct Unit { Unit() {} };
     static constexpr int64_t ROWS = 6, ALIGN = 1, CHUNK = 4;
+    // With AVX2 as many rows as stay in the first cache beside their weights; as fewer come at once, more panels do.
     static constexpr int64_t ROW_BLOCK = LANES == 8 ? 48 : 96, GROUP = LANES == 8 ? 8 : 4;
 
     template <typename Steps, typename... Arguments> static void tile(int64_t count, Arguments... arguments) {
