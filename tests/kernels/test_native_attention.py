@@ -1,6 +1,7 @@
 """Attention of our own on a CPU, in every variant that can run here: its results, its bits, and what it reads."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -62,6 +63,11 @@ def spoiled(case: Paged, window: int | None) -> Paged:
     return Paged(case.q_THD, *caches, case.batch)
 
 
+def planned_anew(case: Paged) -> Paged:
+    """The same step as one that is not known yet: a plan is for the threads that there were."""
+    return Paged(case.q_THD, case.k_cache_BPKD, case.v_cache_BPKD, replace(case.batch))
+
+
 @pytest.fixture(autouse=True)
 def _threads() -> Iterator[None]:
     num_threads = torch.get_num_threads()
@@ -77,7 +83,7 @@ def test_every_shape_gives_what_its_twin_gives_and_reads_nothing_else(variant_op
     case = spoiled(build(dtype, name), OPTIONS[options].get("sliding_window"))
     for num_threads in (1, 2):
         torch.set_num_threads(num_threads)
-        actual, expected = case.attend(variant_ops, **OPTIONS[options]), expected_of(dtype, name, options)
+        actual, expected = planned_anew(case).attend(variant_ops, **OPTIONS[options]), expected_of(dtype, name, options)
         torch.testing.assert_close(actual, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
@@ -110,6 +116,59 @@ def slice_of(whole: Paged, begin: int, num_queries: int) -> Paged:
         max_seq_len=begin + num_queries,
     )
     return Paged(whole.q_THD[begin : begin + num_queries], whole.k_cache_BPKD, whole.v_cache_BPKD, batch)
+
+
+@DTYPES
+@pytest.mark.parametrize(("heads", "head_dim"), [((8, 4), 32), ((6, 3), 48), ((14, 2), 64), ((4, 4), 13)], ids=str)
+def test_a_query_has_the_same_bits_alone_and_in_any_crowd(variant_ops, heads, head_dim, dtype):
+    """Catches sums that depend on how many key heads a thread takes at once, and heads taken for each other."""
+    torch.manual_seed(0)
+    fast = Fast(variant_ops, torch.device("cpu"), dtype)
+    lens = [300, 20, 257, 1, 90, 600, 33, 170, 40]
+    crowd = paged(fast, lens, [1] * 8 + [3], heads=heads, head_dim=head_dim, block_size=16)
+    torch.set_num_threads(4)
+    expected = torch.cat([alone(crowd, s).attend(variant_ops) for s in range(len(lens))])
+    for num_threads in (1, 2, 3):
+        torch.set_num_threads(num_threads)
+        assert torch.equal(planned_anew(crowd).attend(variant_ops), expected), num_threads
+
+
+def alone(crowd: Paged, s: int) -> Paged:
+    """One of the sequences of a step, as a step that has no others."""
+    begin, end = crowd.batch.query_starts_S1.tolist()[s : s + 2]
+    batch = type(crowd.batch)(
+        num_decodes=int(end == begin + 1),
+        slots_T=crowd.batch.slots_T[begin:end],
+        block_table_SM=crowd.batch.block_table_SM[s : s + 1],
+        seq_lens_S=crowd.batch.seq_lens_S[s : s + 1],
+        query_starts_S1=crowd.batch.query_starts_S1.new_tensor([0, end - begin]),
+        max_query_len=end - begin,
+        max_seq_len=crowd.batch.max_seq_len,
+    )
+    return Paged(crowd.q_THD[begin:end], crowd.k_cache_BPKD, crowd.v_cache_BPKD, batch)
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "lens", "num_heads"),
+    [
+        ((8, 4), 32, [100] * 16, {4}),  # work enough for all threads
+        ((8, 4), 32, [100] * 4, {2}),
+        ((8, 4), 32, [100], {1}),
+        ((8, 4), 32, [2000], {4}),  # tiles are enough, too
+        ((16, 8), 64, [100] * 16, {4}),  # no more than there is room for
+        ((6, 3), 128, [100] * 16, {1}),
+        ((4, 4), 13, [100] * 16, {1}),  # a word of bfloat16 would be of two heads
+    ],
+    ids=str,
+)
+def test_key_heads_are_for_one_thread_where_there_is_work_for_all(heads, head_dim, lens, num_heads):
+    """Catches memory read in pieces, which is slower, and a thread that waits for others."""
+    fast = Fast(native_ops(), torch.device("cpu"), torch.float32)
+    case = paged(fast, lens, [1] * len(lens), heads=heads, head_dim=head_dim, block_size=16)
+    torch.set_num_threads(2)
+    k_cache_BPKD = case.k_cache_BPKD
+    plan = fast.ops.attention.plan(case.batch, (None, heads[0], k_cache_BPKD.shape, k_cache_BPKD.stride()))
+    assert {item.num_heads for item in plan.items} == num_heads
 
 
 @DTYPES

@@ -45,7 +45,17 @@ class _Item(ctypes.Structure):
 
     _fields_ = tuple(
         (name, ctypes.c_int32)
-        for name in ("seq", "kv_head", "first_row", "num_rows", "first_tile", "end_tile", "partial", "num_partials")
+        for name in (
+            "seq",
+            "first_kv_head",
+            "num_heads",
+            "first_row",
+            "num_rows",
+            "first_tile",
+            "end_tile",
+            "partial",
+            "num_partials",
+        )
     )
 
 

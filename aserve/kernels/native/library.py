@@ -24,7 +24,10 @@ from pathlib import Path
 from typing import Any, Final
 
 _SOURCES: Final = Path(__file__).parent / "src"
-_FLAGS: Final = ("-std=c++17", "-O3", "-fopenmp", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-Wall")
+_FLAGS: Final = (
+    *("-std=c++17", "-O3", "-fopenmp", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-Wall"),
+    "-falign-loops=64",  # else a change anywhere moves inner loops across lines of code, which took an eighth more
+)
 _COMPILERS: Final = ("g++", "clang++", "c++")
 _TIMEOUT_S: Final = 300.0
 

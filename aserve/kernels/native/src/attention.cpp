@@ -11,8 +11,9 @@
 // bfloat16 is widened to float. Where the processor's own dot products (AVX512-BF16) are fast, scores are computed with
 // those, from the same numbers; weights never are, since they would be rounded.
 //
-// A cache is larger than what the processor has near it, and waiting for its memory takes longer than computing: while
-// keys are multiplied memory brings the values of the tile, and while values are, the keys of the thread's next tile.
+// A cache is larger than what the processor has near it, and waiting for its memory takes longer than computing. Memory
+// is fastest where it is read line after line: the key heads of a position, which lie one behind the other, are for one
+// thread where there is work enough for all, and what is seen of them is read in that order before it is computed with.
 #include <math.h>
 
 #include "attention_tiles.h"
@@ -30,17 +31,18 @@ constexpr int64_t ITEMS_PER_THREAD = 4;  // so that threads end at about the sam
 // Of a row's partial result: the weighted sum of values, then the largest score, then the total of weights.
 inline int64_t partial_stride(int64_t head_dim) { return rounded_up(head_dim, 2 * LANES) + LANES; }
 
-// An item's rows: the position of each, and where they are in the step.
+// An item's rows, those of a key head together: the position of each, and where they are in the step.
 struct Rows {
-    int64_t num, stride, positions[ROWS], tokens[ROWS], heads[ROWS];
+    int64_t num, of_head, positions[ROWS], tokens[ROWS], heads[ROWS];
 
-    Rows(const Attention& attention, const Item& item) : num(item.num_rows) {
+    Rows(const Attention& attention, const Item& item) : num(rows_of(item)), of_head(item.num_rows) {
         const int64_t group = attention.num_heads / attention.num_kv_heads;
         const int64_t first_token = attention.query_starts[item.seq], end_token = attention.query_starts[item.seq + 1];
         for (int64_t r = 0; r < num; r++) {
-            tokens[r] = first_token + (item.first_row + r) / group;
+            const int64_t row = item.first_row + r % of_head;
+            tokens[r] = first_token + row / group;
             positions[r] = attention.seq_lens[item.seq] - end_token + tokens[r];
-            heads[r] = item.kv_head * group + (item.first_row + r) % group;
+            heads[r] = (item.first_kv_head + r / of_head) * group + row % group;
         }
     }
 
@@ -113,37 +115,40 @@ template <typename Numbers, typename T> struct Call {
             store(scores + i, aserve::tanh(load(scores + i) * (scale / soft_cap)) * soft_cap);
     }
 
-    // The partial results of some rows from one tile. Memory brings its values meanwhile, and the keys of the next.
-    void attend_tile(const Rows& rows, const X* queries, int64_t tile, const Places& places, const Places& next,
-        float* partial) const {
-        alignas(64) float scores[ROWS * TILE], packed[SUB * MAX_HEAD_DIM];
+    // The partial results of some rows from one tile.
+    void attend_tile(const Rows& rows, const X* queries, int64_t tile, const Places& places, float* partial) const {
+        alignas(64) float scores[ROWS * TILE], packed[SUB * MAX_WIDTH];
         const int64_t head_dim = attention.head_dim, stride = partial_stride(head_dim);
+        const int64_t all_heads = rows.num / rows.of_head * head_dim;
         const Range seen = places.seen, all = {seen.begin / LANES * LANES, rounded_up(seen.end, LANES)};
         const int64_t first_sub = seen.begin / SUB * SUB;
         for (int64_t sub = first_sub; sub < seen.end; sub += SUB) {
             const int64_t width = at_most(all.end - sub, SUB);
-            pack_keys<Numbers>(k, v, places, sub, width, head_dim, packed);
-            multiply<Numbers>(rows.num, queries, MAX_HEAD_DIM, Lines<float>{packed, SUB}, scores + sub, TILE,
-                ceil_div(head_dim, Numbers::IN_X), width, false);
+            pack_keys<Numbers>(k, v, places, sub, width, all_heads, packed);
+            for (int64_t r = 0; r < rows.num; r += rows.of_head) {
+                const Lines<float> keys{packed + r / rows.of_head * head_dim / Numbers::IN_X * SUB, SUB};
+                multiply<Numbers>(rows.of_head, queries + r * MAX_HEAD_DIM, MAX_HEAD_DIM, keys, scores + r * TILE + sub,
+                    TILE, ceil_div(head_dim, Numbers::IN_X), width, false);
+            }
         }
         for (int64_t r = 0; r < rows.num; r++) {
-            float *row = scores + r * TILE, *largest = partial + r * stride + width();
-            if (soft_cap) cap(row, all);
-            weigh(row, all, rows.seen_by(r, attention.window, tile * TILE), factor(), largest, largest + 1);
+            float* largest = partial + r * stride + width();
+            if (soft_cap) cap(scores + r * TILE, all);
+            weigh(scores + r * TILE, all, rows.seen_by(r, attention.window, tile * TILE), factor(), largest, largest + 1);
         }
-        const bool packs = rows.num > MAX_PRODUCT_ROWS || width() != head_dim;
-        int64_t fetched = next.seen.begin;
+        const bool packs = rows.of_head > MAX_PRODUCT_ROWS || width() != head_dim;
         for (int64_t sub = first_sub; sub < seen.end; sub += SUB) {
-            const int64_t begin = sub < seen.begin ? seen.begin : sub;
-            const int64_t count = at_most(seen.end, sub + SUB) - begin;
-            const int64_t fetch_end = sub + SUB < seen.end ? fetched + SUB : TILE;
-            next.fetch(k, head_dim, fetched, fetch_end), fetched = fetch_end;
-            const auto add = [&](const auto& values) {
-                multiply<Floats>(
-                    rows.num, scores + begin, TILE, values, partial, stride, count, width(), sub > first_sub);
-            };
-            if (packs) pack_values(v, places, begin, count, head_dim, width(), packed), add(Lines<float>{packed, width()});
-            else add(Lying<T>{v, places.offsets + begin});
+            const int64_t begin = sub < seen.begin ? seen.begin : sub, count = at_most(seen.end, sub + SUB) - begin;
+            places.fetch<true>(v, all_heads, begin, begin + count);
+            for (int64_t r = 0; r < rows.num; r += rows.of_head) {
+                const T* values = v + r / rows.of_head * head_dim;
+                const auto add = [&](const auto& factor) {
+                    multiply<Floats>(rows.of_head, scores + r * TILE + begin, TILE, factor, partial + r * stride, stride,
+                        count, width(), sub > first_sub);
+                };
+                if (packs) pack_values(values, places, begin, count, head_dim, width(), packed);
+                packs ? add(Lines<float>{packed, width()}) : add(Lying<T>{values, places.offsets + begin});
+            }
         }
     }
 
@@ -160,34 +165,17 @@ template <typename Numbers, typename T> struct Call {
         }
     }
 
-    // A thread's share of the items, each of which is for the thread that is free first. It knows its next in advance.
-    // taken: how many are, by all threads.
-    void work(const Item* items, int64_t* taken) const {
-        Places places[2];
-        auto take = [&] {
-            const int64_t item = __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED);
-            return item < attention.num_items ? items + item : nullptr;
-        };
-        const Item *item = take(), *next;
-        if (item) places[0].find(attention, *item, item->first_tile);
-        for (int parity = 0; item; item = next) next = take(), attend(*item, next, places, &parity);
-    }
-
-    // places: of the item's first tile, at the parity, which tiles exchange.
-    void attend(const Item& item, const Item* next, Places* places, int* parity) const {
+    void attend(const Item& item) const {
         alignas(64) X queries[ROWS * MAX_HEAD_DIM];
         alignas(64) float results[ROWS * (MAX_HEAD_DIM + LANES)], tile_results[ROWS * (MAX_HEAD_DIM + LANES)];
         const Rows rows(attention, item);
+        Places places;
         load_queries(rows, queries);
         start(results, rows.num);
         float* to = item.partial < 0 ? tile_results : partials + item.partial * partial_stride(attention.head_dim);
         for (int64_t tile = item.first_tile; tile < item.end_tile; tile++) {
-            const Places& here = places[*parity];
-            Places& ahead = places[*parity ^= 1];
-            ahead.seen = {0, 0};
-            if (tile + 1 < item.end_tile) ahead.find(attention, item, tile + 1);
-            else if (next) ahead.find(attention, *next, next->first_tile);
-            attend_tile(rows, queries, tile, here, ahead, to);
+            places.find(attention, item, tile);
+            attend_tile(rows, queries, tile, places, to);
             if (item.partial < 0) fold_rows(results, to, rows.num);
         }
         if (item.partial < 0) write(rows, results);
@@ -204,8 +192,8 @@ template <typename Numbers, typename T> struct Call {
 
     void start(float* results, int64_t num_rows) const {
         const int64_t stride = partial_stride(attention.head_dim);
-        memset(results, 0, num_rows * stride * sizeof *results);
-        for (int64_t r = 0; r < num_rows; r++) results[r * stride + width()] = -INFINITY;
+        for (float* row = results; row < results + num_rows * stride; row += stride)
+            memset(row, 0, stride * sizeof *row), row[width()] = -INFINITY;
     }
 
     void fold_rows(float* results, const float* tile_results, int64_t num_rows) const {
@@ -218,10 +206,10 @@ template <typename Numbers, typename T>
 void attend(const Attention* attention, const Item* items, const T* q, int64_t q_stride, const T* k, const T* v, T* out,
     float* partials, float scale, float soft_cap) {
     const Call<Numbers, T> call{*attention, q, q_stride, k, v, out, partials, scale, soft_cap};
-    int64_t taken = 0;
 #pragma omp parallel if (attention->cost * attention->head_dim * TILE > GRAIN)
     {
-        call.work(items, &taken);
+#pragma omp for schedule(dynamic) nowait
+        for (int64_t i = 0; i < attention->num_items; i++) call.attend(items[i]);
         if (attention->num_partial_rows) {
 #pragma omp barrier
 #pragma omp for schedule(static)
@@ -231,9 +219,15 @@ void attend(const Attention* attention, const Item* items, const T* q, int64_t q
     }
 }
 
-// function(item) for some rows at once, and all tiles that they see. Long ones first: threads end together.
-template <typename Function> void each_item(const Attention& attention, Function function) {
-    const int64_t group = attention.num_heads / attention.num_kv_heads;
+inline int64_t cost_of(const Item& item) {
+    return (item.end_tile - item.first_tile) * item.num_heads * (item.num_rows + COST_OF_PACKING);
+}
+
+// function(item) for some rows and key heads at once, and all tiles that they see: as many heads as there is room for,
+// and as do not make a tile cost more than an item may. Long ones first: threads end together.
+template <typename Function> void each_item(const Attention& attention, int64_t largest_cost, Function function) {
+    const int64_t num_kv_heads = attention.num_kv_heads, group = attention.num_heads / num_kv_heads;
+    const bool lie_together = attention.head_stride == attention.head_dim && attention.head_dim % 2 == 0;
     for (int64_t seq = attention.num_seqs - 1; seq >= 0; seq--) {
         const int64_t num_queries = attention.query_starts[seq + 1] - attention.query_starts[seq];
         const int64_t num_rows = num_queries * group, first_position = attention.seq_lens[seq] - num_queries;
@@ -241,14 +235,17 @@ template <typename Function> void each_item(const Attention& attention, Function
             const int64_t rows = at_most(num_rows - row, ROWS);
             const int64_t last = first_position + (row + rows - 1) / group, first = first_position + row / group;
             const int64_t first_key = attention.window && first >= attention.window ? first + 1 - attention.window : 0;
-            for (int64_t head = 0; head < attention.num_kv_heads; head++)
-                function(Item{(int32_t)seq, (int32_t)head, (int32_t)row, (int32_t)rows, (int32_t)(first_key / TILE),
-                              (int32_t)(last / TILE + 1), -1, 0});
+            Item item{(int32_t)seq, 0, (int32_t)num_kv_heads, (int32_t)row, (int32_t)rows, (int32_t)(first_key / TILE),
+                      (int32_t)(last / TILE + 1), -1, 0};
+            const auto too_many = [&] {
+                return !lie_together || num_kv_heads % item.num_heads || item.num_heads * attention.head_dim > MAX_WIDTH ||
+                       rows_of(item) > ROWS || cost_of(item) > largest_cost * (item.end_tile - item.first_tile);
+            };
+            while (item.num_heads > 1 && too_many()) item.num_heads--;
+            for (; item.first_kv_head < num_kv_heads; item.first_kv_head += item.num_heads) function(item);
         }
     }
 }
-
-inline int64_t cost_of(const Item& item) { return (item.end_tile - item.first_tile) * (item.num_rows + COST_OF_PACKING); }
 
 }  // namespace
 
@@ -258,20 +255,16 @@ extern "C" {
 // waiting is split into its tiles.
 void plan_attention(Attention* attention, Item* items, int64_t num_threads) {
     int64_t cost = 0, num_items = 0, num_partial_rows = 0;
-    each_item(*attention, [&](const Item& item) { cost += cost_of(item); });
-    each_item(*attention, [&](const Item& item) {
-        const int64_t num_tiles = item.end_tile - item.first_tile;
-        if (num_threads == 1 || num_tiles == 1 || cost_of(item) * ITEMS_PER_THREAD * num_threads <= cost) {
+    each_item(*attention, 0, [&](const Item& item) { cost += cost_of(item); });
+    const int64_t largest_cost = num_threads == 1 ? cost : cost / (ITEMS_PER_THREAD * num_threads);
+    each_item(*attention, largest_cost, [&](Item item) {
+        const int32_t end_tile = item.end_tile, num_tiles = end_tile - item.first_tile;
+        const bool splits = num_tiles > 1 && cost_of(item) > largest_cost;
+        if (splits) item.num_partials = num_tiles;
+        for (; item.first_tile < end_tile; item.first_tile = item.end_tile, item.num_partials = 0) {
+            if (splits) item.end_tile = item.first_tile + 1, item.partial = num_partial_rows;
             if (items) items[num_items] = item;
-            num_items++;
-            return;
-        }
-        for (int64_t i = 0; i < num_tiles; i++) {
-            const int32_t tile = item.first_tile + i;
-            if (items)
-                items[num_items] = {item.seq, item.kv_head, item.first_row, item.num_rows, tile, tile + 1,
-                                    (int32_t)num_partial_rows, i ? 0 : (int32_t)num_tiles};
-            num_items++, num_partial_rows += item.num_rows;
+            num_items++, num_partial_rows += splits ? rows_of(item) : 0;
         }
     });
     attention->num_items = num_items, attention->num_partial_rows = num_partial_rows, attention->cost = cost;

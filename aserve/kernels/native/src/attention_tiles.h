@@ -16,14 +16,17 @@ struct Attention {
     int64_t num_items, num_partial_rows, cost;
 };
 
-// What a thread does at once: some rows of a sequence that share a key head, and some tiles of their context.
+// What a thread does at once: some key heads, of each the same rows of a sequence, and some tiles of their context.
 struct Item {
-    int32_t seq, kv_head, first_row, num_rows, first_tile, end_tile;
+    int32_t seq, first_kv_head, num_heads, first_row, num_rows, first_tile, end_tile;
     int32_t partial;       // where its partial results go, in rows; -1: it has all tiles, and writes the output
     int32_t num_partials;  // of a row's first item, how many partial results are folded into the output; else 0
 };
 
-constexpr int64_t TILE = 256, SUB = 64, MAX_HEAD_DIM = 256;
+inline int64_t rows_of(const Item& item) { return item.num_heads * item.num_rows; }
+
+// MAX_WIDTH: of the key heads of an item, together.
+constexpr int64_t TILE = 256, SUB = 64, MAX_HEAD_DIM = 256, MAX_WIDTH = 256;
 
 // ---- vectors
 
@@ -119,7 +122,7 @@ struct Places {
         for (int64_t i = seen.begin; i < seen.end;) {
             const int64_t block = (tile_begin + i) / attention.block_size, within = (tile_begin + i) % attention.block_size;
             int64_t offset = blocks[block] * attention.block_stride + within * attention.slot_stride +
-                             item.kv_head * attention.head_stride;
+                             item.first_kv_head * attention.head_stride;
             const int64_t stop = at_most(i + attention.block_size - within, seen.end);
             for (; i < stop; i++, offset += attention.slot_stride) offsets[i] = offset;
         }
@@ -130,24 +133,30 @@ struct Places {
         return offsets[position] < 0 ? zeros : cache + offsets[position];
     }
 
-    // Has memory bring what is seen of positions [begin, end), while something else is computed.
-    template <typename T> void fetch(const T* cache, int64_t head_dim, int64_t begin, int64_t end) const {
+    // Reads a line after the other of what is seen of positions [begin, end), `width` numbers of each: waiting for it, so
+    // that the processor sees what comes next, or while something else is computed.
+    template <bool WAIT, typename T> void fetch(const T* cache, int64_t width, int64_t begin, int64_t end) const {
         for (int64_t i = begin < seen.begin ? seen.begin : begin; i < at_most(end, seen.end); i++) {
             const char* row = (const char*)(cache + offsets[i]);
-            for (int64_t byte = 0; byte < head_dim * (int64_t)sizeof(T); byte += LINE) __builtin_prefetch(row + byte, 0, 2);
+            for (int64_t byte = 0; byte < width * (int64_t)sizeof(T); byte += LINE)
+                if (WAIT) (void)*(const volatile char*)(row + byte);
+                else __builtin_prefetch(row + byte, 0, 2);
         }
     }
 };
 
-// Keys of `width` positions, a lane each: packed[number of the head][position], or packed[word][position] for words.
+// Keys of `width` positions, a lane each: packed[number][position], or packed[word][position] for words. numbers: of each
+// position, of one head or of several.
 // Memory brings their values meanwhile, some with each piece of keys: all at once would keep the keys waiting.
 template <typename Numbers, typename T>
-void pack_keys(const T* k, const T* v, const Places& places, int64_t begin, int64_t width, int64_t head_dim, float* packed) {
+void pack_keys(const T* k, const T* v, const Places& places, int64_t begin, int64_t width, int64_t numbers,
+    float* packed) {
     for (int64_t p = 0; p < width; p += LANES) {
-        places.fetch(v, head_dim, begin + p, begin + p + LANES);
+        places.fetch<true>(k, numbers, begin + p, begin + p + LANES);
+        places.fetch<false>(v, numbers, begin + p, begin + p + LANES);
         const T* rows[LANES];
         for (int64_t i = 0; i < LANES; i++) rows[i] = places.row(k, begin + p + i);
-        in_pieces<LANES * IN_WORD<T>>(head_dim, [&](int64_t d, int64_t n) {
+        in_pieces<LANES * IN_WORD<T>>(numbers, [&](int64_t d, int64_t n) {
             vf x[LANES];
             UNROLL for (int64_t i = 0; i < LANES; i++) x[i] = load_words(rows[i] + d, n);
             transpose(x);
@@ -155,8 +164,8 @@ void pack_keys(const T* k, const T* v, const Places& places, int64_t begin, int6
                 if constexpr (Numbers::IN_X == 2)
                     store(packed + (d / 2 + i) * SUB + p, x[i]);
                 else
-                    split(k, x[i], [&](int64_t half, vf numbers) {
-                        store(packed + (d + i * IN_WORD<T> + half) * SUB + p, numbers);
+                    split(k, x[i], [&](int64_t half, vf floats) {
+                        store(packed + (d + i * IN_WORD<T> + half) * SUB + p, floats);
                     });
         });
     }
