@@ -104,12 +104,6 @@ template <typename Numbers, typename T> struct Call {
     // Of a row's numbers: whole vectors of words.
     int64_t width() const { return rounded_up(attention.head_dim, LANES * IN_WORD<T>); }
 
-    void load_queries(const Rows& rows, X* queries) const {
-        for (int64_t r = 0; r < rows.num; r++)
-            Numbers::spread(q + rows.tokens[r] * q_stride + rows.heads[r] * attention.head_dim, attention.head_dim,
-                queries + r * MAX_HEAD_DIM);
-    }
-
     void cap(float* scores, Range all) const {
         for (int64_t i = all.begin; i < all.end; i += LANES)
             store(scores + i, aserve::tanh(load(scores + i) * (scale / soft_cap)) * soft_cap);
@@ -170,7 +164,9 @@ template <typename Numbers, typename T> struct Call {
         alignas(64) float results[ROWS * (MAX_HEAD_DIM + LANES)], tile_results[ROWS * (MAX_HEAD_DIM + LANES)];
         const Rows rows(attention, item);
         Places places;
-        load_queries(rows, queries);
+        for (int64_t r = 0; r < rows.num; r++)
+            Numbers::spread(q + rows.tokens[r] * q_stride + rows.heads[r] * attention.head_dim, attention.head_dim,
+                queries + r * MAX_HEAD_DIM);
         start(results, rows.num);
         float* to = item.partial < 0 ? tile_results : partials + item.partial * partial_stride(attention.head_dim);
         for (int64_t tile = item.first_tile; tile < item.end_tile; tile++) {

@@ -76,7 +76,7 @@ const struct { uint8_t palette, more[15]; uint16_t bytes[16]; uint8_t rows[16]; 
 struct Dots : Unscaled {
     typedef PlainRows<bf16> Rows;
     typedef uint32_t X;
-    static constexpr int64_t ROWS = 16, ALIGN = 16, ROW_BLOCK = 256, GROUP = 8, CHUNK = 16;
+    static constexpr int64_t ROWS = 16, ALIGN = 16, ROW_BLOCK = 256, GROUP = 8, CHUNK = 16, PAIRED = 0;
     static constexpr int64_t RUN = 256, INPUTS_PER_STEP = 2, X_PER_RUN = RUN / 2;
 
     struct Unit {
@@ -104,7 +104,7 @@ struct Dots : Unscaled {
 
     // Rows behind the last are computed, too, of whatever lies there, and read by nobody.
     template <typename Steps>
-    static void tile(int64_t, const uint32_t* weights, const uint32_t* x, Extra as_it_came, int64_t steps,
+    static void tile(int64_t, int64_t, const uint32_t* weights, const uint32_t* x, Extra as_it_came, int64_t steps,
         float* totals, const char* ahead, int64_t lines) {
         alignas(64) uint32_t rest[CHUNK * PANEL];
         const int64_t stride = as_it_came.numbers ? as_it_came.stride * sizeof(bf16) : X_PER_RUN * sizeof(X);

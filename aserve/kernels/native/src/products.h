@@ -19,7 +19,7 @@ struct Layer {
 };
 
 constexpr int64_t VECTORS = LANES == 8 ? 2 : 4, PANEL = VECTORS * LANES;
-constexpr int64_t MANY_ROWS = 16;            // for fewer, panels are dealt one by one
+constexpr int64_t MANY_ROWS = 16;            // for fewer, panels are dealt one by one, or in pairs
 constexpr int64_t PARALLEL_FLOPS = 1 << 16;  // what is worth a second thread
 
 // The first of part i of `whole`, in so many parts of about the same size.
@@ -28,6 +28,8 @@ inline int64_t part(int64_t whole, int64_t parts, int64_t i) { return whole * i 
 // How numbers of some type are multiplied is told by a type, `Steps`:
 //   ROWS, ALIGN                 rows of a tile; a tile begins at a multiple of ALIGN
 //   ROW_BLOCK, GROUP            so many rows are computed for so many panels, a run of inputs at a time, before others are
+//   PAIRED                      of so many rows or fewer two panels are computed at once: of one there are too few sums
+//                               for what a step adds to each not to wait for the step before
 //   CHUNK                       steps from one fetching of weights ahead to the next
 //   Unit, tile                  what a thread holds while it works; as add_run, for any number of rows up to ROWS
 //   RUN, INPUTS_PER_STEP        inputs; a run's weights for a panel stay in the first cache, from tile to tile
@@ -45,27 +47,35 @@ template <typename Steps> inline int64_t panel_words(int64_t inputs) {
     return inputs / Steps::RUN * run_words<Steps>(Steps::RUN) + (rest ? run_words<Steps>(rest) : 0);
 }
 
-// Adds the products of a tile's COUNT rows with a run of weights to their totals. Meanwhile some lines of the weights
-// that come next are fetched, so that memory is never idle.
-template <typename Steps, int COUNT>
-void add_run(const uint32_t* weights, const typename Steps::X* x, typename Steps::Extra extra, int64_t steps,
-    float* totals, const char* ahead, int64_t lines) {
+// Adds the products of a tile's COUNT rows with a run of weights to their totals: of PANELS panels, which lie so many
+// words apart. Meanwhile some lines of the weights that come next are fetched, so that memory is never idle.
+template <typename Steps, int COUNT, int PANELS = 1>
+void add_run(int64_t apart, const uint32_t* weights, const typename Steps::X* x, typename Steps::Extra extra,
+    int64_t steps, float* totals, const char* ahead, int64_t lines) {
     constexpr int64_t CHUNK = Steps::CHUNK;
-    typename Steps::Sum sums[COUNT][VECTORS];
-    UNROLL for (int r = 0; r < COUNT; r++)
-        UNROLL for (int v = 0; v < VECTORS; v++) sums[r][v] = Steps::start(extra, r);
+    typename Steps::Sum sums[PANELS][COUNT][VECTORS];
+    const auto each_sum = [&](auto function) {
+        UNROLL for (int p = 0; p < PANELS; p++)
+            UNROLL for (int r = 0; r < COUNT; r++)
+                UNROLL for (int v = 0; v < VECTORS; v++) function(p, r, v);
+    };
+    each_sum([&](int p, int r, int v) { sums[p][r][v] = Steps::start(extra, r); });
     const auto step = [&](int64_t s) {
-        Steps::template step<COUNT>(sums, weights + s * PANEL, x + s * Steps::X_PER_STEP);
+        UNROLL for (int p = 0; p < PANELS; p++)
+            Steps::template step<COUNT>(sums[p], weights + p * apart + s * PANEL, x + s * Steps::X_PER_STEP);
     };
     int64_t done = 0;
     for (; done + CHUNK <= steps; done += CHUNK) {
-        for (int64_t i = 0; i < lines; i++, ahead += LINE) __builtin_prefetch(ahead, 0, 2);
+        for (int64_t i = 0; i < lines; i++, ahead += LINE)
+            UNROLL for (int p = 0; p < PANELS; p++) __builtin_prefetch(ahead + p * apart * 4, 0, 2);
         UNROLL for (int64_t s = 0; s < CHUNK; s++) step(done + s);
     }
     for (; done < steps; done++) step(done);
-    UNROLL for (int r = 0; r < COUNT; r++)
-        UNROLL for (int v = 0; v < VECTORS; v++, totals += LANES)
-            store(totals, Steps::fold(load(totals), sums[r][v], extra, r, weights + steps * PANEL + v * LANES));
+    each_sum([&](int p, int r, int v) {
+        float* total = totals + (p * Steps::ROW_BLOCK + r) * PANEL + v * LANES;
+        const uint32_t* scales = weights + p * apart + steps * PANEL + v * LANES;
+        store(total, Steps::fold(load(total), sums[p][r][v], extra, r, scales));
+    });
 }
 
 // By the vector unit: the sums of a tile, ROWS x VECTORS of them, stay in registers.
@@ -73,12 +83,16 @@ struct ByVectors {
     struct Unit { Unit() {} };
     static constexpr int64_t ROWS = 6, ALIGN = 1, CHUNK = 4;
     // With AVX2 as many rows as stay in the first cache beside their weights; as fewer come at once, more panels do.
-    static constexpr int64_t ROW_BLOCK = LANES == 8 ? 48 : 96, GROUP = LANES == 8 ? 8 : 4;
+    static constexpr int64_t ROW_BLOCK = LANES == 8 ? 48 : 96, GROUP = LANES == 8 ? 8 : 4, PAIRED = LANES == 8 ? 3 : 0;
 
-    template <typename Steps, typename... Arguments> static void tile(int64_t count, Arguments... arguments) {
+    template <typename Steps, typename... Arguments>
+    static void tile(int64_t count, int64_t apart, Arguments... arguments) {
+        constexpr int TWO = PAIRED ? 2 : 1;
         static constexpr decltype(&add_run<Steps, 1>) by_count[] = {
-            add_run<Steps, 1>, add_run<Steps, 2>, add_run<Steps, 3>, add_run<Steps, 4>, add_run<Steps, 5>, add_run<Steps, 6>};
-        by_count[count - 1](arguments...);
+            add_run<Steps, 1>,      add_run<Steps, 2>,      add_run<Steps, 3>,
+            add_run<Steps, 4>,      add_run<Steps, 5>,      add_run<Steps, 6>,
+            add_run<Steps, 1, TWO>, add_run<Steps, 2, TWO>, add_run<Steps, 3, TWO>};
+        by_count[(apart ? ROWS : 0) + count - 1](apart, arguments...);
     }
 };
 
@@ -121,7 +135,8 @@ void multiply(const Layer* layer, const typename Steps::Rows& x, T* out, int64_t
     alignas(64) X spreaded[Steps::ROW_BLOCK * Steps::X_PER_RUN];
     alignas(64) float totals[Steps::GROUP][Steps::ROW_BLOCK * PANEL];
     const int64_t words = panel_words<Steps>(layer->inputs), tiles = ceil_div(rows, Steps::ROWS);
-    const int64_t units = ceil_div(rows, Steps::ALIGN), all_lines = ceil_div(Steps::CHUNK * PANEL * 4 / LINE, tiles), each = layer->gated ? 2 : 1, panels = (end - first) * each;
+    const int64_t units = ceil_div(rows, Steps::ALIGN), all_lines = ceil_div(Steps::CHUNK * PANEL * 4 / LINE, tiles);
+    const int64_t each = layer->gated ? 2 : 1, panels = (end - first) * each;
     const auto place = [&](int64_t p) { return (p / each + p % each * layer->gated) * words; };
     for (int64_t p = 0; p < panels; p++) memset(totals[p], 0, rows * PANEL * sizeof(float));
     const uint32_t* weights = layer->weights + first * words;
@@ -131,15 +146,16 @@ void multiply(const Layer* layer, const typename Steps::Rows& x, T* out, int64_t
         const uint32_t* after = begin + Steps::RUN < layer->inputs ? weights + run_words<Steps>(Steps::RUN) : next;
         for (int64_t r = 0; r < rows; r++)
             Steps::spread(x, row_begin + r, begin, n, spreaded + r * Steps::X_PER_RUN);
-        for (int64_t p = 0; p < panels; p++) {
-            const char* ahead = (const char*)(p + 1 < panels ? weights + place(p + 1) : after);
+        for (int64_t p = 0, at_once; p < panels; p += at_once) {
+            at_once = rows <= Steps::PAIRED && p + 1 < panels ? 2 : 1;
+            const char* ahead = (const char*)(p + at_once < panels ? weights + place(p + at_once) : after);
             for (int64_t t = 0; t < tiles; t++) {
                 const int64_t row = part(units, tiles, t) * Steps::ALIGN;
                 const int64_t count = at_most(part(units, tiles, t + 1) * Steps::ALIGN, rows) - row;
                 const int64_t lines = t * tile_lines < steps * PANEL * 4 / LINE ? all_lines : 0;
-                Steps::template tile<Steps>(count, weights + place(p), spreaded + row * Steps::X_PER_RUN,
-                    Steps::extra(x, row_begin + row, begin / Steps::RUN), steps, totals[p] + row * PANEL,
-                    ahead + t * tile_lines * LINE, lines);
+                Steps::template tile<Steps>(count, place(p + at_once - 1) - place(p), weights + place(p),
+                    spreaded + row * Steps::X_PER_RUN, Steps::extra(x, row_begin + row, begin / Steps::RUN), steps,
+                    totals[p] + row * PANEL, ahead + t * tile_lines * LINE, lines);
             }
         }
     }
@@ -155,12 +171,13 @@ void multiply(const Layer* layer, const typename Steps::Rows& x, T* out, int64_t
 template <typename Steps, typename T>
 void work(const Layer* layer, const typename Steps::Rows& x, T* out, int64_t rows, int64_t* taken) {
     const int64_t panels = layer->gated ? layer->gated : ceil_div(layer->outputs, PANEL);
-    const int64_t words = panel_words<Steps>(layer->inputs), many = layer->gated ? Steps::GROUP / 2 : Steps::GROUP;
+    const int64_t words = panel_words<Steps>(layer->inputs), few = rows <= Steps::PAIRED ? 2 : 1;
+    const int64_t many = ceil_div(rows < MANY_ROWS ? few : Steps::GROUP, layer->gated ? 2 : 1);
     if (rows == 0) return;
     const typename Steps::Unit unit;
     const int64_t units = ceil_div(rows, Steps::ALIGN), blocks = ceil_div(units, Steps::ROW_BLOCK / Steps::ALIGN);
     const int64_t threads = omp_get_num_threads(), last = many * (threads - 1) / blocks;
-    const int64_t wholes = rows < MANY_ROWS || panels < last ? 0 : (panels - last) / many;
+    const int64_t wholes = panels < last ? 0 : (panels - last) / many;
     const int64_t tasks = (panels - wholes * (many - 1)) * blocks;
     const auto first = [&](int64_t group) { return group + at_most(group, wholes) * (many - 1); };
     for (int64_t task; (task = __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED)) < tasks;) {

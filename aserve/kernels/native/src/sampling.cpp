@@ -57,10 +57,7 @@ uint32_t random_word(uint64_t seed, uint64_t position) {
 template <typename T> float largest(const T* logits, int64_t vocab) {
     vf most[4] = {splat(-INFINITY), splat(-INFINITY), splat(-INFINITY), splat(-INFINITY)};
     vi has_nan{};
-    auto see = [&](vf v, vf& most) {
-        most = select(v > most, v, most);
-        has_nan |= v != v;
-    };
+    auto see = [&](vf v, vf& most) { most = select(v > most, v, most), has_nan |= v != v; };
     int64_t i = 0;
     for (; i + 4 * LANES <= vocab; i += 4 * LANES)
         for (int part = 0; part < 4; part++) see(load(logits + i + part * LANES), most[part]);
@@ -131,15 +128,13 @@ template <typename Count> float reaches(const Weights& kept, float floor, uint64
 float filter_floor(const Weights& kept, int64_t top_k, float top_p, float min_p) {
     const float least = (float)(1.0 / MASS_UNIT);
     float floor = least;
-    if (top_k > 0 && top_k < kept.vocab) {
-        floor = reaches(kept, 0, top_k, [](float) -> uint64_t { return 1; });
-        floor = floor > least ? floor : least;
-    }
+    if (top_k > 0 && top_k < kept.vocab)
+        floor = fmaxf(least, reaches(kept, 0, top_k, [](float) -> uint64_t { return 1; }));
     if (top_p < 1) {
         double needed = ceil((double)top_p * (double)mass_of(kept, floor, 0, kept.vocab));
         floor = reaches(kept, floor, needed < 1 ? 1 : (uint64_t)needed, mass);
     }
-    return floor > min_p ? floor : min_p;
+    return fmaxf(floor, min_p);
 }
 
 // The first id whose cumulative mass exceeds word / 2^32 of the total: the tile where that happens, then the id in it.
@@ -176,8 +171,7 @@ template <typename T> bool without_banned(const Sampling& how, const T* logits, 
     for (int64_t c = 0; c < how.num_banned; c++) {
         if (ids[c] < 0) continue;
         if (!copied) widen(logits, how.vocab, copy);
-        copied = true;
-        copy[ids[c]] = -INFINITY;
+        copied = true, copy[ids[c]] = -INFINITY;
     }
     return copied;
 }
@@ -225,10 +219,9 @@ void control_row(const Controls& how, int64_t row, float* logits, float* changed
         }
         store_piece(changed + i, v, n);
     });
-    for (int64_t c = 0; c < how.num_banned; c++) {
-        const int64_t id = how.banned[row * how.num_banned + c];
-        if (id >= 0) changed[id] = -INFINITY;
-    }
+    const int64_t* banned = how.banned + row * how.num_banned;
+    for (int64_t c = 0; c < how.num_banned; c++)
+        if (banned[c] >= 0) changed[banned[c]] = -INFINITY;
     for (int64_t w = 0; w < how.num_words; w++) {
         const int64_t* word = how.words + w * how.word_length;
         if (how.word_rows[w] == row && follows(how, word, how.recent + how.table_rows[row] * how.num_recent))
@@ -316,8 +309,7 @@ void score_f32(const float* logits, int64_t rows, int64_t vocab, const int64_t* 
     for (int64_t row = 0; row < rows; row++) {
         const float* own = logits + row * vocab;
         const float normalizer = log_sum_exp(own, vocab, largest(own, vocab)), value = own[targets[row]];
-        logprobs[row] = value - normalizer;
-        normalizers[row] = normalizer;
+        logprobs[row] = value - normalizer, normalizers[row] = normalizer;
         ranks[row] = rank_of(own, vocab, value);
         if (num_top == 0) continue;
         float* values = top_logprobs + row * num_top;

@@ -96,13 +96,9 @@ template <int64_t PIECE = LANES, typename Function> inline void in_pieces(int64_
     if (i < width) function(i, width - i);
 }
 
-template <typename T> inline vf load_piece(const T* p, int64_t n) {
-    return n == LANES ? load(p) : load_some(p, n);
-}
+template <typename T> inline vf load_piece(const T* p, int64_t n) { return n == LANES ? load(p) : load_some(p, n); }
 
-template <typename T> inline void store_piece(T* p, vf v, int64_t n) {
-    n == LANES ? store(p, v) : store_some(p, v, n);
-}
+template <typename T> inline void store_piece(T* p, vf v, int64_t n) { n == LANES ? store(p, v) : store_some(p, v, n); }
 
 // Numbers as float, exactly.
 template <typename T> inline void widen(const T* from, int64_t n, float* to) {
