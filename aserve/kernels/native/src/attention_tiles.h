@@ -133,8 +133,8 @@ struct Places {
         return offsets[position] < 0 ? zeros : cache + offsets[position];
     }
 
-    // Reads a line after the other of what is seen of positions [begin, end), `width` numbers of each: waiting for it, so
-    // that the processor sees what comes next, or while something else is computed.
+    // Reads a line after the other of what is seen of positions [begin, end), `width` numbers of each: waiting for them, by
+    // which the processor sees where it is to read on, or while something else is computed.
     template <bool WAIT, typename T> void fetch(const T* cache, int64_t width, int64_t begin, int64_t end) const {
         for (int64_t i = begin < seen.begin ? seen.begin : begin; i < at_most(end, seen.end); i++) {
             const char* row = (const char*)(cache + offsets[i]);
@@ -145,9 +145,9 @@ struct Places {
     }
 };
 
-// Keys of `width` positions, a lane each: packed[number][position], or packed[word][position] for words. numbers: of each
-// position, of one head or of several.
-// Memory brings their values meanwhile, some with each piece of keys: all at once would keep the keys waiting.
+// Keys of `width` positions, a lane each: packed[number][position], or packed[word][position] for words. numbers: how many
+// of each position, those of one head or of several. Memory brings their values meanwhile, some with each piece of keys:
+// all at once would keep the keys waiting.
 template <typename Numbers, typename T>
 void pack_keys(const T* k, const T* v, const Places& places, int64_t begin, int64_t width, int64_t numbers,
     float* packed) {
