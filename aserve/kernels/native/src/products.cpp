@@ -8,22 +8,25 @@ namespace {
 
 template <typename T> struct PlainRows { const T* numbers; int64_t stride, rows, inputs; };
 
-struct Nothing {};
-
 // What floats and bfloat16 have in common: sums of float, which are added to the totals as they are.
 struct Unscaled : ByVectors {
     typedef vf Sum;
-    typedef Nothing Extra;
+    typedef float X;
+    struct Extra {};
     static constexpr int64_t RUN = 128, SCALE_WORDS = 0;
 
     template <typename Rows> static Extra extra(const Rows&, int64_t, int64_t) { return {}; }
+    // Where inputs end within a step, 0 completes it.
+    template <typename Rows> static void spread(const Rows& x, int64_t row, int64_t begin, int64_t n, float* out) {
+        widen(x.numbers + row * x.stride + begin, n, out);
+        if (n % 2) out[n] = 0;
+    }
     static Sum start(Extra, int) { return vf{}; }
     static vf fold(vf total, Sum sum, Extra, int, const uint32_t*) { return total + sum; }
 };
 
 struct Floats : Unscaled {
     typedef PlainRows<float> Rows;
-    typedef float X;
     static constexpr int64_t INPUTS_PER_STEP = 1, X_PER_STEP = 1, X_PER_RUN = RUN;
 
     template <int COUNT> static void add(vf (*sums)[VECTORS], const vf* weights, const float* x) {
@@ -36,17 +39,11 @@ struct Floats : Unscaled {
         UNROLL for (int v = 0; v < VECTORS; v++) weights[v] = load_as<vf>(step_weights + v * LANES);
         add<COUNT>(sums, weights, x);
     }
-
-    static void spread(const Rows& x, int64_t row, int64_t begin, int64_t n, float* out) {
-        memcpy(out, x.numbers + row * x.stride + begin, n * sizeof(float));
-    }
 };
 
 // bfloat16 as float, exactly. Intel's processors take half the time for this that their own instruction for it takes.
-// Where inputs end within a step, 0 completes it.
 struct Widened : Unscaled {
     typedef PlainRows<bf16> Rows;
-    typedef float X;
     static constexpr int64_t INPUTS_PER_STEP = 2, X_PER_STEP = 2, X_PER_RUN = RUN;
 
     template <int COUNT> static void step(vf (*sums)[VECTORS], const uint32_t* step_weights, const float* x) {
@@ -55,11 +52,6 @@ struct Widened : Unscaled {
         Floats::add<COUNT>(sums, weights, x);
         UNROLL for (int v = 0; v < VECTORS; v++) weights[v] = (vf)(load_as<vu>(step_weights + v * LANES) & 0xffff0000);
         Floats::add<COUNT>(sums, weights, x + 1);
-    }
-
-    static void spread(const Rows& x, int64_t row, int64_t begin, int64_t n, float* out) {
-        widen(x.numbers + row * x.stride + begin, n, out);
-        if (n % 2) out[n] = 0;
     }
 };
 

@@ -66,9 +66,10 @@ void add_run(int64_t apart, const uint32_t* weights, const typename Steps::X* x,
     };
     int64_t done = 0;
     for (; done + CHUNK <= steps; done += CHUNK) {
-        for (int64_t i = 0; i < lines; i++, ahead += LINE)
-            UNROLL for (int p = 0; p < PANELS; p++) __builtin_prefetch(ahead + p * apart * 4, 0, 2);
         UNROLL for (int64_t s = 0; s < CHUNK; s++) step(done + s);
+        UNROLL for (int64_t i = 0; i < CHUNK * PANEL * 4 / LINE && i < lines; i++)
+            UNROLL for (int p = 0; p < PANELS; p++) __builtin_prefetch(ahead + i * LINE + p * apart * 4, 0, 2);
+        ahead += lines * LINE;
     }
     for (; done < steps; done++) step(done);
     each_sum([&](int p, int r, int v) {
@@ -82,8 +83,8 @@ void add_run(int64_t apart, const uint32_t* weights, const typename Steps::X* x,
 struct ByVectors {
     struct Unit { Unit() {} };
     static constexpr int64_t ROWS = 6, ALIGN = 1, CHUNK = 4;
-    // With AVX2 as many rows as stay in the first cache beside their weights; as fewer come at once, more panels do.
-    static constexpr int64_t ROW_BLOCK = LANES == 8 ? 48 : 96, GROUP = LANES == 8 ? 8 : 4, PAIRED = LANES == 8 ? 3 : 0;
+    // With AVX2, whose vectors are half as long, as many numbers of both.
+    static constexpr int64_t ROW_BLOCK = LANES == 8 ? 64 : 96, GROUP = LANES == 8 ? 16 : 4, PAIRED = LANES == 8 ? 3 : 0;
 
     template <typename Steps, typename... Arguments>
     static void tile(int64_t count, int64_t apart, Arguments... arguments) {
@@ -165,9 +166,10 @@ void multiply(const Layer* layer, const typename Steps::Rows& x, T* out, int64_t
                   : store_totals(layer, totals[p], out, rows, first + p);
 }
 
-// A thread's share of blocks of rows times groups of panels, each of which is for the thread that is free first. The last
-// groups are of a single panel, so that no thread waits long for another. The weights that a thread fetches ahead are
-// those that it has next if all are equally fast. taken: how many tasks are, by all threads.
+// A thread's share of blocks of rows times groups of panels, each of which is for the thread that is free first. Groups
+// become smaller, so that no thread waits long for another: when a group's last block is taken, at least as much is left
+// for each other thread, down to groups of a single panel. The weights that a thread fetches ahead are those that it has
+// next if all are equally fast. taken: how many tasks are, by all threads.
 template <typename Steps, typename T>
 void work(const Layer* layer, const typename Steps::Rows& x, T* out, int64_t rows, int64_t* taken) {
     const int64_t panels = layer->gated ? layer->gated : ceil_div(layer->outputs, PANEL);
@@ -176,16 +178,20 @@ void work(const Layer* layer, const typename Steps::Rows& x, T* out, int64_t row
     if (rows == 0) return;
     const typename Steps::Unit unit;
     const int64_t units = ceil_div(rows, Steps::ALIGN), blocks = ceil_div(units, Steps::ROW_BLOCK / Steps::ALIGN);
-    const int64_t threads = omp_get_num_threads(), last = many * (threads - 1) / blocks;
-    const int64_t wholes = panels < last ? 0 : (panels - last) / many;
-    const int64_t tasks = (panels - wholes * (many - 1)) * blocks;
-    const auto first = [&](int64_t group) { return group + at_most(group, wholes) * (many - 1); };
-    for (int64_t task; (task = __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED)) < tasks;) {
-        const int64_t group = task / blocks, next = at_most(task + threads, tasks - 1) / blocks;
+    const int64_t threads = omp_get_num_threads();
+    const auto skip = [&](int64_t panel, int64_t groups) {
+        for (; groups > 0 && panel < panels; groups--)
+            panel += 1 + at_most(many - 1, (panels - panel - 1) * blocks / (threads + blocks - 1));
+        return panel;
+    };
+    for (int64_t task, group = 0, first = 0;; group = task / blocks) {
+        task = __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED);
+        if ((first = skip(first, task / blocks - group)) == panels) return;
+        const int64_t next = skip(first, (task + threads) / blocks - task / blocks);
         const int64_t begin = part(units, blocks, task % blocks) * Steps::ALIGN;
         const int64_t end = at_most(part(units, blocks, task % blocks + 1) * Steps::ALIGN, rows);
-        multiply<Steps>(
-            layer, x, out, begin, end - begin, first(group), first(group + 1), layer->weights + first(next) * words);
+        multiply<Steps>(layer, x, out, begin, end - begin, first, skip(first, 1),
+            layer->weights + (next < panels ? next : first) * words);
     }
 }
 
