@@ -84,8 +84,9 @@ class ShownCard(CardNumbers, frozen=True, omit_defaults=True):
 
 
 class ShownRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """As `Record`; said: `decoded`, if all are shown and of whole characters; else the text of each, None where it is
-    not. words: the texts of tokens that were not told before. texts: of `token_ids`, and characters now whole.
+    """As `Record`; said: `decoded`, but of a token that is not of whole characters, or follows such a one, what text is
+    whole with it, and None where nothing is shown. words: the texts of tokens that were not told before. texts: of
+    `token_ids`.
     """
 
     number: int
@@ -105,12 +106,12 @@ class ShownRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ShownRun(msgspec.Struct, frozen=True, omit_defaults=True):
-    """As `Run`; said: each step's tokens. words: the texts of those that were not told before."""
+    """As `Run`; said: of each step, as of `ShownRecord`. words: the texts of tokens that were not told before."""
 
     number: int
     decodes: tuple[int, ...]
     steps: Sequence[tuple[int, ...]]
-    said: Sequence[tuple[int, ...]]
+    said: Sequence[Sequence[int | str | None]]
     words: Sequence[tuple[int, str]] = ()
     blocks: Sequence[tuple[int, BlockChange]] = ()
 
@@ -144,6 +145,8 @@ class Feed:
         """The sequences that it is shown."""
         self._told: set[int] = set()
         """The tokens whose texts it was told, all of whole characters."""
+        self._broken: set[int] = {NO_TOKEN}
+        """Those that are not of whole characters, as far as they were met."""
         self._unfinished: dict[int, codecs.IncrementalDecoder] = {}
         """Of those whose last character is not whole: one may be made of several tokens."""
 
@@ -187,22 +190,25 @@ class Feed:
         return told
 
     def _run(self, run: Run) -> ShownRun | None:
-        """A run in short; None where not all of its tokens are shown, or not each is of whole characters."""
-        if self._view is not None or self._unfinished or not self._own.issuperset(run.decodes):
+        """A run in short; None where not all of its tokens are shown."""
+        if self._view is not None or not self._own.issuperset(run.decodes):
             return None
         words = self._words(*run.decoded)
-        return None if words is None else ShownRun(run.number, run.decodes, run.steps, run.decoded, words, run.blocks)
+        said = [self._said(run.decodes, decoded) for decoded in run.decoded]
+        return ShownRun(run.number, run.decodes, run.steps, said, words, run.blocks)
 
-    def _words(self, *decoded: Sequence[int]) -> list[tuple[int, str]] | None:
-        """The texts of those of these tokens that it was not told; None where not each is of whole characters.
+    def _words(self, *decoded: Sequence[int]) -> list[tuple[int, str]]:
+        """The texts of those of these tokens that it was not told, and that have one.
 
         Each is looked up once: of thousands of tokens a second each would lie elsewhere in memory.
         """
-        new = sorted(set().union(*decoded) - self._told)
-        words = [(token_id, text) for token_id in new if (text := self._tokenizer.token_texts[token_id]) is not None]
-        if len(words) < len(new):
-            return None
-        self._told.update(new)
+        words: list[tuple[int, str]] = []
+        for token_id in sorted(set().union(*decoded) - self._told - self._broken):
+            if (text := self._tokenizer.token_texts[token_id]) is None:
+                self._broken.add(token_id)
+            else:
+                self._told.add(token_id)
+                words.append((token_id, text))
         return words
 
     def _record(self, record: Record) -> ShownRecord:
@@ -210,13 +216,12 @@ class Feed:
         cards = tuple(map(self._card, record.cards))
         texts = [(seq, self._text(seq, token_ids)) for seq, token_ids in record.token_ids if seq in self._own]
         said: Sequence[int | str | None] = ()
-        words: Sequence[tuple[int, str]] | None = ()
+        words: Sequence[tuple[int, str]] = ()
         if record.decoded and record.work is not None:
-            said, decodes = record.decoded, record.work.decodes
-            is_shown = not self._unfinished and NO_TOKEN not in said and self._own.issuperset(decodes)
-            words = self._words(said) if is_shown else None
-            if words is None:
-                said = self._said(decodes, record.decoded, texts)
+            decodes, decoded = record.work.decodes, record.decoded
+            if not self._own.issuperset(decodes):
+                decoded = tuple([x if seq in self._own else NO_TOKEN for seq, x in zip(decodes, decoded, strict=True)])
+            words, said = self._words(decoded), self._said(decodes, decoded)
         for move in record.moves:
             if move.what == "ended":
                 self._own.discard(move.seq)
@@ -238,19 +243,19 @@ class Feed:
             record.others,
         )
 
-    def _said(
-        self, decodes: Sequence[int], decoded: Sequence[int], texts: list[tuple[int, str]]
-    ) -> Sequence[str | None]:
-        """The text of each as far as it is shown; what may have become whole goes to `texts`."""
-        token_texts = self._tokenizer.token_texts
-        shown: list[str | None] = []
-        for seq, token_id in zip(decodes, decoded, strict=True):
-            is_told = token_id != NO_TOKEN and seq in self._own
-            text = token_texts[token_id] if is_told and seq not in self._unfinished else None
-            shown.append(text)
-            if is_told and text is None:
-                texts.append((seq, self._text(seq, (token_id,))))
-        return shown
+    def _said(self, decodes: Sequence[int], decoded: Sequence[int]) -> Sequence[int | str | None]:
+        """What is said of a step's tokens, of which `_words` has been told."""
+        broken, unfinished = self._broken, self._unfinished
+        if not unfinished and broken.isdisjoint(decoded):
+            return decoded
+        return [
+            token_id
+            if token_id not in broken and seq not in unfinished
+            else None
+            if token_id == NO_TOKEN
+            else self._text(seq, (token_id,))
+            for seq, token_id in zip(decodes, decoded, strict=True)
+        ]
 
     def _text(self, seq: int, token_ids: Sequence[int]) -> str:
         """The text of tokens as far as characters are whole."""

@@ -66,15 +66,18 @@ def at_length(told):
 
 def records_of(run, words):
     words.update(run.get("words", ()))
+
+    def spelled(said):
+        return [words[one] if isinstance(one, int) else one for one in said]
+
     if "steps" not in run:
-        said = [words[token] if isinstance(token, int) else token for token in run.get("said", ())]
+        said = spelled(run.get("said", ()))
         yield {name: value for name, value in run.items() if name != "words"} | ({"said": said} if said else {})
         return
     blocks = dict(run.get("blocks", ()))
     for place, (step, at_us, began_us, *phases) in enumerate(run["steps"]):
         work = {"step": step, "began_us": began_us, "phases": phases, "decodes": run["decodes"]}
-        said = [words[token_id] for token_id in run["said"][place]]
-        record = {"number": run["number"] + place, "at_us": at_us, "work": work, "said": said}
+        record = {"number": run["number"] + place, "at_us": at_us, "work": work, "said": spelled(run["said"][place])}
         yield record | ({"blocks": blocks[place]} if place in blocks else {})
 
 
@@ -345,13 +348,21 @@ def test_what_was_sampled_behind_an_end_is_not_said():
     run = Run(3, (1, 2), STEPS[:1], ((0, 1),))
     told = json.loads(feed.events(News(0, None, (ended, run))).removeprefix(b"data: "))["records"]
     assert [record.get("said") for record in at_length(told)] == [None, [None, "b"]]
+    assert told[1]["words"] == [[1, "b"]]
 
 
-def test_characters_of_several_tokens_and_others_tokens_are_told_at_length():
-    halves = ((0, 8), (1, 9), (2, 3))
-    told, _, num_told = fed(halves)
-    assert [record["said"] for record in told] == [["a", None], ["b", None], ["c", "d"]]
-    assert (told[1]["texts"], num_told) == ([[2, "é"]], 3)
+def test_characters_of_several_tokens_are_told_when_they_are_whole():
+    told, in_full, num_told = fed(((0, 8), (1, 9), (2, 3)))
+    assert told == in_full
+    assert ([record["said"] for record in told], num_told) == ([["a", ""], ["b", "é"], ["c", "d"]], 1)
+
+
+def test_what_follows_half_a_character_is_told_with_what_stands_for_it():
+    told, _, _ = fed(((0, 8), (1, 2), (3, 4)))
+    assert [record["said"] for record in told] == [["a", ""], ["b", "\ufffdc"], ["d", "e"]]
+
+
+def test_others_tokens_are_told_at_length():
     told, _, num_told = fed(((0, 1), (2, 3)), tenant="shop")
     assert [record["said"] for record in told] == [[None, None]] * 2
     assert (told[0]["work"]["decodes"], num_told) == ([-1, -1], 2)

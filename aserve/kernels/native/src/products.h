@@ -83,7 +83,7 @@ void add_run(int64_t apart, const uint32_t* weights, const typename Steps::X* x,
 struct ByVectors {
     struct Unit { Unit() {} };
     static constexpr int64_t ROWS = 6, ALIGN = 1, CHUNK = 4;
-    // With AVX2, whose vectors are half as long, as many numbers of both.
+    // As measured. Each group copies a block's rows once more: the more panels it has, the less that costs.
     static constexpr int64_t ROW_BLOCK = LANES == 8 ? 64 : 96, GROUP = LANES == 8 ? 16 : 4, PAIRED = LANES == 8 ? 3 : 0;
 
     template <typename Steps, typename... Arguments>
@@ -166,10 +166,10 @@ void multiply(const Layer* layer, const typename Steps::Rows& x, T* out, int64_t
                   : store_totals(layer, totals[p], out, rows, first + p);
 }
 
-// A thread's share of blocks of rows times groups of panels, each of which is for the thread that is free first. Groups
-// become smaller, so that no thread waits long for another: when a group's last block is taken, at least as much is left
-// for each other thread, down to groups of a single panel. The weights that a thread fetches ahead are those that it has
-// next if all are equally fast. taken: how many tasks are, by all threads.
+// A thread's share of blocks of rows times groups of panels, each of which is for the thread that is free first. A group
+// is as large as leaves each other thread as much, when its last block is taken; so groups become smaller, down to one
+// panel, and no thread waits long for another. The weights that a thread fetches ahead are those that it has next if all
+// are equally fast. taken: how many tasks are, by all threads.
 template <typename Steps, typename T>
 void work(const Layer* layer, const typename Steps::Rows& x, T* out, int64_t rows, int64_t* taken) {
     const int64_t panels = layer->gated ? layer->gated : ceil_div(layer->outputs, PANEL);
@@ -179,7 +179,7 @@ void work(const Layer* layer, const typename Steps::Rows& x, T* out, int64_t row
     const typename Steps::Unit unit;
     const int64_t units = ceil_div(rows, Steps::ALIGN), blocks = ceil_div(units, Steps::ROW_BLOCK / Steps::ALIGN);
     const int64_t threads = omp_get_num_threads();
-    const auto skip = [&](int64_t panel, int64_t groups) {
+    const auto skip = [&](int64_t panel, int64_t groups) {  // from a group's first panel to a later one's
         for (; groups > 0 && panel < panels; groups--)
             panel += 1 + at_most(many - 1, (panels - panel - 1) * blocks / (threads + blocks - 1));
         return panel;
