@@ -248,14 +248,13 @@ class Feed:
         broken, unfinished = self._broken, self._unfinished
         if not unfinished and broken.isdisjoint(decoded):
             return decoded
-        return [
-            token_id
-            if token_id not in broken and seq not in unfinished
-            else None
-            if token_id == NO_TOKEN
-            else self._text(seq, (token_id,))
-            for seq, token_id in zip(decodes, decoded, strict=True)
-        ]
+        said: list[int | str | None] = [*decoded]
+        for place, (seq, token_id) in enumerate(zip(decodes, decoded, strict=True)):
+            if token_id == NO_TOKEN:
+                said[place] = None
+            elif token_id in broken or seq in unfinished:
+                said[place] = self._text(seq, (token_id,))
+        return said
 
     def _text(self, seq: int, token_ids: Sequence[int]) -> str:
         """The text of tokens as far as characters are whole."""
