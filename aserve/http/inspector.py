@@ -9,8 +9,8 @@ and of other tenants' how many there are and which blocks they have together: ob
 asked for, everything is shown.
 """
 
-import codecs
 import time
+from codecs import utf_8_decode
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Final
@@ -147,8 +147,8 @@ class Feed:
         """The tokens whose texts it was told, all of whole characters."""
         self._broken: set[int] = {NO_TOKEN}
         """Those that are not of whole characters, as far as they were met."""
-        self._unfinished: dict[int, codecs.IncrementalDecoder] = {}
-        """Of those whose last character is not whole: one may be made of several tokens."""
+        self._unfinished: dict[int, bytes] = {}
+        """What a sequence's last character has so far, where it is not whole: one may be made of several tokens."""
 
     def hello(self, model: str, config: EngineConfig, now_us: int) -> bytes:
         """The first event."""
@@ -250,23 +250,16 @@ class Feed:
             return decoded
         said: list[int | str | None] = [*decoded]
         for place, (seq, token_id) in enumerate(zip(decodes, decoded, strict=True)):
-            if token_id == NO_TOKEN:
-                said[place] = None
-            elif token_id in broken or seq in unfinished:
-                said[place] = self._text(seq, (token_id,))
+            if token_id in broken or seq in unfinished:
+                said[place] = None if token_id == NO_TOKEN else self._text(seq, (token_id,))
         return said
 
     def _text(self, seq: int, token_ids: Sequence[int]) -> str:
         """The text of tokens as far as characters are whole."""
-        if len(token_ids) == 1 and seq not in self._unfinished:
-            whole = self._tokenizer.token_texts[token_ids[0]]
-            if whole is not None:
-                return whole
-        raw = b"".join(map(self._tokenizer.token_bytes.__getitem__, token_ids))
-        decoder = self._unfinished.pop(seq, None) or codecs.getincrementaldecoder("utf-8")("replace")
-        text = decoder.decode(raw)
-        if decoder.getstate()[0]:
-            self._unfinished[seq] = decoder
+        raw = self._unfinished.pop(seq, b"") + b"".join(map(self._tokenizer.text_bytes.__getitem__, token_ids))
+        text, num_whole = utf_8_decode(raw, "replace")
+        if num_whole < len(raw):
+            self._unfinished[seq] = raw[num_whole:]
         return text
 
     def _card(self, card: Card) -> ShownCard:
@@ -300,7 +293,10 @@ async def followed(observer: Observer, feed: Feed) -> AsyncGenerator[bytes]:
     """The feed's events, from a snapshot on. Raises as `Observer.viewer` and `Viewer.news`."""
     with observer.viewer() as viewer:
         while True:
-            if told := feed.events(await viewer.news()):
+            news, began_s = await viewer.news(), time.thread_time()
+            told = feed.events(news)
+            viewer.spend(time.thread_time() - began_s)
+            if told:
                 yield told
             await viewer.next_look()  # a list of records costs less than an event for each
 

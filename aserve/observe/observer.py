@@ -5,11 +5,15 @@ Those who look on are viewers, and the explainer, while requests are open that a
     engine loop   planned   launched   committed   published ...      a look ten times a second, steps or none
                      '---------'-----------'-----------'--> Record --> each Viewer's queue --> who reads it, in his time
 
+Where telling takes long, as of hundreds of steps a second, looks are farther apart: it takes no more than `SHARE` of
+the event loop's time, or comes once in `MAX_REST_S`.
+
 A viewer who reads slowly loses records, never their order: when his queue is full it is emptied, he is told how many
 are gone, and goes on from a new snapshot. So what he holds is bounded, and nothing waits for him. What is raised here
 is told to the log by whoever calls, and ends nobody's request; the viewers then begin anew.
 """
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -36,6 +40,10 @@ MAX_RECORDS: Final = 1024
 """That wait for a viewer. At a thousand steps a second he has a second to take them."""
 MAX_ADMITTED_BLOCKS: Final = 1024
 """Of those that an admission tells."""
+SHARE: Final = 1 / 256
+"""Of the event loop's time, that telling may take."""
+MAX_REST_S: Final = 0.25
+"""Between two looks, however long telling takes."""
 
 _NONE: Final = "none"
 
@@ -43,7 +51,7 @@ _NONE: Final = "none"
 class Observer:
     """Of one engine. is_watched: whether anything but `is_watched` is to be asked or called.
 
-    names: of what answers, for explanations.
+    names: of what answers, for explanations. processor_clock: the time that this thread has run.
     """
 
     def __init__(
@@ -54,12 +62,14 @@ class Observer:
         *,
         max_viewers: int = MAX_VIEWERS,
         max_records: int = MAX_RECORDS,
+        processor_clock: Clock = time.thread_time,
     ) -> None:
         self.is_watched = False
         self._names = names
         self._explainer: Explainer | None = None
         self._readings = readings
         self._clock = clock
+        self._processor_clock = processor_clock
         self._max_viewers = max_viewers
         self._max_records = max_records
         self._viewers: list[Viewer] = []
@@ -76,8 +86,12 @@ class Observer:
         """Steps of which nothing is offered yet."""
         self._has_stepped = False
         """Whether one was over since the last look."""
-        self._due: float | None = None
-        """How late the event loop was at a look that is to be told of."""
+        self._is_due = False
+        """Whether a look is to be told of."""
+        self._lag_s = 0.0
+        """How late the event loop was at most, at looks that were not told of yet."""
+        self._looked_s = self._spent_s = 0.0
+        """When a look was told of, and what telling has taken since: processor time."""
         self._number = 0
         self._has_closed = False
 
@@ -90,7 +104,7 @@ class Observer:
             raise UnavailableError("the engine has stopped")
         if len(self._viewers) >= self._max_viewers:
             raise OverloadedError(f"{self._max_viewers} look on already, which is the most there may be")
-        viewer = Viewer(self.snapshot, self._catch_up, self._max_records)
+        viewer = Viewer(self.snapshot, self._catch_up, self._spend, self._max_records)
         self._viewers.append(viewer)
         self.is_watched = True
         try:
@@ -151,7 +165,7 @@ class Observer:
         if not self._viewers:
             self._kept.clear()
             self._ran, self._decodes = [], ()
-            self._mirror = self._due = None
+            self._mirror, self._is_due, self._lag_s = None, False, 0.0
             self._readings.note(on=False)
 
     # What happens. To be called only while `is_watched`.
@@ -198,18 +212,15 @@ class Observer:
                 with self._all_or_anew():
                     came = computed(plan, seen, result, mirror)
                     seen.more = More(came, ends_of(step.deltas), mirror.take_news())
-            self._keep(seen)
-        if self._due is not None:
-            self._tell_look(self._due)
-
-    def _keep(self, step: ObservedStep) -> None:
-        """Have it told with others."""
-        self._kept.append(step)
-        if len(self._kept) == 1:
-            for viewer in self._viewers:
-                viewer.ring()
-        if len(self._kept) >= self._max_records:
-            self._catch_up()
+            kept = self._kept  # and told with others
+            kept.append(seen)
+            if len(kept) == 1:
+                for viewer in self._viewers:
+                    viewer.ring()
+            if len(kept) >= self._max_records:
+                self._catch_up()
+        if self._is_due:
+            self._tell_look()
 
     def _catch_up(self) -> None:
         """Tell of the steps that are kept. That comes before any later record."""
@@ -234,20 +245,29 @@ class Observer:
         """It was looked how late the event loop is. While a step is under way that is told behind it, since whoever
         tells it takes a processor from the step; unless none was over since the last look. awaited: its flight.
         """
-        if self._viewers:
-            waits = self._has_stepped and awaited is not None
-            self._due, self._has_stepped = (lag_s if waits else None), False
-            if not waits:
-                self._tell_look(lag_s)
+        if not self._viewers:
+            return
+        self._lag_s = max(self._lag_s, lag_s)
+        if self._clock() < self._looked_s + min(self._spent_s / SHARE, MAX_REST_S):
+            return
+        self._is_due, self._has_stepped = self._has_stepped and awaited is not None, False
+        if not self._is_due:
+            self._tell_look()
 
-    def _tell_look(self, lag_s: float) -> None:
+    def _tell_look(self) -> None:
         """Tell of it, and all that has changed."""
-        self._due = None
+        began_s, self._looked_s, self._spent_s = self._processor_clock(), self._clock(), 0.0
+        lag_s, self._lag_s, self._is_due = self._lag_s, 0.0, False
         try:
             self._tell(microseconds(lag_s), None, has_swapped=False)
         finally:
             for viewer in self._viewers:
                 viewer.looked()
+            self._spend(self._processor_clock() - began_s)
+
+    def _spend(self, seconds: float) -> None:
+        """Telling has taken so much processor time."""
+        self._spent_s += seconds
 
     def _tell(self, lag_us: int | None, failed_step: int | None, *, has_swapped: bool) -> None:
         """Make a record of what is no step, and of all that has changed, and offer it to everybody."""

@@ -65,16 +65,16 @@ def times_of(seen: ObservedStep) -> tuple[int, int, int, int, int, int, int, int
     """When a step that is over was published and when it began, and how long its parts took: the fields of `Phases`."""
     began_s, planned_s, launched_s, landed_s = seen.began_s, seen.planned_s, seen.launched_s, seen.landed_s
     committed_s, published_s = seen.committed_s, seen.published_s
-    return (
-        int(published_s * 1e6),
-        int(began_s * 1e6),
-        int((planned_s - began_s) * 1e6),
-        int((launched_s - planned_s) * 1e6),
-        int((landed_s - launched_s) * 1e6),
-        int((landed_s - max(launched_s, seen.waited_s)) * 1e6),
-        int((committed_s - landed_s) * 1e6),
-        int((published_s - committed_s) * 1e6),
+    flight, wait = landed_s - launched_s, landed_s - max(launched_s, seen.waited_s)
+    phases = (
+        planned_s - began_s,
+        launched_s - planned_s,
+        flight,
+        wait,
+        committed_s - landed_s,
+        published_s - committed_s,
     )
+    return tuple([int(seconds * 1e6) for seconds in (published_s, began_s, *phases)])  # type: ignore[return-value]
 
 
 def work_of(seen: ObservedStep, came: Computed, plan: StepPlan | None = None) -> Work:

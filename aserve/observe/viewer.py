@@ -21,13 +21,20 @@ class News(msgspec.Struct, frozen=True):
 class Viewer:
     """Somebody who looks on. Ends, for `news`, when the engine does.
 
-    snapshot: makes one of what has been told. catch_up: has records offered that are still to be made. max_records:
-    that wait for him.
+    snapshot: makes one of what has been told. catch_up: has records offered that are still to be made. spend: to be
+    told how much processor time went into telling him. max_records: that wait for him.
     """
 
-    def __init__(self, snapshot: Callable[[], Snapshot], catch_up: Callable[[], None], max_records: int) -> None:
+    def __init__(
+        self,
+        snapshot: Callable[[], Snapshot],
+        catch_up: Callable[[], None],
+        spend: Callable[[float], None],
+        max_records: int,
+    ) -> None:
         self._snapshot = snapshot
         self._catch_up = catch_up
+        self.spend = spend
         self._records: deque[Record | Run] = deque()
         self._num_records = 0
         """Those of runs, too."""
@@ -54,7 +61,8 @@ class Viewer:
         return News(num_lost, snapshot, records)
 
     async def next_look(self) -> None:
-        """Wait until the engine looks after itself again, as it does ten times a second, steps or none, or has ended.
+        """Wait until the engine looks after itself again, as it does ten times a second, or less often where that would
+        take too much of its time, steps or none; or until it has ended.
 
         Who asks for news behind that wakes up when the event loop is awake, and takes nothing from a step.
         """

@@ -299,10 +299,11 @@ async def test_the_end_of_the_engine_is_told():
 
 
 class Texts:
-    """Tokens 0 to 7 are letters, 8 and 9 the halves of an é."""
+    """Tokens 0 to 7 are letters, 8 and 9 the halves of an é, 10 is a special one: no text."""
 
-    token_bytes = (*(bytes([97 + number]) for number in range(8)), b"\xc3", b"\xa9")
-    token_texts = (*"abcdefgh", None, None)
+    token_bytes = (*(bytes([97 + number]) for number in range(8)), b"\xc3", b"\xa9", b"<end>")
+    text_bytes = (*token_bytes[:10], b"")
+    token_texts = (*"abcdefgh", None, None, "")
 
 
 STEPS = tuple((7 + place, 100 + place, 90 + place, 1, 2, 3, 4, 5, 6) for place in range(3))
@@ -360,6 +361,12 @@ def test_characters_of_several_tokens_are_told_when_they_are_whole():
 def test_what_follows_half_a_character_is_told_with_what_stands_for_it():
     told, _, _ = fed(((0, 8), (1, 2), (3, 4)))
     assert [record["said"] for record in told] == [["a", ""], ["b", "\ufffdc"], ["d", "e"]]
+
+
+def test_a_special_token_is_no_text_behind_half_a_character_either():
+    told, in_full, _ = fed(((0, 8), (10, 10), (1, 9)))
+    assert told == in_full
+    assert [record["said"] for record in told] == [["a", ""], ["", ""], ["b", "é"]]
 
 
 def test_others_tokens_are_told_at_length():

@@ -7,14 +7,14 @@ import pytest
 
 from aserve.core.errors import OverloadedError, UnavailableError
 from aserve.observe.mirror import Mirror
-from aserve.observe.observer import MAX_VIEWERS, Observer
+from aserve.observe.observer import MAX_VIEWERS, SHARE, Observer
 from aserve.observe.records import NO_CHANGE, BlockChange, Held, Phases, Queue, Run, Splice
 from aserve.observe.step import ObservedStep
 from aserve.scheduler.states import Hold
 from tests.engines import byte_tokenizer
 from tests.fakes import FakeClock
 from tests.observe.explained import Names
-from tests.observe.watched import FLIGHT, Follower, WatchedLoop, news_of, truth
+from tests.observe.watched import FLIGHT, Follower, WatchedLoop, costless, news_of, truth
 from tests.scheduler.sync_loop import SyncLoop, request
 from tests.test_engine_loop import Bench, fake_kv, running
 
@@ -144,7 +144,7 @@ def test_who_comes_while_a_step_is_under_way_is_told_of_all_of_it():
 
 def test_who_reads_slowly_loses_records_and_is_told_how_many():
     loop = SyncLoop()
-    observer = Observer(loop.scheduler.readings, FakeClock(), Names(), max_records=10)
+    observer = Observer(loop.scheduler.readings, FakeClock(), Names(), max_records=10, processor_clock=costless)
     with observer.viewer() as slow, observer.viewer() as quick:
         followers = [Follower(slow), Follower(quick)]
         for follower in followers:
@@ -204,6 +204,23 @@ def test_a_look_that_falls_into_a_step_is_told_behind_it_or_at_the_next():
     observer.looked(0.5, FLIGHT)
     observer.looked(0.75, FLIGHT)
     assert [record.lag_us for record in news_of(viewer).records] == [750_000]
+
+
+def test_looks_are_farther_apart_where_telling_takes_long():
+    """Catches the cost of one look, or of one viewer, in place of all; and a rest that grows beyond its bound."""
+    clock = FakeClock()
+    observer = Observer(SyncLoop().scheduler.readings, clock, Names(), processor_clock=costless)
+    with observer.viewer() as viewer, observer.viewer() as other:
+        news_of(viewer)
+        lags_s = 0.0, 0.1, 0.2, 0.3, 0.8, 0.5, 0.6, 0.7
+        costs = (0.25, 0.25), (1.0, 0.5), (0, 0), (200, 200), *[(0, 0)] * 4
+        for look, (lag_s, (cost, others_cost)) in enumerate(zip(lags_s, costs, strict=True)):
+            clock.now = look / 10
+            observer.looked(lag_s, None)
+            viewer.spend(cost * SHARE / 10)
+            other.spend(others_cost * SHARE / 10)
+        told = [record.lag_us for record in news_of(viewer).records]
+    assert told == [0, 100_000, 300_000, 800_000, 700_000], "looks 0, 1, 3, 6 and 7, the latest that it was since"
 
 
 def test_who_waits_is_told_when_that_changes_and_not_with_each_step():

@@ -130,6 +130,11 @@ FLIGHT: Final = cast("Flight", object())
 """Of a step that is under way: it is looked at whether there is one."""
 
 
+def costless() -> float:
+    """The processor clock of an observer that tells at every look."""
+    return 0.0
+
+
 class WatchedLoop(SyncLoop):
     """Tells an observer of its steps as the engine loop does."""
 
@@ -138,7 +143,7 @@ class WatchedLoop(SyncLoop):
         self._seen: dict[int, ObservedStep] = {}
         self._patience = 1 + int(options.get("num_blocks", 0)) % 3
         """Commits between two looks at what was told: that of several steps then comes together."""
-        self.observer = Observer(self.scheduler.readings, lambda: self.now, Names())
+        self.observer = Observer(self.scheduler.readings, lambda: self.now, Names(), processor_clock=costless)
         self._looking = self.observer.viewer()
         self.follower = Follower(self._looking.__enter__())
         self.follower.follow()
