@@ -55,6 +55,7 @@ class Rules:
     def __init__(self, error: ErrorMaker, rules: Mapping[str, Rule]) -> None:
         self._error = error
         self._rules = tuple(rules.items())
+        self._good: dict[type[msgspec.Struct], dict[str, object]] = {}
 
     @property
     def fields(self) -> frozenset[str]:
@@ -66,12 +67,29 @@ class Rules:
         return check(field, dict(self._rules)[field], value, self._error)
 
     def settle(self, struct: msgspec.Struct) -> None:
-        """Check the fields of a struct that is being made, and keep each value as its rule says."""
+        """Check the fields of a struct that is being made, and keep each value as its rule says.
+
+        A default that its rule keeps as it is needs no second look: of thirty fields a request names three.
+        """
+        if (good := self._good.get(type(struct))) is None:
+            good = self._good[type(struct)] = self._good_defaults(type(struct))
         for field, rule in self._rules:
             value = getattr(struct, field)
+            if value is good.get(field, _NONE):
+                continue
             kept = check(field, rule, value, self._error)
             if kept is not value:
                 msgspec.structs.force_setattr(struct, field, kept)
+
+    def _good_defaults(self, struct: type[msgspec.Struct]) -> dict[str, object]:
+        """The defaults of fields that their rules keep as they are."""
+        defaults = {field.name: field.default for field in msgspec.structs.fields(struct)}
+        known = [(name, rule) for name, rule in self._rules if defaults[name] is not msgspec.NODEFAULT]
+        return {name: defaults[name] for name, rule in known if rule(defaults[name]) is defaults[name]}
+
+
+_NONE: Final = object()
+"""No field's value."""
 
 
 def optional(rule: Rule) -> Rule:

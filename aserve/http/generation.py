@@ -162,8 +162,8 @@ async def _stream(
                 yield piece
 
     async with aclosing(pieces()) as rest:
-        first = await anext(rest)  # what fails until now still has an HTTP status
-        stream = EventStream(first, rest, limits, wire.failure, exchange.request_id)
+        stream = EventStream(b"", rest, limits, wire.failure, exchange.request_id)
+        stream.first = await anext(rest)  # what fails until now still has an HTTP status
         if not generation.scores_only:
             mailbox.shortcut(_Writer(events, stream))
         await exchange.reply(stream)

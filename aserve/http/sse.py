@@ -49,6 +49,8 @@ class StreamLimits:
 class EventStream(EventSourceResponse):
     """Sends `first`, then what `rest` yields as it comes; what `failure` says of an exception from `rest`, at the end.
 
+    `first` may be set until it is sent: a stream that is made while a prompt is computed begins the sooner.
+
     Raises `ClientGone` when the client is given up. The caller closes `rest`, and watches for the client's leaving.
     request_id: whose stream it is, for the log.
     """
@@ -62,7 +64,7 @@ class EventStream(EventSourceResponse):
         request_id: str | None = None,
     ) -> None:
         super().__init__(rest, ping=limits.ping_s, send_timeout=limits.send_timeout_s)
-        self._first = first
+        self.first = first
         self._rest = rest
         self._limits = limits
         self._failure = failure
@@ -91,7 +93,7 @@ class EventStream(EventSourceResponse):
         """Send the headers, every piece, and the end of the body."""
         self._record = record_of(scope)
         if (line := direct_line(scope)) is not None:
-            line.request(self._first)
+            line.request(self.first)
             self._line = line
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         self._since_s = self._time()  # else the silence before the first piece would be broken at once
@@ -103,7 +105,7 @@ class EventStream(EventSourceResponse):
 
     async def _write_all(self, send: Send) -> None:
         try:
-            await self._write(send, self._first)
+            await self._write(send, self.first)
             async for piece in self._rest:
                 if not self.write_now(piece):
                     await self._write(send, piece)

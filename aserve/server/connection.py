@@ -65,6 +65,7 @@ class Connection(asyncio.Protocol):
         self._writable.set()
         self._is_writable = True  # the same, where it is asked for each token
         self.is_silent = True
+        self._head: bytes | None = b""  # of an answer, until more of it is written; None: it comes next
         self._idle = True
         self._idle_since_s = 0.0
         self._fresh = True  # the next byte begins a request, and none before it waits for its answer
@@ -148,6 +149,7 @@ class Connection(asyncio.Protocol):
         self._leave()
         if self._lost.is_set():
             return
+        self._flush()
         self._connections.mark(self, idle=False)
         self._transport.close()
         self._end_in(self._limits.send_timeout_s)
@@ -244,6 +246,7 @@ class Connection(asyncio.Protocol):
             self._send,
             is_clear=self._is_clear,
             write_chunk=self._write_chunk,
+            hold_head=self._hold_head,
         )
 
     # What is refused before it is parsed
@@ -334,7 +337,20 @@ class Connection(asyncio.Protocol):
             else:
                 self._end_in(None)
         elif isinstance(event, Closed):
+            self._flush()
             self._end()
+
+    def _hold_head(self) -> None:
+        """What is written next is a head, and goes out with what is written after it: one packet, and one system call.
+
+        By itself, if that does not come before the event loop has turned.
+        """
+        self._head = None
+
+    def _flush(self) -> None:
+        head, self._head = self._head, b""
+        if head and not self._transport.is_closing():
+            self._transport.write(head)
 
     def _is_clear(self) -> bool:
         """Whether a write would be taken without waiting."""
@@ -351,8 +367,13 @@ class Connection(asyncio.Protocol):
         if self._transport.is_closing():
             await asyncio.sleep(0)  # lets an application that only writes hear that the client has left
             return
+        if self._head is None:
+            self._head = data
+            self._loop.call_soon(self._flush)
+            return
+        head, self._head = self._head, b""
         try:
-            self._transport.write(data)
+            self._transport.write(head + data)
         except BaseException:  # nothing that came after it would be understood
             self.abort()
             raise

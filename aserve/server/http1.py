@@ -45,9 +45,16 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is not typed for my
     """One connection's requests, one at a time. While the server drains, each answer says that it is the last.
 
     arguments: H11Protocol's, but for the ConnectionState. is_clear, write_chunk: the connection's, as a DirectLine's.
+    hold_head: called before the head of an answer is sent.
     """
 
-    def __init__(self, *arguments: Any, is_clear: Callable[[], bool], write_chunk: Callable[[bytes], bool]) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        is_clear: Callable[[], bool],
+        write_chunk: Callable[[bytes], bool],
+        hold_head: Callable[[], None],
+    ) -> None:
         app, config, context, group, *rest = arguments
         self._line = DirectLine()
         state = ConnectionState({STATE_KEY: self._line, LEAVING_KEY: context.terminate.is_set})
@@ -55,6 +62,7 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is not typed for my
         self.connection = StrictConnection(h11.SERVER, max_incomplete_event_size=config.h11_max_incomplete_size)
         self._is_clear = is_clear
         self._write_chunk = write_chunk
+        self._hold_head = hold_head
         self._is_chunked = False
 
     @property
@@ -84,6 +92,7 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is not typed for my
                 headers = [(name, value) for name, value in event.headers if name.lower() != b"connection"]
                 event = Response(event.stream_id, headers=[*headers, _CLOSE], status_code=event.status_code)
             self._is_chunked = self._frames_by_chunks(event)
+            self._hold_head()
         elif not isinstance(event, Body):
             self._line.disconnect()
         await super().stream_send(event)

@@ -21,6 +21,41 @@ async def test_requests_follow_each_other_on_one_connection():
     assert app.asked == [("GET", "/a", b""), ("GET", "/b", b""), ("GET", "/c", b"")]
 
 
+async def test_a_head_goes_out_with_what_is_written_behind_it_unless_that_is_late(monkeypatch):
+    written, may_go_on = [], asyncio.Event()
+    made = Connection.connection_made
+
+    class Spy:
+        """The transport, and what is written to it."""
+
+        def __init__(self, transport):
+            self._transport = transport
+
+        def __getattr__(self, name):
+            return getattr(self._transport, name)
+
+        def write(self, data):
+            written.append(bytes(data))
+            self._transport.write(data)
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        if scope["path"] == "/late":
+            await may_go_on.wait()
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    monkeypatch.setattr(Connection, "connection_made", lambda connection, transport: made(connection, Spy(transport)))
+    async with serving(app) as site:
+        client = await site.connect()
+        assert (await client.ask(request(b"/"))).body == b"ok"
+        assert [data[-6:] for data in written if data] == [b"\r\n\r\nok"]
+        written.clear()
+        await client.ask_head(request(b"/late"))
+        may_go_on.set()
+        await until(lambda: len(written) > 1)
+        assert [data[-4:] for data in written if data] == [b"\r\n\r\n", b"ok"]
+
+
 async def test_pipelined_requests_are_answered_in_order():
     app = Recorder()
     async with serving(app) as site:
