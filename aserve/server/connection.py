@@ -250,7 +250,6 @@ class Connection(asyncio.Protocol):
         )
 
     # What is refused before it is parsed
-
     def _look(self) -> None:
         """What stands at the door is refused, held until the rest of it comes, or let in."""
         try:
@@ -341,16 +340,21 @@ class Connection(asyncio.Protocol):
             self._end()
 
     def _hold_head(self) -> None:
-        """What is written next is a head, and goes out with what is written after it: one packet, and one system call.
-
-        By itself, if that does not come before the event loop has turned.
-        """
+        """What is written next goes out with what follows it, at once, or by itself when the event loop has turned."""
+        self._flush()
         self._head = None
 
     def _flush(self) -> None:
         head, self._head = self._head, b""
         if head and not self._transport.is_closing():
-            self._transport.write(head)
+            self._put(head)
+
+    def _put(self, data: bytes) -> None:
+        try:
+            self._transport.write(data)
+        except BaseException:  # nothing that came after it would be understood
+            self.abort()
+            raise
 
     def _is_clear(self) -> bool:
         """Whether a write would be taken without waiting."""
@@ -372,11 +376,7 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon(self._flush)
             return
         head, self._head = self._head, b""
-        try:
-            self._transport.write(head + data)
-        except BaseException:  # nothing that came after it would be understood
-            self.abort()
-            raise
+        self._put(head + data)
         if self._writable.is_set():
             return
         try:

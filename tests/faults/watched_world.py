@@ -2,8 +2,10 @@
 
 import asyncio
 from contextlib import ExitStack
+from unittest.mock import patch
 
 from aserve.http.inspector import PATH
+from aserve.observe import observer
 from tests.faults.small_world import SmallWorld
 from tests.faults.world import WHOSE, Answer
 
@@ -11,7 +13,9 @@ WATCHER = "watcher"
 
 
 class WatchedWorld(SmallWorld):
-    """Memory is short, so that there is something to see. The one who looks all the time never reads."""
+    """Memory is short, so that there is something to see. The one who looks all the time never reads. Looks come
+    whatever telling takes: by this world's clock, which stands still, no rest would end.
+    """
 
     def __init__(self, *, failing_steps: tuple[int, ...] = ()) -> None:
         super().__init__(failing_steps=failing_steps)
@@ -19,6 +23,7 @@ class WatchedWorld(SmallWorld):
 
     async def __aenter__(self) -> "WatchedWorld":
         await super().__aenter__()
+        self._looking.enter_context(patch.object(observer, "MAX_REST_S", 0.0))
         self._looking.enter_context(self.engine.observer.viewer())
         return self
 
