@@ -2,7 +2,8 @@
 
 import asyncio
 from contextlib import ExitStack
-from unittest.mock import patch
+
+import pytest
 
 from aserve.http.inspector import PATH
 from aserve.observe import observer
@@ -23,7 +24,7 @@ class WatchedWorld(SmallWorld):
 
     async def __aenter__(self) -> "WatchedWorld":
         await super().__aenter__()
-        self._looking.enter_context(patch.object(observer, "MAX_REST_S", 0.0))
+        self._looking.enter_context(pytest.MonkeyPatch.context()).setattr(observer, "MAX_REST_S", 0.0)
         self._looking.enter_context(self.engine.observer.viewer())
         return self
 
