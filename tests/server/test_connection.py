@@ -21,13 +21,11 @@ async def test_requests_follow_each_other_on_one_connection():
     assert app.asked == [("GET", "/a", b""), ("GET", "/b", b""), ("GET", "/c", b"")]
 
 
-async def test_a_head_goes_out_with_what_is_written_behind_it_unless_that_is_late(monkeypatch):
-    written, may_go_on = [], asyncio.Event()
+def watch_writes(monkeypatch, see):
+    """From now on `see` is called with what a connection writes, before it is written."""
     made = Connection.connection_made
 
     class Spy:
-        """The transport, and what is written to it."""
-
         def __init__(self, transport):
             self._transport = transport
 
@@ -35,8 +33,14 @@ async def test_a_head_goes_out_with_what_is_written_behind_it_unless_that_is_lat
             return getattr(self._transport, name)
 
         def write(self, data):
-            written.append(bytes(data))
+            see(bytes(data))
             self._transport.write(data)
+
+    monkeypatch.setattr(Connection, "connection_made", lambda connection, transport: made(connection, Spy(transport)))
+
+
+async def test_a_head_goes_out_with_what_is_written_behind_it_unless_that_is_late(monkeypatch):
+    written, may_go_on = [], asyncio.Event()
 
     async def app(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
@@ -44,7 +48,7 @@ async def test_a_head_goes_out_with_what_is_written_behind_it_unless_that_is_lat
             await may_go_on.wait()
         await send({"type": "http.response.body", "body": b"ok"})
 
-    monkeypatch.setattr(Connection, "connection_made", lambda connection, transport: made(connection, Spy(transport)))
+    watch_writes(monkeypatch, written.append)
     async with serving(app) as site:
         client = await site.connect()
         assert (await client.ask(request(b"/"))).body == b"ok"
@@ -54,6 +58,35 @@ async def test_a_head_goes_out_with_what_is_written_behind_it_unless_that_is_lat
         may_go_on.set()
         await until(lambda: len(written) > 1)
         assert [data[-4:] for data in written if data] == [b"\r\n\r\n", b"ok"]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_an_answer_whose_head_cannot_be_written_ends_its_connection_and_is_told(is_late, monkeypatch):
+    told, failed = asyncio.Event(), []
+
+    def fail(data):
+        if data.startswith(b"HTTP/1.1 200"):
+            raise OSError("no memory for a buffer")
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        if not is_late:
+            await send({"type": "http.response.body", "body": b"ok"})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        told.set()
+
+    watch_writes(monkeypatch, fail)
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failed.append(context["exception"]))
+    async with serving(app) as site:
+        client = await site.connect()
+        await client.send(request())
+        assert await client.rest() == b""
+        async with asyncio.timeout(PATIENCE_S):
+            if is_late:
+                await told.wait()
+        await site.quiet()
+    assert [type(error) for error in failed] == [OSError] * is_late
 
 
 async def test_pipelined_requests_are_answered_in_order():
