@@ -29,6 +29,9 @@ MAX_KEPT: Final = 256
 MAX_REMEMBERED_TOKENS: Final = 1 << 20
 """Of requests that have ended, to compare prompts with; those of the newest, which are MAX_KEPT at most."""
 _NONE: Final[dict[SeqId, SeqSlice]] = {}
+_Parts = dict[Life, dict[SeqId, SeqSlice]]
+"""Of a plan: slices by who has them, of those who asked."""
+_NOBODY: Final[_Parts] = {}
 
 
 class Explainer:
@@ -41,6 +44,7 @@ class Explainer:
         self._unix = unix
         self._lives: dict[RequestId, Life] = {}
         self._life_of: dict[SeqId, Life] = {}
+        self._under_way: dict[int, _Parts] = {}
         self._kept: dict[RequestId, tuple[str, Explanation]] = {}
         self._remembered: deque[Relative] = deque()
         self._num_remembered_tokens = 0
@@ -67,6 +71,8 @@ class Explainer:
             return
         for seq_id in life.courses:
             self._life_of.pop(seq_id, None)
+        if not self._lives:
+            self._under_way.clear()  # whoever begins next has no part in them
         life.end(us(self._clock()))
         self._keep(life.request.tenant, self._whole(life))
         for relative in life.relatives():
@@ -94,9 +100,10 @@ class Explainer:
     def planned(self, plan: StepPlan, now_s: float) -> None:
         """A plan was made."""
         with self._all_or_nothing():
-            now_us, after_fault, slices = us(now_s), self._after_fault, self._slices(plan)
+            now_us, after_fault = us(now_s), self._after_fault
+            parts = self._under_way[plan.step_id] = self._parts(plan)
             for life in self._lives.values():
-                mine = slices.get(life, _NONE)
+                mine = parts.get(life, _NONE)
                 life.planned(plan, mine, now_us, after_fault=after_fault)
                 self._look_at_prefixes(life, mine)
             self._after_fault = False
@@ -104,18 +111,20 @@ class Explainer:
     def landed(self, plan: StepPlan, took_s: float, now_s: float) -> None:
         """A step was taken in that landed at `now_s`, and had the device for so long."""
         with self._all_or_nothing():
-            for life, mine in self._slices(plan).items():
-                life.landed(plan, mine, us(took_s), us(now_s))
+            took_us, now_us = us(took_s), us(now_s)
+            for life, mine in self._under_way.pop(plan.step_id, _NOBODY).items():
+                life.landed(plan, mine, took_us, now_us)
             for life in self._lives.values():
-                life.settle(us(now_s))  # a stop string, say, has ended it
+                life.settle(now_us)  # a stop string, say, has ended it
 
-    def taken_back(self, plans: list[StepPlan]) -> None:
-        """These steps were undone."""
+    def taken_back(self) -> None:
+        """The steps that are under way were undone."""
         with self._all_or_nothing():
             self._after_fault = True
-            for plan in plans:
-                for life in self._slices(plan):
+            for parts in self._under_way.values():
+                for life in parts:
                     life.failed()
+            self._under_way.clear()
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -124,11 +133,11 @@ class Explainer:
         except BaseException:
             self._lives.clear()
             self._life_of.clear()
+            self._under_way.clear()
             raise
 
-    def _slices(self, plan: StepPlan) -> dict[Life, dict[SeqId, SeqSlice]]:
-        """Of the requests that are explained, those that have any in a plan."""
-        found: dict[Life, dict[SeqId, SeqSlice]] = {}
+    def _parts(self, plan: StepPlan) -> _Parts:
+        found: _Parts = {}
         for piece in plan.slices:
             if (life := self._life_of.get(piece.seq_id)) is not None:
                 found.setdefault(life, {})[piece.seq_id] = piece

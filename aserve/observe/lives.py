@@ -1,6 +1,6 @@
 """Lives: what becomes of the requests that asked for an explanation, step by step; what an `Explanation` is made of.
 
-    _Course (a sequence)   queued -> prefill -> decode -> preempted -> recompute -> decode -> over
+    _Course (a sequence)   queued -> prefill -> decode -> preempted -> recompute -> decode -> publish
     Life (its request)     prepare, then the phase of whichever of its courses is furthest, then publish
 
 Told of plans and of what has landed, in whole microseconds of the engine's clock. Changes nothing that it looks at.
@@ -21,7 +21,7 @@ MAX_CHUNKS: Final = 128
 MAX_PREEMPTIONS: Final = 64
 """Of a sequence, that are told one by one."""
 
-OVER: Final = "over"
+OVER: Final = "publish"
 _FURTHEST: Final = ("decode", "prefill", "recompute", "preempted", "queued", OVER)
 _NO_PLAN_YET: Final = "step"
 
@@ -169,7 +169,7 @@ class Life:
     @property
     def is_over(self) -> bool:
         """Whether nothing more is computed for it."""
-        return self._phase == "publish"
+        return self._phase == OVER
 
     def planned(self, plan: StepPlan, mine: dict[SeqId, SeqSlice], now_us: int, *, after_fault: bool) -> None:
         """A plan was made, with those slices of its sequences."""
@@ -183,9 +183,10 @@ class Life:
 
     def landed(self, plan: StepPlan, mine: dict[SeqId, SeqSlice], took_us: int, now_us: int) -> None:
         """A step has landed, with those slices of its sequences; to be settled behind it."""
+        num_tokens = 0
         for seq_id, piece in mine.items():
             self.courses[seq_id].landed(plan.step_id, piece, took_us, now_us)
-        num_tokens = sum(piece.num_tokens for piece in mine.values())
+            num_tokens += piece.num_tokens
         self._num_steps += 1
         self._steps_us += took_us
         self._share_us += took_us * num_tokens / plan.num_tokens
@@ -199,14 +200,18 @@ class Life:
         if self.is_over:
             return
         phases = {OVER if c.sequence.state is State.FINISHED else c.phase for c in self.courses.values()}
-        phase = next((one for one in _FURTHEST if one in phases), OVER)
-        self._enter("publish" if phase == OVER else phase, now_us)
+        phase = OVER
+        for phase in _FURTHEST:
+            if phase in phases:
+                break
+        if phase != self._phase or phase == "queued":  # then what it waits for may be another thing from now on
+            self._enter(phase, now_us)
 
     def end(self, now_us: int) -> None:
         """Nothing more is computed for it."""
         self.settle(now_us)
         if not self.is_over:
-            self._enter("publish", now_us)
+            self._enter(OVER, now_us)
 
     def _enter(self, phase: str, now_us: int) -> None:
         """From now on it is in that phase, and was in the last until now."""

@@ -74,8 +74,6 @@ class Observer:
         self._max_records = max_records
         self._viewers: list[Viewer] = []
         self._mirror: Mirror | None = None
-        self._explained: dict[int, StepPlan] = {}
-        """Plans that the explainer was told of, and that are under way."""
         self._has_moved = False
         """Whether tables may have done more than grow since the last record."""
         self._ran: list[Sequence] = []
@@ -160,8 +158,6 @@ class Observer:
     def _rest(self) -> None:
         """Somebody has left: do no more than those need who look on still."""
         self.is_watched = bool(self._viewers) or (self._explainer is not None and self._explainer.is_busy)
-        if not self.is_watched:
-            self._explained.clear()
         if not self._viewers:
             self._kept.clear()
             self._ran, self._decodes = [], ()
@@ -187,13 +183,11 @@ class Observer:
             if plan.inits:
                 seen.admitted = tuple(self._admissions(plan))
         if self._explainer is not None and self._explainer.is_busy:
-            self._explained[plan.step_id] = plan
             self._explainer.planned(plan, seen.planned_s)
 
     def published(self, plan: StepPlan, result: StepResult, step: StepTokens, seen: ObservedStep) -> None:
         """It has been published, at this moment: it is over, and told, or kept to be told with others."""
-        if self._explainer is not None and self._explainer.is_busy and plan.step_id in self._explained:
-            del self._explained[plan.step_id]
+        if self._explainer is not None and self._explainer.is_busy:
             self._explainer.landed(plan, seen.took_s, seen.landed_s)
         if not self._viewers:
             return
@@ -234,10 +228,8 @@ class Observer:
 
     def taken_back(self, step_id: int | None) -> None:
         """A step raised, and those on top of it are gone as well; None where what holds what is made anew."""
-        plans = list(self._explained.values())
-        self._explained.clear()
         if self._explainer is not None and self._explainer.is_busy:
-            self._explainer.taken_back(plans)
+            self._explainer.taken_back()
         if self._viewers:
             self._tell(None, step_id, has_swapped=True)
 
