@@ -7,7 +7,7 @@ SOURCES := constraints.txt pyproject.toml setup.py scripts/setup.sh
 # A process per core, 8 at most; a file's tests stay together, so that what a module sets up is set up once.
 SIDE_BY_SIDE := -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup setup-dev docs docs-serve dist serve test test-thorough test-timing test-clients test-browser test-ray vllm-tests mutants check fmt lint type bench bench-step peers peer-llama clean
+.PHONY: help setup setup-dev docs docs-serve dist serve test pytest test-thorough test-timing test-clients test-browser test-ray vllm-tests mutants check fmt lint type bench bench-step peers peer-llama clean
 
 help:
 	@grep -B 1 -E '^[a-z-]+:' $(MAKEFILE_LIST) | awk '/^#/ {said = substr($$0, 3); next} /^[a-z]/ {sub(":.*", ""); printf "%-15s %s\n", $$0, said; said = ""}'
@@ -30,8 +30,12 @@ $(DEV_STAMP): $(SOURCES)
 serve: setup
 	$(BIN)/python -m aserve --model demo
 
-# Formatting, linting, types and the tests.
-test: setup-dev check
+# Formatting, linting, types and the tests, side by side: types take a minute of one core.
+test: setup-dev
+	$(MAKE) --no-print-directory --jobs 2 check pytest
+
+# The tests alone.
+pytest: setup-dev
 	$(BIN)/python -m pytest -q $(SIDE_BY_SIDE)
 
 # New examples of what holds of the scheduler, the cache, their records and the parsers, then the tests that take minutes.

@@ -23,7 +23,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # one of as many processes as there are
 with suppress(ModuleNotFoundError):  # tests of kernels need none of it, and run where there is nothing but torch
     from hypothesis import settings
 
-    settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=100, stateful_step_count=40)
+    settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=50, stateful_step_count=40)
     settings.register_profile("thorough", deadline=None, max_examples=5_000, stateful_step_count=60)
     settings.load_profile("fixed")
 

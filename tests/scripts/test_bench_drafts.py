@@ -45,6 +45,7 @@ def test_one_engine_answers_with_drafts_and_without(capsys, monkeypatch):
 
 
 @pytest.mark.e2e
+@pytest.mark.thorough
 def test_servers_with_drafts_and_without_say_the_same(capsys, monkeypatch):
     monkeypatch.setattr(compare_drafts, "PAUSE_S", 0.0)
     monkeypatch.setattr(compare_drafts, "LEAST_REQUESTS", 6)

@@ -9,6 +9,7 @@ import pytest
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.torch]
 
 
+@pytest.mark.thorough
 def test_what_is_watched_and_what_is_explained_are_put_beside_plain_streams(capsys):
     bench_looking.main(["--streams", "2", "--rounds", "3", "--max-tokens", "8"])
     line = json.loads(capsys.readouterr().out)

@@ -10,6 +10,7 @@ from aserve.load.http import Answer
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.torch]
 
 
+@pytest.mark.thorough
 def test_answers_that_are_parsed_are_put_beside_plain_ones(capsys):
     bench_tools.main(["--streams", "2", "--rounds", "2", "--max-tokens", "8"])
     line = json.loads(capsys.readouterr().out)

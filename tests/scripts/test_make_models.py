@@ -19,6 +19,7 @@ def folder(tmp_path_factory):
     return folder / "tiny"
 
 
+@pytest.mark.thorough
 def test_tiny_has_its_shape_and_answers(folder):
     config = json.loads((folder / "config.json").read_text())
     assert config | make_models.TINY == config

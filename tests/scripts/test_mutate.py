@@ -85,6 +85,7 @@ def test_letters_of_many_bytes_move_nothing():
     ]
 
 
+@pytest.mark.thorough
 def test_mutants_of_aserve_are_programs_and_differ_in_what_they_say():
     everything = mutate.places(ROOT)
     assert len(everything) > 5000

@@ -18,7 +18,7 @@ def test_operators_and_the_rest_are_the_step():
     decode, prefill = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
     assert (decode["kind"], decode["rows"], prefill["kind"], prefill["tokens"]) == ("decode", 2, "prefill", 16)
     for result in (decode, prefill):
-        assert len(result["operators_ms"]) == 8
+        assert 0 < len(result["operators_ms"]) <= 8
         assert min(result["operators_ms"].values()) > 0
         assert result["step_ms"] > 0
         assert result["rest_ms"] > 0
