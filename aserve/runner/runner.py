@@ -221,6 +221,7 @@ class ModelRunner:
             self._max_model_len,
             self._block_size,
             self._vocab_size,
+            max_num_seqs=self._max_num_seqs,
             compiles=compiles,
             can_swap=self._num_host_blocks > 0,
         ):

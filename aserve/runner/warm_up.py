@@ -1,6 +1,6 @@
 """The steps that start-up runs, so that no request pays for a first call. Knows plans, and no kernel.
 
-They are of one sequence, in row 0 and on the null block, and leave nothing behind that a sequence could see.
+They are on the null block, most of them of one sequence in row 0, and leave nothing behind that a sequence could see.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,16 +39,24 @@ class AnyToken(NamedTuple):
 
 MAX_PROMPT_TOKENS: Final = 512
 """Beyond it a prompt only takes more of the same programs."""
+MAX_CROWD_LEN: Final = 2048
+"""Of contexts that several sequences have: long enough to be split, and soon attended to."""
 
 
 def warm_up_plans(
-    max_model_len: int, block_size: int, vocab_size: int, *, compiles: bool, can_swap: bool = False
+    max_model_len: int,
+    block_size: int,
+    vocab_size: int,
+    *,
+    max_num_seqs: int,
+    compiles: bool,
+    can_swap: bool = False,
 ) -> Iterator[StepPlan]:
     """A prompt and a decoding step, which touch all that a step can touch.
 
     compiles: kernels are compiled at their first run, in variants for the kinds of shape that they meet. Then every
-    kind of step follows: prompts by powers of two, contexts by powers of two, each way to sample, one with a mask, and
-    moves of blocks, with those to and from host memory if it can_swap.
+    kind of step follows: prompts by powers of two, contexts by powers of two, each way to sample, one with a mask,
+    several sequences, and moves of blocks, with those to and from host memory if it can_swap.
     """
     prompt_lens, context_lens, samplings = [min(2, max_model_len)], [min(3, max_model_len)], []
     if compiles:
@@ -69,9 +77,12 @@ def warm_up_plans(
         masked = one_slice(0, 1, DRAWN, block_size, len(steps))
         inits = tuple(msgspec.structs.replace(init, mask=AnyToken(vocab_size)) for init in masked.inits)
         yield msgspec.structs.replace(masked, inits=inits)
+        crowds = [*_crowds(max_num_seqs)]
+        for step_id, num_seqs in enumerate(crowds, len(steps) + 1):
+            yield several(num_seqs, min(max_model_len, MAX_CROWD_LEN), block_size, step_id)
         here, there = BlockId(0), HostBlockId(0)
         swaps = BlockOps(swap_outs=((here, there),), swap_ins=((there, here),)) if can_swap else BlockOps()
-        yield StepPlan(len(steps) + 1, (), (), msgspec.structs.replace(swaps, copies=((here, here),)))
+        yield StepPlan(len(steps) + len(crowds) + 1, (), (), msgspec.structs.replace(swaps, copies=((here, here),)))
 
 
 def adapted_plan(block_size: int) -> StepPlan:
@@ -92,6 +103,19 @@ def _powers_of_two(high: int) -> list[int]:
     return [min(2**exponent, high) for exponent in range(1, high.bit_length() + 1)]
 
 
+def _crowds(high: int) -> Iterator[int]:
+    """2, 3, 4, 5, 6, 8, 10, 13, ..., a third more each time, and high itself.
+
+    Attention that decodes has a variant for steps of up to a third more programs than the GPU takes at once otherwise.
+    """
+    num_seqs = 2
+    while num_seqs < high:
+        yield num_seqs
+        num_seqs = max(num_seqs + 1, num_seqs * 4 // 3)
+    if high > 1:
+        yield high
+
+
 def _banning(sampling: RowSampling) -> RowSampling:
     return msgspec.structs.replace(sampling, banned_ids=(0,), banned_before=2)
 
@@ -105,3 +129,11 @@ def one_slice(start: int, num_tokens: int, sampling: RowSampling, block_size: in
     token_ids = (0,) * num_tokens if num_tokens > 1 else ()
     piece = SeqSlice(SeqId(0), Row(0), start, num_tokens, token_ids, num_samples=1)
     return StepPlan(step_id, (piece,), (RowInit(Row(0), SeqId(0), sampling, blocks),))
+
+
+def several(num_seqs: int, length: int, block_size: int, step_id: int) -> StepPlan:
+    """The next token of so many sequences of that length, in the first rows and on the null block."""
+    blocks = (BlockId(0),) * -(-length // block_size)
+    rows = range(num_seqs)
+    pieces = tuple(SeqSlice(SeqId(row), Row(row), length - 1, 1, (), num_samples=1) for row in rows)
+    return StepPlan(step_id, pieces, tuple(RowInit(Row(row), SeqId(row), GREEDY, blocks) for row in rows))

@@ -104,7 +104,8 @@ def main() -> None:
     ops = CompilingOps(num_sms=132)
     kv = allocate_kv(SPEC, num_blocks=1, block_size=BLOCK_SIZE, dtype=DTYPE, device=CPU)
     runner = ModelRunner(Model(ops), ops, kv, max_num_seqs=MAX_NUM_SEQS, max_model_len=MAX_MODEL_LEN)
-    for plan in warm_up_plans(MAX_MODEL_LEN, BLOCK_SIZE, SPEC.vocab_size, compiles=True):
+    sizes = MAX_MODEL_LEN, BLOCK_SIZE, SPEC.vocab_size
+    for plan in warm_up_plans(*sizes, max_num_seqs=MAX_NUM_SEQS, compiles=True):
         runner.run(plan)
     warm_up = {name: len(kernels) for name, kernels in compiled.items()}
     for plan in steps(random.Random(0)):
