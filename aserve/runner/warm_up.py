@@ -78,8 +78,9 @@ def warm_up_plans(
         inits = tuple(msgspec.structs.replace(init, mask=AnyToken(vocab_size)) for init in masked.inits)
         yield msgspec.structs.replace(masked, inits=inits)
         crowds = [*_crowds(max_num_seqs)]
+        last = min(max_model_len, MAX_CROWD_LEN) - 1
         for step_id, num_seqs in enumerate(crowds, len(steps) + 1):
-            yield several(num_seqs, min(max_model_len, MAX_CROWD_LEN), block_size, step_id)
+            yield one_slice(last, 1, GREEDY, block_size, step_id, num_seqs=num_seqs)
         here, there = BlockId(0), HostBlockId(0)
         swaps = BlockOps(swap_outs=((here, there),), swap_ins=((there, here),)) if can_swap else BlockOps()
         yield StepPlan(len(steps) + len(crowds) + 1, (), (), msgspec.structs.replace(swaps, copies=((here, here),)))
@@ -120,20 +121,15 @@ def _banning(sampling: RowSampling) -> RowSampling:
     return msgspec.structs.replace(sampling, banned_ids=(0,), banned_before=2)
 
 
-def one_slice(start: int, num_tokens: int, sampling: RowSampling, block_size: int, step_id: int = 0) -> StepPlan:
-    """A slice that samples, of row 0 on the null block.
+def one_slice(
+    start: int, num_tokens: int, sampling: RowSampling, block_size: int, step_id: int = 0, *, num_seqs: int = 1
+) -> StepPlan:
+    """A slice that samples, of each of so many sequences in the first rows, on the null block.
 
     A single token is the row's last one, so that the way over the device is taken too.
     """
     blocks = (BlockId(0),) * -(-(start + num_tokens) // block_size)
     token_ids = (0,) * num_tokens if num_tokens > 1 else ()
-    piece = SeqSlice(SeqId(0), Row(0), start, num_tokens, token_ids, num_samples=1)
-    return StepPlan(step_id, (piece,), (RowInit(Row(0), SeqId(0), sampling, blocks),))
-
-
-def several(num_seqs: int, length: int, block_size: int, step_id: int) -> StepPlan:
-    """The next token of so many sequences of that length, in the first rows and on the null block."""
-    blocks = (BlockId(0),) * -(-length // block_size)
     rows = range(num_seqs)
-    pieces = tuple(SeqSlice(SeqId(row), Row(row), length - 1, 1, (), num_samples=1) for row in rows)
-    return StepPlan(step_id, pieces, tuple(RowInit(Row(row), SeqId(row), GREEDY, blocks) for row in rows))
+    pieces = tuple(SeqSlice(SeqId(row), Row(row), start, num_tokens, token_ids, num_samples=1) for row in rows)
+    return StepPlan(step_id, pieces, tuple(RowInit(Row(row), SeqId(row), sampling, blocks) for row in rows))
