@@ -136,7 +136,7 @@ class _Loaded(NamedTuple):
     draft_model: "CausalLM | None"
     lora: "LoraLayers | None"
     ops: "Ops"
-    dtype: "torch.dtype"
+    cache_dtype: "torch.dtype"
     device: "torch.device"
     graphs: "GraphDevice | None"
     pools: "Pools | None" = None
@@ -173,18 +173,18 @@ def _load_first(
 ) -> EngineParts:
     """The parts of an engine whose other ranks, if there are any, load beside it."""
     from aserve.kernels.dispatch import describe, select_ops
-    from aserve.models.loader import read_dtype
+    from aserve.models.loader import cache_dtype_of, read_dtype
     from aserve.runner.graph_device import graph_device
 
     dtype = read_dtype(checkpoint, options.dtype)
-    ops = select_ops(device, batch_invariant=options.batch_invariant)
+    cache_dtype = cache_dtype_of(dtype, options.kv_cache_dtype)
+    ops = select_ops(device, batch_invariant=options.batch_invariant, kv_cache_dtype=options.kv_cache_dtype)
     lora = None
     if options.enable_lora:
         from aserve.models.lora import LoraLayers
 
         lora = LoraLayers(options.num_loras, options.max_lora_rank, ops, dtype, device, team.shard)
     model = load_decoder(options, checkpoint, device, ops, lora, report, team.shard)
-
     report(Progress("tokenizer"))
     tokenizer, chat_template = load_text(options, checkpoint, model.spec.vocab_size)
     draft_model = None
@@ -201,14 +201,14 @@ def _load_first(
     report(Progress("memory"))
     layout = lay_out(model.spec.windows, options.max_model_len or model.spec.context_len)
     team.meet()
-    facts = team.least(measure(options, model, layout, ops, dtype, device, team.shard))
-    facts = with_draft_model(facts, None if draft_model is None else draft_model.spec, dtype.itemsize)
+    facts = team.least(measure(options, model, layout, ops, cache_dtype, device, team.shard))
+    facts = with_draft_model(facts, None if draft_model is None else draft_model.spec, cache_dtype.itemsize)
     config = _settled(settled, facts) or resolve(options, msgspec.structs.replace(facts, pooling=pooling))
     info = model_info(options, config, model.spec.vocab_size, checkpoint, tokenizer, chat_template, pooling)
     weights = f"{describe_weights(options, checkpoint)} as {_name(dtype)} on {device}"
     graphs = None if options.enforce_eager or pools is not None else graph_device(device)
     team.begin(config)
-    loaded = _Loaded(model, draft_model, lora, ops, dtype, device, graphs, pools, team)
+    loaded = _Loaded(model, draft_model, lora, ops, cache_dtype, device, graphs, pools, team)
     runner, config = _runner(config, layout, loaded, report)
     adapters = _adapters(options, info, runner)
     if pooling is None:
@@ -262,7 +262,7 @@ def _runner(
             loaded.model.spec,
             num_blocks=config.num_blocks,
             block_size=config.block_size,
-            dtype=loaded.dtype,
+            dtype=loaded.cache_dtype,
             device=loaded.device,
             layout=layout,
         ),
@@ -279,7 +279,7 @@ def _runner(
     with ExitStack() as on_failure:
         on_failure.callback(runner.close)
         if loaded.draft_model is not None:
-            made_of = loaded.draft_model, loaded.ops, loaded.dtype, loaded.device
+            made_of = loaded.draft_model, loaded.ops, loaded.cache_dtype, loaded.device
             make = partial(make_draft_model, config, *made_of)
             runner.draft_with(lambda device: loaded.team.drafts(make(device), config, loaded.device))
         runner.warm_up()

@@ -57,7 +57,7 @@ def make_draft_model(
     config: EngineConfig,
     model: "CausalLM",
     ops: "Ops",
-    dtype: "torch.dtype",
+    cache_dtype: "torch.dtype",
     torch_device: "torch.device",
     device: "StepDevice",
 ) -> "DraftModel":
@@ -71,7 +71,7 @@ def make_draft_model(
         model.spec,
         num_blocks=num_draft_blocks(config),
         block_size=config.block_size,
-        dtype=dtype,
+        dtype=cache_dtype,
         device=torch_device,
     )
     return DraftModel(

@@ -24,7 +24,7 @@ def measure(
     model: "CausalLM",
     layout: KVLayout,
     ops: "Ops",
-    dtype: "torch.dtype",
+    cache_dtype: "torch.dtype",
     device: "torch.device",
     shard: Shard = ALONE,
 ) -> Facts:
@@ -54,11 +54,11 @@ def measure(
             model,
             ops,
             plan,
-            dtype=dtype,
+            cache_dtype=cache_dtype,
             device=device,
             block_size=options.block_size,
             gpu_memory_utilization=options.gpu_memory_utilization,
             captured_len=None if options.enforce_eager else max_model_len,
             shard=shard,
         )
-    return facts_of(model.spec, layout, dtype.itemsize, device.type, budget_bytes)
+    return facts_of(model.spec, layout, cache_dtype.itemsize, device.type, budget_bytes)

@@ -12,10 +12,10 @@ import msgspec
 from aserve.core.config import Facts, Options
 from aserve.core.errors import ConfigError
 from aserve.core.layout import KVLayout, lay_out
-from aserve.core.quantization import why_not
+from aserve.core.quantization import cache_dtype_name, why_not
 from aserve.models.checkpoint import Checkpoint
 from aserve.models.sharding import share_of
-from aserve.models.spec import DTYPE_BYTES, FAMILIES, ModelSpec, dtype_name, read_architecture, read_spec
+from aserve.models.spec import CACHE_DTYPE_BYTES, FAMILIES, ModelSpec, dtype_name, read_architecture, read_spec
 from aserve.runner.host_budget import cpu_kv_budget
 
 OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -45,7 +45,7 @@ def check_ranks(options: Options, checkpoint: Checkpoint) -> None:
 
 
 def facts_of(spec: ModelSpec, layout: KVLayout, dtype_bytes: int, device: str, budget_bytes: int) -> Facts:
-    """Of a model, and of a device that can give so many bytes to its KV cache. dtype_bytes: of a number."""
+    """Of a model, and of a device that can give so many bytes to its KV cache. dtype_bytes: of a number in it."""
     return Facts(
         device=device,
         context_len=spec.context_len,
@@ -57,7 +57,7 @@ def facts_of(spec: ModelSpec, layout: KVLayout, dtype_bytes: int, device: str, b
 
 
 def with_draft_model(facts: Facts, spec: ModelSpec | None, dtype_bytes: int) -> Facts:
-    """The facts, with what a draft model adds to them; None is none."""
+    """The facts, with what a draft model adds to them; None is none. dtype_bytes: as of `facts_of`."""
     if spec is None:
         return facts
     return msgspec.structs.replace(
@@ -71,8 +71,13 @@ def foretold_facts(options: Options, checkpoint: Checkpoint, spec: ModelSpec, de
     """As the engine will find them. budget_bytes: what the device gives, unless the options say it."""
     spec = share_of(spec, options.tensor_parallel_size)
     layout = lay_out(spec.windows, options.max_model_len or spec.context_len)
-    dtype_bytes = DTYPE_BYTES[dtype_name(checkpoint.config, options.dtype)]
+    dtype_bytes = cache_dtype_bytes(options, checkpoint)
     return facts_of(spec, layout, dtype_bytes, device, options.kv_cache_memory_bytes or budget_bytes)
+
+
+def cache_dtype_bytes(options: Options, checkpoint: Checkpoint) -> int:
+    """Of a number in the KV cache."""
+    return CACHE_DTYPE_BYTES[cache_dtype_name(options.kv_cache_dtype, dtype_name(checkpoint.config, options.dtype))]
 
 
 def cpu_facts(options: Options, checkpoint: Checkpoint, spec: ModelSpec) -> Facts:

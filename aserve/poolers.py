@@ -38,6 +38,7 @@ def check_options(options: Options, plan: PoolingPlan) -> None:
         ("record", options.record is not None),
         ("batch_invariant", options.batch_invariant and not plan.pooling.is_causal),
         ("quantization", options.quantization is not None and not plan.pooling.is_causal),
+        ("kv_cache_dtype", options.kv_cache_dtype != "auto" and not plan.pooling.is_causal),
         ("trust_remote_code", options.trust_remote_code and not plan.pooling.is_causal),
     ):
         if is_wanted:

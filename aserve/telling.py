@@ -32,12 +32,13 @@ def plan_lines(
     kv_bytes = config.num_blocks * config.block_size * facts.kv_bytes_per_token
     sampling = ", ".join(f"{name} {value}" for name, value in info.default_sampling.items())
     tenants = "preempted sequences and evicted prefixes" if has_host_tier(config) else "preempted sequences"
+    kept = "" if options.kv_cache_dtype == "auto" else f" as {options.kv_cache_dtype}"
     kind = "page-locked blocks" if facts.device == "cuda" else "blocks"
     swap_space = (f"swap space: {config.num_host_blocks} {kind} for {tenants}",) if config.num_host_blocks else ()
     return (
         f"model: {info.names[0]}, {weights}",
         f"KV cache: {config.num_blocks - 1} blocks x {config.block_size} = {config.num_kv_tokens} tokens, "
-        f"{_size(kv_bytes)}, {_why(options, facts.device)}",
+        f"{_size(kv_bytes)}{kept}, {_why(options, facts.device)}",
         f"concurrency: {config.num_full_len} sequences at the full length of {config.max_model_len} tokens, "
         f"{config.max_num_seqs} at most; others wait",
         *swap_space,

@@ -17,8 +17,8 @@ from aserve.cli.bench.profile import profile_steps
 
 async def run(args: argparse.Namespace) -> None:
     """Load, then every kind of step."""
-    options = build.make_options(model=args.model, quantization=args.quantization)
-    model = {"model": args.model, "quantization": args.quantization}
+    model = {"model": args.model, "quantization": args.quantization, "kv_cache_dtype": args.kv_cache_dtype}
+    options = build.make_options(**model)
     async for kind, found in profile_steps(options, args.decode, args.prefill, args.context, args.steps):
         emit("profile", model | kind, found)
 
@@ -27,6 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--quantization", help="as of aserve")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="as of aserve")
     parser.add_argument("--decode", type=int, nargs="+", default=[1, 32], help="rows of decoding steps")
     parser.add_argument("--prefill", type=int, nargs="+", default=[128, 512], help="tokens of a prompt")
     parser.add_argument("--context", type=int, default=160)

@@ -272,6 +272,18 @@ def test_weights_of_int8_are_told(folder):
         make_options(quantization="fp4")
 
 
+def test_a_cache_of_another_type_is_told_and_holds_more(folder):
+    """A wish that goes nowhere; and a draft model's cache, which has room for as many tokens."""
+    sizes = {"dtype": "float32", "kv_cache_memory_bytes": 2**20}
+    whole, half = parts_of(folder, **sizes), parts_of(folder, **sizes, kv_cache_dtype="bfloat16")
+    assert "1.0 MiB as bfloat16, as kv_cache_memory_bytes says" in half.config.notes[1]
+    assert half.config.num_blocks == 2 * whole.config.num_blocks
+    with pytest.raises(ConfigError, match="kv_cache_dtype fp8: there is none but on a GPU; choose bfloat16"):
+        parts_of(folder, kv_cache_dtype="fp8")
+    with pytest.raises(ConfigError, match="kv_cache_dtype must be one of auto, bfloat16, fp8, got 'int8'"):
+        make_options(kv_cache_dtype="int8")
+
+
 def test_plans_know_the_steps_that_a_gpu_launches_by_one_call(folder, monkeypatch):
     sizes = GraphSizes((0, 8), (64, 128), num_prompts=16, cheap_tokens=256)
     assert parts_of(folder).config.graph_sizes is None

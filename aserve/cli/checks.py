@@ -13,6 +13,7 @@ from aserve.cli.settings import Parsed
 from aserve.cli.tool_flags import ClientOptions
 from aserve.core.config import Options, resolve
 from aserve.core.errors import ConfigError
+from aserve.core.quantization import why_no_cache
 from aserve.planning import check_ranks, cpu_facts, is_native, spec_of, why_not_quantized
 
 DRIVER: Final = "libcuda.so.1"
@@ -102,6 +103,8 @@ def check_model(options: Options) -> None:
     if pooling is not None:
         return
     if options.quantization is not None and (reason := why_not_quantized(options, checkpoint, device_of(options))):
+        raise ConfigError(reason)
+    if reason := why_no_cache(options.kv_cache_dtype, device_of(options)):
         raise ConfigError(reason)
     if not is_native(checkpoint):
         return

@@ -29,7 +29,7 @@ from aserve.core.config import (
     SCHEDULING_POLICIES,
 )
 from aserve.core.pooling import CONVERT_KINDS, RUNNER_KINDS
-from aserve.core.quantization import QUANTIZATIONS
+from aserve.core.quantization import KV_CACHE_DTYPES, QUANTIZATIONS
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")
@@ -141,6 +141,12 @@ ENGINE_FLAGS: Final = (
     ),
     Flag("gpu_memory_utilization", read_number, "X", "share of the GPU's memory that aserve may use"),
     Flag("kv_cache_memory_bytes", read_count, "N", "size of the KV cache, instead of what profiling finds"),
+    Flag(
+        "kv_cache_dtype",
+        read_choice(KV_CACHE_DTYPES),
+        "|".join(KV_CACHE_DTYPES),
+        "type of keys and values in the cache: auto is the model's; smaller ones hold more tokens; fp8 is for GPUs",
+    ),
     Flag("swap_space", read_number, "X", "GiB of host memory for the blocks of preempted sequences"),
     Flag("max_num_seqs", read_count, "N", "sequences that run at once"),
     Flag("max_num_batched_tokens", read_count, "N", "tokens that a step computes at most"),

@@ -7,7 +7,7 @@ import msgspec
 
 from aserve.cli.checks import check_device, check_model
 from aserve.cli.settings import Parsed
-from aserve.cli.tool_flags import ReplayOptions
+from aserve.cli.tool_flags import REPLAYED_WITH, ReplayOptions
 from aserve.core.config import Options
 from aserve.core.errors import ConfigError, RecordingError
 from aserve.core.ids import SeqId
@@ -41,11 +41,7 @@ def run(parsed: Parsed, _environ: Mapping[str, str]) -> int:
 
 def _options(recorded: Options, asked: ReplayOptions) -> Options:
     """Those of the recording, but for what is asked now, and without a recording of the replay."""
-    given = {
-        name: value
-        for name in ("model", "device", "dtype", "quantization")
-        if (value := getattr(asked, name)) is not None
-    }
+    given = {name: value for name in REPLAYED_WITH if (value := getattr(asked, name)) is not None}
     return msgspec.structs.replace(recorded, record=None, record_prompts=False, record_logprobs=False, **given)
 
 

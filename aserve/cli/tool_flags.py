@@ -71,6 +71,10 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
     json: bool = False
 
 
+REPLAYED_WITH: Final = ("model", "device", "dtype", "quantization", "kv_cache_dtype")
+"""What a replay may be asked to do in another way than was recorded."""
+
+
 class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What is computed again, and with what; None is as recorded. step: the last one, which is shown."""
 
@@ -78,6 +82,7 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     device: str | None = None
     dtype: str | None = None
     quantization: str | None = None
+    kv_cache_dtype: str | None = None
     step: int | None = None
     check: bool = False
 
@@ -172,7 +177,7 @@ BENCH_FLAGS: Final = (
     Flag("json", read_bool, "", "a line of JSON for each load"),
 )
 REPLAY_FLAGS: Final = (
-    *(flag for flag in ENGINE_FLAGS if flag.name in ("model", "device", "dtype", "quantization")),
+    *(flag for flag in ENGINE_FLAGS if flag.name in REPLAYED_WITH),
     Flag("step", _count(0, 2**53), "N", "show this step; with --check, of a replay that ends with it"),
     Flag("check", read_bool, "", "compare what is sampled with what was recorded, and say where they differ first"),
 )

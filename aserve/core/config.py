@@ -19,7 +19,7 @@ from aserve.core.lora import LORA_RULES
 from aserve.core.parallel import PARALLEL_RULES
 from aserve.core.params import ALL_TOKENS, DEFAULT_MAX_LOGPROBS
 from aserve.core.pooling import POOLING_RULES, Pooling, PoolingFields, PoolingOptions
-from aserve.core.quantization import QUANTIZATIONS
+from aserve.core.quantization import KV_CACHE_DTYPES, QUANTIZATIONS
 from aserve.core.recording import RECORDING_RULES
 from aserve.core.rules import (
     MAX_INT,
@@ -88,6 +88,7 @@ class Options(PoolingOptions, frozen=True, kw_only=True, repr_omit_defaults=True
     block_size: int = 16
     gpu_memory_utilization: float = 0.9
     kv_cache_memory_bytes: int | None = None
+    kv_cache_dtype: str = "auto"
     swap_space: float = 0.0
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
@@ -139,6 +140,7 @@ OPTION_RULES: Final = Rules(
         "block_size": integer(BLOCK_SIZES[0], BLOCK_SIZES[-1]),
         "gpu_memory_utilization": number(0.0, 1.0, low_open=True),
         "kv_cache_memory_bytes": optional(count(2**50)),
+        "kv_cache_dtype": one_of(*KV_CACHE_DTYPES),
         "swap_space": number(0.0, 2.0**20, high_open=True, unit="GiB"),
         "max_num_seqs": optional(count(MAX_NUM_SEQS)),
         "max_num_batched_tokens": optional(count()),
@@ -186,6 +188,7 @@ class OptionFields(PoolingFields, total=False):
     block_size: int
     gpu_memory_utilization: float
     kv_cache_memory_bytes: int | None
+    kv_cache_dtype: str
     swap_space: float
     max_num_seqs: int | None
     max_num_batched_tokens: int | None

@@ -1,4 +1,6 @@
-"""The quantizations of weights that there are, and where: known without a model, and without torch."""
+"""The quantizations of weights, and the types of keys and values, that there are, and where: known without a model, and
+without torch.
+"""
 
 from collections.abc import Mapping
 from typing import Final
@@ -25,6 +27,9 @@ QUANTIZATIONS: Final[Mapping[str, Quantization]] = {
     "int8-g32": Quantization(device="cpu", dtypes=_OF_INT8, group=32),
     "fp8": Quantization(device="cuda", dtypes=("bfloat16", "float16"), keeps_head=True),
 }
+CACHE_DTYPES: Final[Mapping[str, str]] = {"bfloat16": "bfloat16", "fp8": "float8_e4m3fn"}
+"""Types of keys and values other than the model's, and what torch calls them."""
+KV_CACHE_DTYPES: Final = ("auto", *CACHE_DTYPES)
 _ELSEWHERE: Final = {
     "cpu": "there is none but on a CPU; choose fp8, or --device cpu",
     "cuda": "there is none but on a GPU; choose int8 on a CPU",
@@ -41,4 +46,16 @@ def why_not(quantization: str, *, architecture: str, is_native: bool, device: st
     if dtype not in wanted.dtypes:
         allowed = " or ".join(wanted.dtypes)
         return f"quantization {quantization}: dtype is {dtype}, and has to be {allowed}; choose with --dtype"
+    return None
+
+
+def cache_dtype_name(wish: str, dtype: str) -> str:
+    """Of keys and values, as torch calls it: what is wished, or for auto the model's."""
+    return CACHE_DTYPES.get(wish, dtype)
+
+
+def why_no_cache(wish: str, device: str) -> str | None:
+    """Why keys and values cannot be kept so on a kind of device, in a line; None where nothing is known."""
+    if wish == "fp8" and device == "cpu":
+        return "kv_cache_dtype fp8: there is none but on a GPU; choose bfloat16 on a CPU"
     return None

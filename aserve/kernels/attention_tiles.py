@@ -137,6 +137,18 @@ def softmax_step(scores, row_max, row_sum, scale):
 
 
 @triton.jit
+def as_multiplied(q, k_ptr):
+    """Queries in the type that they are multiplied in, and keys and values with them: their own.
+
+    Keys of float8 become float16 by an instruction for two numbers, and bfloat16 by four: there queries of bfloat16 are
+    multiplied as float16, and one beyond its largest number, 65504, as that.
+    """
+    if k_ptr.dtype.element_ty == tl.float8e4nv and q.dtype == tl.bfloat16:
+        q = tl.clamp(q.to(tl.float32), -65504.0, 65504.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float16)
+    return q
+
+
+@triton.jit
 def offsets_in_tile(slot_stride, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
     """What a key's number adds to the start of its block (or of its tile, where that is smaller), [BLOCK_N, BLOCK_D].
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aserve.kernels.cpu_attention import ContextGather, Layer, Read, attend_all, plan_reads
+from aserve.kernels.cpu_attention import ContextGather, Layer, Read, attend_all, computed_in, plan_reads
 from aserve.kernels.cpu_lora import add_lora
 from aserve.kernels.cpu_sampling import control_logits, mask_logits, sample
 from aserve.kernels.ops import (
@@ -143,8 +143,8 @@ class CpuOps:
         self, k_TKD: Tensor, v_TKD: Tensor, k_cache_BPKD: Tensor, v_cache_BPKD: Tensor, slots_T: Tensor
     ) -> None:
         """A slot is a row of the cache seen flat."""
-        k_cache_BPKD.flatten(0, 1).index_copy_(0, slots_T, k_TKD)
-        v_cache_BPKD.flatten(0, 1).index_copy_(0, slots_T, v_TKD)
+        for x_TKD, cache_BPKD in ((k_TKD, k_cache_BPKD), (v_TKD, v_cache_BPKD)):
+            cache_BPKD.flatten(0, 1).index_copy_(0, slots_T, x_TKD.to(cache_BPKD.dtype))
 
     def attend(
         self,
@@ -158,15 +158,18 @@ class CpuOps:
         soft_cap: float | None = None,
     ) -> Tensor:
         """Decoding sequences together, the others one by one."""
-        reads = self._reads(batch, k_cache_BPKD, sliding_window)
-        return attend_all(reads, q_THD, Layer(k_cache_BPKD, v_cache_BPKD, self._gather), scale, soft_cap)
+        dtype = computed_in(q_THD.dtype)
+        reads = self._reads(batch, k_cache_BPKD.shape[1], sliding_window, dtype)
+        return attend_all(reads, q_THD, Layer(k_cache_BPKD, v_cache_BPKD, self._gather, dtype), scale, soft_cap)
 
-    def _reads(self, batch: AttentionBatch, cache_BPKD: Tensor, sliding_window: int | None) -> Sequence[Read]:
+    def _reads(
+        self, batch: AttentionBatch, block_size: int, sliding_window: int | None, dtype: torch.dtype
+    ) -> Sequence[Read]:
         """As the layers of this step before, if one had the same batch and window."""
         for known, window, reads in self._planned:
             if known is batch and window == sliding_window:
                 return reads
-        reads = plan_reads(batch, cache_BPKD, sliding_window)
+        reads = plan_reads(batch, block_size, sliding_window, dtype)
         self._planned.append((batch, sliding_window, reads))
         return reads
 

@@ -44,16 +44,17 @@ _QUERY_TILE = 32
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer's cache, and the buffers that gathered blocks go to."""
+    """One layer's cache, the buffers that gathered blocks go to, and the type that these are computed with."""
 
     k_cache_BPKD: Tensor
     v_cache_BPKD: Tensor
     gather: "ContextGather"
+    dtype: torch.dtype
 
     def read(self, num_seqs: int, blocks_X: Tensor) -> list[Tensor]:
         """Keys and values of the blocks of N sequences, [N, C, K, D] each, valid until the next read."""
         caches = (self.k_cache_BPKD, self.v_cache_BPKD)
-        return [self.gather.read(which, cache, num_seqs, blocks_X) for which, cache in enumerate(caches)]
+        return [self.gather.read(which, cache, num_seqs, blocks_X).to(self.dtype) for which, cache in enumerate(caches)]
 
 
 class ContextGather:
@@ -63,18 +64,13 @@ class ContextGather:
         self._buffers = [torch.empty(0), torch.empty(0)]
 
     def read(self, which: int, cache_BPKD: Tensor, num_seqs: int, blocks_X: Tensor) -> Tensor:
-        """Copy blocks to buffer `which` and view them as [N, C, K, D]; float16 returns as float32.
-
-        torch's float16 products on a CPU are 3 to 15 times slower than to convert first.
-        """
+        """Copy blocks to buffer `which` and view them as [N, C, K, D]."""
         num_numbers = len(blocks_X) * cache_BPKD[0].numel()
         buffer = self._buffers[which]
         if buffer.dtype != cache_BPKD.dtype or buffer.numel() < num_numbers:
             buffer = self._buffers[which] = cache_BPKD.new_empty(num_numbers)
         gathered = buffer[:num_numbers].view(len(blocks_X), -1)
         torch.index_select(cache_BPKD.flatten(1), 0, blocks_X, out=gathered)
-        if gathered.dtype == torch.float16:
-            gathered = gathered.float()
         return gathered.view(num_seqs, -1, *cache_BPKD.shape[2:])
 
 
@@ -91,11 +87,17 @@ class Read(Protocol):
         ...
 
 
-def plan_reads(batch: AttentionBatch, cache_BPKD: Tensor, sliding_window: int | None) -> list[Read]:
-    """What a step's layers with this window read, decoding sequences first. cache_BPKD: any of theirs."""
+def computed_in(dtype: torch.dtype) -> torch.dtype:
+    """The type that queries of this type attend in: torch's float16 products on a CPU are 3 to 15 times slower than to
+    convert first.
+    """
+    return torch.float32 if dtype == torch.float16 else dtype
+
+
+def plan_reads(batch: AttentionBatch, block_size: int, sliding_window: int | None, dtype: torch.dtype) -> list[Read]:
+    """What a step's layers with this window read, decoding sequences first. dtype: `computed_in`."""
     seq_lens, starts = batch.seq_lens_S.tolist(), batch.query_starts_S1.tolist()
     table_SM, num_decodes = batch.block_table_SM, batch.num_decodes
-    block_size, dtype = cache_BPKD.shape[1], cache_BPKD.dtype
     reads: list[Read] = list(_decodes(table_SM, seq_lens[:num_decodes], block_size, sliding_window, dtype))
     for s in range(num_decodes, len(seq_lens)):
         tokens = slice(starts[s], starts[s + 1])
@@ -324,7 +326,6 @@ def _mask(keys_C: Tensor, queries_Q1: Tensor, sliding_window: int | None, dtype:
     visible_QC = keys_C <= queries_Q1
     if sliding_window is not None:
         visible_QC &= keys_C > queries_Q1 - sliding_window
-    dtype = torch.float32 if dtype == torch.float16 else dtype
     return torch.zeros(visible_QC.shape, dtype=dtype).masked_fill_(~visible_QC, -math.inf)
 
 

@@ -28,6 +28,7 @@ from torch import Tensor
 from aserve.kernels.attention_tiles import (
     Capability,
     Tiles,
+    as_multiplied,
     crowded_tiles,
     decode_tiles,
     offsets_in_tile,
@@ -105,7 +106,7 @@ def _decode_kernel(
     end = tl.minimum(begin + tiles_per_split * BLOCK_N, seq_len)
 
     q_offsets = seq * q_token_stride + heads[:, None] * q_head_stride + dims[None, :]
-    q = tl.load(q_ptr + q_offsets, mask=row_mask, other=0.0)
+    q = as_multiplied(tl.load(q_ptr + q_offsets, mask=row_mask, other=0.0), k_ptr)
     # Where a key lies in its block never changes: what the loop adds is where its block begins.
     in_tile = kv_head * HEAD_DIM + offsets_in_tile(slot_stride, BLOCK_SIZE, BLOCK_N, BLOCK_D)
     seq_table_ptr = table_ptr + seq * table_stride
@@ -123,15 +124,15 @@ def _decode_kernel(
             seq_table_ptr, start, first, end, slot_stride, BLOCK_SIZE, BLOCK_N, TABLE_COPIES, MASKED=True
         )
         offsets = starts + in_tile
-        k = tl.load(k_ptr + offsets, mask=kv_mask, other=0.0)
-        v = tl.load(v_ptr + offsets, mask=kv_mask, other=0.0)
+        k = tl.load(k_ptr + offsets, mask=kv_mask, other=0.0).to(q.dtype)
+        v = tl.load(v_ptr + offsets, mask=kv_mask, other=0.0).to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if HAS_SOFT_CAP:
             scores = soft_cap_scores(scores * scale_log2, soft_cap_log2)
         scores = tl.where(visible[None, :], scores, float("-inf"))
         factor = 1.0 if HAS_SOFT_CAP else scale_log2
         weights, rescale, row_sum, row_max = softmax_step(scores, row_max, row_sum, factor)
-        acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
+        acc = tl.dot(weights.to(q.dtype), v, acc * rescale[:, None], input_precision="ieee")
 
     let_next_start(OVERLAPS)
     # An empty split has row_sum 0: its result is 0 and its log-sum-exp very small, so that it weighs nothing.

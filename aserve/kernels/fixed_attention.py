@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aserve.kernels.attention_tiles import Capability, Tiles, prefill_tiles, table_copies
+from aserve.kernels.attention_tiles import Capability, Tiles, as_multiplied, prefill_tiles, table_copies
 from aserve.kernels.launch import SHAPES, Launch
 from aserve.kernels.ops import AttentionBatch
 from aserve.kernels.prefill_attention import _visit_tiles
@@ -71,7 +71,7 @@ def _fixed_attention_kernel(
     mask = row_mask[:, None] & (dims < HEAD_DIM)[None, :]
     tokens = (query_start + queries).to(tl.int64)
     q_offsets = tokens[:, None] * q_token_stride + heads[:, None] * q_head_stride + dims[None, :]
-    q = tl.load(q_ptr + q_offsets, mask=mask, other=0.0)
+    q = as_multiplied(tl.load(q_ptr + q_offsets, mask=mask, other=0.0), k_ptr)
 
     query_positions = seq_len - num_queries + queries
     first_query = seq_len - num_queries + tile * TOKENS

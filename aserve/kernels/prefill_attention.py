@@ -23,6 +23,7 @@ from torch import Tensor
 
 from aserve.kernels.attention_tiles import (
     Capability,
+    as_multiplied,
     offsets_in_tile,
     prefill_tiles,
     soft_cap_scores,
@@ -79,6 +80,7 @@ def _visit_tiles(
             k = tl.load(k_ptr + offsets, mask=in_head[None, :], other=0.0)
             v = tl.load(v_ptr + offsets, mask=in_head[None, :], other=0.0)
 
+        k, v = k.to(q.dtype), v.to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if HAS_SOFT_CAP:
             scores = soft_cap_scores(scores * scale_log2, soft_cap_log2)
@@ -90,7 +92,7 @@ def _visit_tiles(
             scores = tl.where(visible, scores, float("-inf"))
         factor = 1.0 if HAS_SOFT_CAP else scale_log2
         weights, rescale, row_sum, row_max = softmax_step(scores, row_max, row_sum, factor)
-        acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
+        acc = tl.dot(weights.to(q.dtype), v, acc * rescale[:, None], input_precision="ieee")
     return acc, row_max, row_sum
 
 
@@ -142,7 +144,7 @@ def _prefill_kernel(
     row_mask = ((rows < TOKENS * GROUP) & (queries < num_queries))[:, None] & (dims < HEAD_DIM)[None, :]
     tokens = (query_start + queries).to(tl.int64)
     q_offsets = tokens[:, None] * q_token_stride + heads[:, None] * q_head_stride + dims[None, :]
-    q = tl.load(q_ptr + q_offsets, mask=row_mask, other=0.0)
+    q = as_multiplied(tl.load(q_ptr + q_offsets, mask=row_mask, other=0.0), k_ptr)
 
     query_positions = seq_len - num_queries + queries
     first_query = seq_len - num_queries + tile * TOKENS

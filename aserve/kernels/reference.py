@@ -46,6 +46,7 @@ from aserve.kernels.ops import (
     TokenMasks,
 )
 from aserve.kernels.philox import random_words
+from aserve.kernels.reference_fp8 import as_kept
 
 LARGEST_PENALIZED = 2.0**120
 """A hundredth of the largest float32, or less: times or over a repetition penalty, in [0.01, 100], it stays finite."""
@@ -114,11 +115,11 @@ class ReferenceOps:
     def write_kv(
         self, k_TKD: Tensor, v_TKD: Tensor, k_cache_BPKD: Tensor, v_cache_BPKD: Tensor, slots_T: Tensor
     ) -> None:
-        """cache[slot // P, slot % P] = k, v."""
+        """cache[slot // P, slot % P] = k, v, in the type of the cache."""
         num_positions = k_cache_BPKD.shape[1]
         blocks_T, offsets_T = slots_T // num_positions, slots_T % num_positions
-        k_cache_BPKD[blocks_T, offsets_T] = k_TKD
-        v_cache_BPKD[blocks_T, offsets_T] = v_TKD
+        for x_TKD, cache_BPKD in ((k_TKD, k_cache_BPKD), (v_TKD, v_cache_BPKD)):
+            cache_BPKD[blocks_T, offsets_T] = as_kept(x_TKD, cache_BPKD.dtype)
 
     def attend(
         self,

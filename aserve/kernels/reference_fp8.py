@@ -1,4 +1,6 @@
-"""float8 (e4m3) in plain torch: how numbers are quantized, and the twin of products of such weights (fp8_linear.py)."""
+"""float8 (e4m3) in plain torch: how numbers are quantized and kept, and the twin of products of such weights
+(fp8_linear.py).
+"""
 
 from typing import Final
 
@@ -14,6 +16,13 @@ FP8_MULTIPLE: Final = 16
 ROWS_AT_ONCE: Final = 4096
 LEAST: Final = 1e-12
 """What a row of smaller numbers counts as, so that its scale is not 0."""
+
+
+def as_kept(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """Numbers as a cache of this type keeps them. Of float8, without a scale: what is too large for it becomes its
+    largest, and what is not a number stays so.
+    """
+    return (numbers.clamp(-LARGEST, LARGEST) if dtype == FP8 else numbers).to(dtype)
 
 
 def quantize(numbers_TI: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,8 +13,16 @@ import triton.language as tl
 from torch import Tensor
 
 from aserve.kernels.launch import SHAPES, Launch, wait_for_previous
+from aserve.kernels.reference_fp8 import LARGEST
 
 _HEADS_PER_PROGRAM = 8
+_LARGEST_FP8 = tl.constexpr(LARGEST)
+
+
+@triton.jit
+def _within_fp8(x):
+    """What is too large for float8 as its largest number; what is not a number stays so."""
+    return tl.clamp(x.to(tl.float32), -_LARGEST_FP8, _LARGEST_FP8, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -33,7 +41,8 @@ def _turn_heads(
 ):
     """Copy heads to contiguous dst, normed by the weights at norm_ptr and turned by the angles at cos_sin_ptr.
 
-    Either may be None. Numbers are rounded to their type in between, as by a kernel for each.
+    Either may be None. Numbers are rounded to their type in between, as by a kernel for each, and to that of dst at the
+    end: of float8, what is too large becomes the largest.
     """
     heads = first_head + tl.arange(0, BLOCK_HEADS)
     dims = tl.arange(0, BLOCK_HALF)
@@ -56,8 +65,10 @@ def _turn_heads(
         first32, second32 = first.to(tl.float32), second.to(tl.float32)
         first = (first32 * cos - second32 * sin).to(first.dtype)
         second = (second32 * cos + first32 * sin).to(second.dtype)
-    tl.store(dst, first, mask=mask)
-    tl.store(dst + HALF, second, mask=mask)
+    if dst_ptr.dtype.element_ty == tl.float8e4nv:
+        first, second = _within_fp8(first), _within_fp8(second)
+    tl.store(dst, first.to(dst_ptr.dtype.element_ty), mask=mask)
+    tl.store(dst + HALF, second.to(dst_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])

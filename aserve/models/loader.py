@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from aserve.core.errors import CheckpointError, ConfigError
-from aserve.core.quantization import why_not
+from aserve.core.quantization import cache_dtype_name, why_not
 from aserve.kernels.native.native_linear import can_be_native
 from aserve.kernels.native.native_ops import NativeOps
 from aserve.kernels.ops import LinearOps, Ops
@@ -118,6 +118,12 @@ def _load_stored(
 def read_dtype(checkpoint: Checkpoint, wish: str) -> torch.dtype:
     """The type of weights and activations: the wish, or for auto the config's, or float32 where it names none."""
     found: torch.dtype = getattr(torch, dtype_name(checkpoint.config, wish))
+    return found
+
+
+def cache_dtype_of(dtype: torch.dtype, wish: str) -> torch.dtype:
+    """The type of keys and values. dtype: the model's. wish: of `KV_CACHE_DTYPES`."""
+    found: torch.dtype = getattr(torch, cache_dtype_name(wish, str(dtype).removeprefix("torch.")))
     return found
 
 

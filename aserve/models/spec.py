@@ -17,6 +17,8 @@ FULL: Final = "full_attention"
 SLIDING: Final = "sliding_attention"
 DTYPE_BYTES: Final[Mapping[str, int]] = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Of a number, by the types that models are served in."""
+CACHE_DTYPE_BYTES: Final[Mapping[str, int]] = {**DTYPE_BYTES, "float8_e4m3fn": 1}
+"""Likewise, by the types that keys and values are kept in."""
 
 
 class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from aserve.kernels.dispatch import select_ops
 from aserve.loading import load_decoder
 from aserve.measuring import measure
 from aserve.model_folder import find_model
-from aserve.models.loader import read_dtype
+from aserve.models.loader import cache_dtype_of, read_dtype
 from aserve.models.lora import LoraLayers
 from aserve.models.sharding import Shard
 from aserve.parallel.task import RankTask, patience_s, rank_device
@@ -29,7 +29,8 @@ def make_runner(task: RankTask, answer: Callable[[Answer], None], told: Callable
         torch.set_num_threads(task.num_threads)
     checkpoint, pooling = find_model(options)
     dtype = read_dtype(checkpoint, options.dtype)
-    ops = select_ops(device, batch_invariant=options.batch_invariant)
+    cache_dtype = cache_dtype_of(dtype, options.kv_cache_dtype)
+    ops = select_ops(device, batch_invariant=options.batch_invariant, kv_cache_dtype=options.kv_cache_dtype)
     group = make_group(task.rank, task.size, task.path, patience_s(options), device)
     shard = Shard(task.rank, task.size, group)
     lora = None
@@ -40,14 +41,14 @@ def make_runner(task: RankTask, answer: Callable[[Answer], None], told: Callable
     answer(Loaded())
     told()
     group.join()
-    answer(Measured(measure(options, model, layout, ops, dtype, device, shard).kv_budget_bytes))
+    answer(Measured(measure(options, model, layout, ops, cache_dtype, device, shard).kv_budget_bytes))
     begin = told()
     assert isinstance(begin, Begin), "ranks have met"
     kv = allocate_kv(
         model.spec,
         num_blocks=begin.num_blocks,
         block_size=begin.block_size,
-        dtype=dtype,
+        dtype=cache_dtype,
         device=device,
         layout=layout,
     )

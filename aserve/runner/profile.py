@@ -35,7 +35,7 @@ def cuda_kv_budget(  # noqa: PLR0913  (what was loaded, and what was wished)
     ops: Ops,
     plan: StepPlan,
     *,
-    dtype: torch.dtype,
+    cache_dtype: torch.dtype,
     device: torch.device,
     block_size: int,
     gpu_memory_utilization: float,
@@ -49,7 +49,7 @@ def cuda_kv_budget(  # noqa: PLR0913  (what was loaded, and what was wished)
     """
     torch.cuda.reset_peak_memory_stats(device)
     allocated_bytes = torch.cuda.memory_allocated(device)
-    kv = allocate_kv(model.spec, num_blocks=1, block_size=block_size, dtype=dtype, device=device)
+    kv = allocate_kv(model.spec, num_blocks=1, block_size=block_size, dtype=cache_dtype, device=device)
     graphs = None if captured_len is None else graph_device(device)
     runner = ModelRunner(
         model,

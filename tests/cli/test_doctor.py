@@ -195,6 +195,16 @@ def test_a_quantization_that_there_is_not_here_is_told_and_stops():
     assert not plan.can_run
     assert "It cannot run so: quantization fp8: there is none but on a GPU; choose int8 on a CPU" in in_words(plan, 200)
     assert plan_of(model="demo", quantization="int8").can_run
+    cached = plan_of(model="demo", kv_cache_dtype="fp8")
+    assert "It cannot run so: kv_cache_dtype fp8: there is none but on a GPU; choose bfloat16" in in_words(cached, 200)
+
+
+def test_keys_and_values_of_a_smaller_type_are_reckoned_with():
+    sizes = {"model": "demo", "dtype": "float32", "kv_cache_memory_bytes": 2**24}
+    whole, half = plan_of(**sizes), plan_of(**sizes, kv_cache_dtype="bfloat16")
+    assert half.can_run
+    assert half.kv.bytes_per_token * 2 == whole.kv.bytes_per_token
+    assert half.kv.num_blocks == 2 * whole.kv.num_blocks + 1  # the null block, too, is half as large
 
 
 def test_what_is_missing_is_told(tmp_path):

@@ -78,10 +78,10 @@ def test_another_commands_option_is_told_whose_it_is():
 
 
 def test_each_flag_of_vllm_that_aserve_has_not_is_told_in_a_line():
-    told = refusal("serve", "demo", "-pp", "2", "--kv_cache_dtype=fp8", "--enable-chunked-prefill", "--port", "1")
+    told = refusal("serve", "demo", "-pp", "2", "--cpu_offload_gb=4", "--enable-chunked-prefill", "--port", "1")
     assert told.splitlines() == [
         "-pp: not supported yet: one process plans, and --tensor-parallel-size alone splits a model",
-        "aserve: --kv_cache_dtype: not supported yet: keys and values are of the model's type",
+        "aserve: --cpu_offload_gb: not supported yet: weights are on one device",
         "aserve: --enable-chunked-prefill: not needed: every prompt is computed in pieces",
     ]
 

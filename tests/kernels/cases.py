@@ -11,6 +11,7 @@ from aserve.core.columns import PenaltyColumns, SamplingColumns
 from aserve.kernels.native.library import NativeUnavailableError, library
 from aserve.kernels.native.native_ops import NativeOps
 from aserve.kernels.ops import AttentionBatch, BadWords, LogitControls, Ops, SamplingBatch
+from aserve.kernels.reference_fp8 import as_kept
 
 
 def native_ops() -> NativeOps:
@@ -82,8 +83,12 @@ def paged(
     heads: tuple[int, int] = (4, 2),
     head_dim: int = 16,
     block_size: int = 8,
+    cache_dtype: torch.dtype | None = None,
 ) -> Paged:
-    """heads: (query heads, key heads). Blocks are shuffled over the cache; the table is padded with block 0."""
+    """heads: (query heads, key heads). Blocks are shuffled over the cache; the table is padded with block 0.
+
+    cache_dtype: if it is another than that of queries.
+    """
     blocks = [-(-n // block_size) for n in seq_lens]
     ids = (torch.randperm(sum(blocks)) + 1).split(blocks)
     table = torch.nn.utils.rnn.pad_sequence(list(ids), batch_first=True).int()
@@ -98,9 +103,9 @@ def paged(
         max_query_len=max(query_lens),
         max_seq_len=max(seq_lens),
     )
-    return Paged(
-        fast.randn(sum(query_lens), num_heads, head_dim), fast.randn(*cache_shape), fast.randn(*cache_shape), batch
-    )
+    q_THD = fast.randn(sum(query_lens), num_heads, head_dim)
+    caches = (as_kept(fast.randn(*cache_shape), cache_dtype or fast.dtype) for _ in range(2))
+    return Paged(q_THD, *caches, batch)
 
 
 def sampling(

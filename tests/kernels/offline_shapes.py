@@ -40,15 +40,23 @@ STEPS = {
 """(query lengths, longest context)."""
 LIMITED_STEPS = ("decode", "long prompts")
 """Those that are compiled with a window and a cap too, of which the others differ as little as without."""
+STEPS_OF_FLOAT8 = ("decode", "decode, split", "long prompts")
+"""Likewise, with a cache of float8."""
 
 
 def attend(
-    ops: TritonOps, dtype: torch.dtype, head_dim: int, step: tuple[list[int], int], options: dict[str, float]
+    ops: TritonOps,
+    dtype: torch.dtype,
+    head_dim: int,
+    step: tuple[list[int], int],
+    options: dict[str, float],
+    cache_dtype: torch.dtype | None = None,
 ) -> None:
+    """cache_dtype: of keys and values, if it is another."""
     query_lens, max_seq_len = step
     num_heads, num_kv_heads = HEADS[head_dim]
     num_tokens, num_seqs = sum(query_lens), len(query_lens)
-    cache = torch.empty(2, BLOCK_SIZE, num_kv_heads, head_dim, dtype=dtype)
+    cache = torch.empty(2, BLOCK_SIZE, num_kv_heads, head_dim, dtype=cache_dtype or dtype)
     batch = AttentionBatch(
         num_decodes=query_lens.count(1),
         slots_T=torch.zeros(num_tokens, dtype=torch.int64),
@@ -161,6 +169,9 @@ def run_attention(job: "Job") -> None:
                 continue
             attend(job.ops, dtype, head_dim, step, options)
             job.report(loops=not options, dtype=str(dtype), head_dim=head_dim, step=name, **options)
+    for name in STEPS if job.thorough else STEPS_OF_FLOAT8:
+        attend(job.ops, BF16, 128, STEPS[name], {}, FP8)
+        job.report(loops=True, dtype=str(BF16), head_dim=128, step=f"{name} of float8")
 
 
 def run_fixed(job: "Job") -> None:

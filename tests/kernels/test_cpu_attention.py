@@ -31,8 +31,8 @@ class CountingGather(ContextGather):
 def test_a_window_reads_a_long_context_from_the_tile_on_where_it_begins(num_queries) -> None:
     case = paged(Fast(CpuOps(), torch.device("cpu"), torch.float32), [1200], [num_queries])
     gather = CountingGather()
-    layer = Layer(case.k_cache_BPKD, case.v_cache_BPKD, gather)
-    reads = plan_reads(case.batch, case.k_cache_BPKD, sliding_window=20)
+    layer = Layer(case.k_cache_BPKD, case.v_cache_BPKD, gather, torch.float32)
+    reads = plan_reads(case.batch, case.k_cache_BPKD.shape[1], 20, torch.float32)
     attend_all(reads, case.q_THD, layer, 0.25, None)
     assert gather.nums_blocks == [(1200 - 1024) // 8] * 2, "of keys and of values, from the tile's beginning on"
 

@@ -9,13 +9,16 @@ import torch
 from torch import Tensor
 
 from aserve.kernels.cpu import CpuOps
+from aserve.kernels.native.attention import CACHE_NAMES
 from aserve.kernels.reference import ReferenceOps
 from tests.kernels.cases import Fast, Paged, native_ops, paged
 
 pytestmark = pytest.mark.torch
 TWIN = ReferenceOps()
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
-DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+DTYPES = pytest.mark.parametrize("dtypes", CACHE_NAMES, ids=CACHE_NAMES.values())
+"""Of queries, and of the cache."""
+FLOAT32 = torch.float32, torch.float32
 
 GRID = {
     "one head, one key": ((1, 1), 64, 8, [1], [1]),
@@ -38,17 +41,17 @@ GRID = {
 OPTIONS = {"plain": {}, "window": {"sliding_window": 40}, "soft cap": {"soft_cap": 2.0}}
 
 
-def build(dtype: torch.dtype, name: str) -> Paged:
+def build(dtypes: tuple[torch.dtype, torch.dtype], name: str) -> Paged:
     torch.manual_seed(0)
     heads, head_dim, block_size, lens, query_lens = GRID[name]
-    fast = Fast(TWIN, torch.device("cpu"), dtype)
-    return paged(fast, lens, query_lens, heads=heads, head_dim=head_dim, block_size=block_size)
+    fast = Fast(TWIN, torch.device("cpu"), dtypes[0])
+    return paged(fast, lens, query_lens, heads=heads, head_dim=head_dim, block_size=block_size, cache_dtype=dtypes[1])
 
 
 @cache
-def expected_of(dtype: torch.dtype, name: str, options: str) -> Tensor:
+def expected_of(dtypes: tuple[torch.dtype, torch.dtype], name: str, options: str) -> Tensor:
     """By the twin, once for all variants."""
-    return build(dtype, name).attend(TWIN, **OPTIONS[options])
+    return build(dtypes, name).attend(TWIN, **OPTIONS[options])
 
 
 def spoiled(case: Paged, window: int | None) -> Paged:
@@ -78,24 +81,28 @@ def _threads() -> Iterator[None]:
 @DTYPES
 @pytest.mark.parametrize("name", GRID)
 @pytest.mark.parametrize("options", OPTIONS)
-def test_every_shape_gives_what_its_twin_gives_and_reads_nothing_else(variant_ops, name, dtype, options):
+def test_every_shape_gives_what_its_twin_gives_and_reads_nothing_else(variant_ops, name, dtypes, options):
     """Catches a wrong key, weight or lane at the edge of a tile, vector, block or window, and reads beyond it."""
-    case = spoiled(build(dtype, name), OPTIONS[options].get("sliding_window"))
+    case = spoiled(build(dtypes, name), OPTIONS[options].get("sliding_window"))
     for num_threads in (1, 2):
         torch.set_num_threads(num_threads)
-        actual, expected = planned_anew(case).attend(variant_ops, **OPTIONS[options]), expected_of(dtype, name, options)
-        torch.testing.assert_close(actual, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+        actual, expected = (
+            planned_anew(case).attend(variant_ops, **OPTIONS[options]),
+            expected_of(dtypes, name, options),
+        )
+        tolerance = TOLERANCE[dtypes[0]]
+        torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
 
 
 @DTYPES
 @pytest.mark.parametrize("window", [None, 40, 300])
 @pytest.mark.parametrize("heads", [(7, 1), (2, 2)], ids=str)
-def test_a_query_has_the_same_bits_alone_and_in_any_chunk(variant_ops, heads, window, dtype):
+def test_a_query_has_the_same_bits_alone_and_in_any_chunk(variant_ops, heads, window, dtypes):
     """Catches sums whose order depends on the rows of an item, on its first key, or on who has which tile."""
     torch.manual_seed(0)
-    fast = Fast(variant_ops, torch.device("cpu"), dtype)
+    fast = Fast(variant_ops, torch.device("cpu"), dtypes[0])
     length, options = 1100, {} if window is None else {"sliding_window": window}
-    whole = paged(fast, [length], [length], heads=heads, head_dim=64, block_size=16)
+    whole = paged(fast, [length], [length], heads=heads, head_dim=64, block_size=16, cache_dtype=dtypes[1])
     torch.set_num_threads(1)
     expected = whole.attend(variant_ops, **options)
     for num_threads, begin, num_queries in ((2, 0, 1100), (2, 1099, 1), (3, 700, 1), (2, 250, 13), (1, 511, 300)):
@@ -120,12 +127,13 @@ def slice_of(whole: Paged, begin: int, num_queries: int) -> Paged:
 
 @DTYPES
 @pytest.mark.parametrize(("heads", "head_dim"), [((8, 4), 32), ((6, 3), 48), ((14, 2), 64), ((4, 4), 13)], ids=str)
-def test_a_query_has_the_same_bits_alone_and_in_any_crowd(variant_ops, heads, head_dim, dtype):
+def test_a_query_has_the_same_bits_alone_and_in_any_crowd(variant_ops, heads, head_dim, dtypes):
     """Catches sums that depend on how many key heads a thread takes at once, and heads taken for each other."""
     torch.manual_seed(0)
-    fast = Fast(variant_ops, torch.device("cpu"), dtype)
+    fast = Fast(variant_ops, torch.device("cpu"), dtypes[0])
     lens = [300, 20, 257, 1, 90, 600, 33, 170, 40]
-    crowd = paged(fast, lens, [1] * 8 + [3], heads=heads, head_dim=head_dim, block_size=16)
+    sizes = {"heads": heads, "head_dim": head_dim, "block_size": 16}
+    crowd = paged(fast, lens, [1] * 8 + [3], **sizes, cache_dtype=dtypes[1])
     torch.set_num_threads(4)
     expected = torch.cat([alone(crowd, s).attend(variant_ops) for s in range(len(lens))])
     for num_threads in (1, 2, 3):
@@ -172,10 +180,10 @@ def test_key_heads_are_for_one_thread_where_there_is_work_for_all(heads, head_di
 
 
 @DTYPES
-def test_what_is_not_finite_stays_in_its_sequence(dtype):
+def test_what_is_not_finite_stays_in_its_sequence(dtypes):
     """Catches a kernel that multiplies a neighbour's keys or values by 0."""
     ops = native_ops()
-    case = build(dtype, "groups of seven")
+    case = build(dtypes, "groups of seven")
     clean = case.attend(ops)
     owned = case.batch.block_table_SM[1].long()
     for x_BPKD, worst in ((case.k_cache_BPKD, torch.nan), (case.v_cache_BPKD, torch.inf)):
@@ -188,7 +196,7 @@ def test_what_is_not_finite_stays_in_its_sequence(dtype):
 def test_layers_with_other_windows_do_not_share_what_was_worked_out():
     """Catches a plan that is remembered for the wrong layer of a step."""
     ops = native_ops()
-    case = build(torch.float32, "groups of two")
+    case = build(FLOAT32, "groups of two")
     for options in ({}, {"sliding_window": 5}, {}, {"sliding_window": 300}, {"sliding_window": 5, "soft_cap": 1.0}):
         torch.testing.assert_close(case.attend(ops, **options), case.attend(TWIN, **options), atol=1e-5, rtol=1e-5)
 
@@ -196,7 +204,7 @@ def test_layers_with_other_windows_do_not_share_what_was_worked_out():
 def test_layers_of_a_step_are_dealt_out_once(monkeypatch):
     """Catches what is worked out again in each layer, which costs as much as a small layer's attention."""
     ops = native_ops()
-    case = build(torch.float32, "no groups")
+    case = build(FLOAT32, "no groups")
     dealt: list[Tensor] = []
     deal = ops.attention._deal
     monkeypatch.setattr(ops.attention, "_deal", lambda batch, *rest: dealt.append(batch) or deal(batch, *rest))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from aserve.kernels.ops import AttentionBatch, KVLayer, LoraBatch
+from aserve.kernels.reference_fp8 import as_kept
 from aserve.models.interface import CausalLM, ForwardBatch
 from aserve.models.spec import ModelSpec
 from aserve.runner.adapters import by_slot
@@ -26,7 +27,7 @@ class PagedSequences:
         slots: Sequence[int] | None = None,
         num_slots: int = 0,
     ) -> None:
-        """slots: of each sequence's adapter, -1 for none; None where nobody has one."""
+        """dtype: of the cache. slots: of each sequence's adapter, -1 for none; None where nobody has one."""
         self._slots_S = None if slots is None else np.array(slots)
         self._num_slots = num_slots
         self._model = model
@@ -106,4 +107,4 @@ def by_size(slices: Sequence[tuple[int, Sequence[int]]]) -> list[tuple[int, Sequ
 def make_cache(spec: ModelSpec, num_blocks: int, dtype: torch.dtype) -> list[KVLayer]:
     """One KVLayer a layer, full of noise, so that a read of what was not written shows."""
     shape = (num_blocks, BLOCK_SIZE, spec.num_kv_heads, spec.head_dim)
-    return [KVLayer(torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype)) for _ in range(spec.num_layers)]
+    return [KVLayer(*(as_kept(torch.randn(shape), dtype) for _ in range(2))) for _ in range(spec.num_layers)]

@@ -136,9 +136,9 @@ def logits(model: CausalLM, dtype: torch.dtype, tokens: list[int] | None = None)
     return PagedSequences(model, max_len=len(tokens), dtype=dtype).run([(0, tokens)])[0]
 
 
-def greedy(model: CausalLM, prompt: list[int], num_tokens: int) -> list[int]:
-    """The prompt and the likeliest tokens after it."""
-    sequences, tokens, begin = PagedSequences(model, max_len=len(prompt) + num_tokens, dtype=torch.bfloat16), prompt, 0
+def greedy(model: CausalLM, prompt: list[int], num_tokens: int, dtype: torch.dtype = torch.bfloat16) -> list[int]:
+    """The prompt and the likeliest tokens after it. dtype: of the cache."""
+    sequences, tokens, begin = PagedSequences(model, max_len=len(prompt) + num_tokens, dtype=dtype), prompt, 0
     for _ in range(num_tokens):
         found = sequences.run([(0, tokens[begin:])])[0][-1]
         begin, tokens = len(tokens), [*tokens, int(found.argmax())]

@@ -81,9 +81,13 @@ def test_with_the_drafts_of_a_model(
 
 @pytest.mark.parametrize(
     ("other", "recorded"),
-    [(["--dtype", "bfloat16"], {"dtype": "bfloat16"}), (["--quantization", "int8"], {"quantization": "int8"})],
+    [
+        (["--dtype", "bfloat16"], {"dtype": "bfloat16"}),
+        (["--quantization", "int8"], {"quantization": "int8"}),
+        (["--kv-cache-dtype", "bfloat16"], {"kv_cache_dtype": "bfloat16"}),
+    ],
 )
-def test_with_weights_of_another_kind(
+def test_with_weights_or_a_cache_of_another_kind(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str], other: list[str], recorded: dict[str, str]
 ):
     """What was recorded with them is replayed bit by bit; what was not is told to be that far away."""

@@ -90,7 +90,7 @@ def toy_budget(captured_len):
         ToyLM(),
         CpuOps(),
         largest_step(4, 50, 64, block_size=4),
-        dtype=torch.float32,
+        cache_dtype=torch.float32,
         device=torch.device("cpu"),
         block_size=4,
         gpu_memory_utilization=0.75,

@@ -140,7 +140,7 @@ def test_the_largest_step_is_measured_and_closing_gives_all_memory_back():
         model,
         ops,
         largest_step(4, 512, MAX_MODEL_LEN, BLOCK_SIZE),
-        dtype=torch.float32,
+        cache_dtype=torch.float32,
         device=device,
         block_size=BLOCK_SIZE,
         gpu_memory_utilization=0.5,

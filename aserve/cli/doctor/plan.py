@@ -11,12 +11,14 @@ import msgspec
 from aserve.cli.doctor.machine import Kernels, size
 from aserve.core.config import EngineConfig, Facts, GiB, Options, resolve
 from aserve.core.errors import AserveError
+from aserve.core.quantization import why_no_cache
 from aserve.drafters import draft_options
 from aserve.model_folder import find_model
 from aserve.models.checkpoint import Checkpoint
 from aserve.models.pooling import PoolingPlan
-from aserve.models.spec import DTYPE_BYTES, dtype_name, read_architecture
+from aserve.models.spec import dtype_name, read_architecture
 from aserve.planning import (
+    cache_dtype_bytes,
     check_ranks,
     foretold_facts,
     is_native,
@@ -119,6 +121,8 @@ def make_plan(options: Options, machine: Machine, *, copies_tied_head: bool) -> 
     problems = [*_memory_problems(options, weights, machine), *_machine_problems(machine)]
     if reason := why_not_quantized(options, checkpoint, machine.device):
         problems.append(Problem(reason, "", stops=True))
+    if reason := why_no_cache(options.kv_cache_dtype, machine.device):
+        problems.append(Problem(reason, "", stops=True))
     kv = None
     if pooling is None and spec is not None:
         try:
@@ -164,7 +168,7 @@ def _kv_plan(
     facts = foretold_facts(options, checkpoint, spec, machine.device, _budget(options, weights, machine))
     if (of_draft := draft_options(options)) is not None:
         draft = spec_of(find_model(of_draft)[0])
-        facts = with_draft_model(facts, draft, DTYPE_BYTES[dtype_name(checkpoint.config, options.dtype)])
+        facts = with_draft_model(facts, draft, cache_dtype_bytes(options, checkpoint))
     config = resolve(options, facts)
     return kv_plan_of(config, facts)
 

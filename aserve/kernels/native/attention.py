@@ -23,7 +23,12 @@ are the same: how far the last of them is seen is read when the kernel runs."""
 _MAX_LAYER_KINDS: Final = 16
 """Layer groups times windows, so many of which are remembered for the layers of a step."""
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-_NAMES: Final = {torch.float32: "f32", torch.bfloat16: "bf16"}
+CACHE_NAMES: Final = {
+    (torch.float32, torch.float32): "f32",
+    (torch.float32, torch.bfloat16): "f32_bf16",
+    (torch.bfloat16, torch.bfloat16): "bf16",
+}
+"""What kernels that write or read a cache are called, by the types of queries and of the cache."""
 
 Layout = tuple[int | None, int, Sequence[int], Sequence[int]]
 """Of a layer: its window, its heads, and shape and strides of its cache."""
@@ -74,21 +79,21 @@ class Plan:
 
 
 class NativeAttention:
-    """`Ops.attend` for float32 and bfloat16. One instance serves one thread."""
+    """`Ops.attend` for the types of `CACHE_NAMES`. One instance serves one thread."""
 
     def __init__(self, library: Library) -> None:
         self._plan_attention = library.function("plan_attention", [ctypes.POINTER(_Attention), _POINTER, _INT])
         arguments = [ctypes.POINTER(_Attention), _POINTER, _POINTER, _INT, *[_POINTER] * 4, _FLOAT, _FLOAT]
         self._kernels = {
-            dtype: library.function(with_dots("attend", name), arguments) for dtype, name in _NAMES.items()
+            dtypes: library.function(with_dots("attend", name), arguments) for dtypes, name in CACHE_NAMES.items()
         }
         self._planned: deque[Plan] = deque(maxlen=_MAX_LAYER_KINDS)
 
     def takes(self, q_THD: Tensor, k_cache_BPKD: Tensor, v_cache_BPKD: Tensor) -> bool:
-        """Whether the kernel has this type, head size and layout."""
+        """Whether there is a kernel for these types, head size and layout."""
         return (
-            q_THD.dtype in self._kernels
-            and q_THD.dtype == k_cache_BPKD.dtype == v_cache_BPKD.dtype
+            (q_THD.dtype, k_cache_BPKD.dtype) in self._kernels
+            and k_cache_BPKD.dtype == v_cache_BPKD.dtype
             and q_THD.shape[2] <= MAX_HEAD_DIM
             and k_cache_BPKD.stride() == v_cache_BPKD.stride()
             and k_cache_BPKD.stride(3) == 1
@@ -107,7 +112,7 @@ class NativeAttention:
         """[T, H, D]. A token's heads lie one behind the other."""
         plan = self.plan(batch, (sliding_window, q_THD.shape[1], k_cache_BPKD.shape, k_cache_BPKD.stride()))
         out_THD = torch.empty_like(q_THD)
-        self._kernels[q_THD.dtype](
+        self._kernels[q_THD.dtype, k_cache_BPKD.dtype](
             plan.attention,
             plan.items,
             q_THD.data_ptr(),

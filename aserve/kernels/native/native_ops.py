@@ -13,7 +13,7 @@ from torch import Tensor
 
 from aserve.core.columns import PenaltyColumns, SamplingColumns
 from aserve.kernels.cpu import CpuOps
-from aserve.kernels.native.attention import NativeAttention
+from aserve.kernels.native.attention import CACHE_NAMES, NativeAttention
 from aserve.kernels.native.library import Library
 from aserve.kernels.native.lora import NativeLora
 from aserve.kernels.native.moves import NativeMoves
@@ -71,7 +71,6 @@ _ARGUMENTS: Final[dict[str, list[Any]]] = {
     "rms_norm": [_POINTER, _INT, *[_POINTER] * 4, _INT, _INT, _FLOAT],
     "silu_and_mul": [_POINTER, _POINTER, _INT, _INT],
     "gelu_and_mul": [_POINTER, _POINTER, _INT, _INT],
-    "rope_and_write_kv": [ctypes.POINTER(_Heads), *[_POINTER] * 11],
     "sample": [ctypes.POINTER(_Sampling), _POINTER, _POINTER],
 }
 
@@ -85,6 +84,10 @@ class NativeOps(CpuOps):
         self._kernels = {
             dtype: {name: library.function(f"{name}_{suffix}", types) for name, types in _ARGUMENTS.items()}
             for dtype, suffix in _NAMES.items()
+        }
+        types = [ctypes.POINTER(_Heads), *[_POINTER] * 11]
+        self._writers = {
+            dtypes: library.function(f"rope_and_write_kv_{name}", types) for dtypes, name in CACHE_NAMES.items()
         }
         self.attention = NativeAttention(library)
         self._lora = NativeLora(library)
@@ -155,7 +158,7 @@ class NativeOps(CpuOps):
     ) -> Tensor:
         """A token at a time: keys are turned straight into the cache."""
         cache = (cos_sin_LD, positions_T, k_cache_BPKD, v_cache_BPKD, slots_T)
-        if q_THD.dtype not in self._kernels:
+        if (q_THD.dtype, k_cache_BPKD.dtype) not in self._writers:
             return super().rope_and_write_kv(q_THD, k_TKD, v_TKD, *cache)
         return self._write(q_THD, k_TKD, v_TKD, None, None, 0.0, *cache)
 
@@ -175,7 +178,7 @@ class NativeOps(CpuOps):
     ) -> Tensor:
         """The norm of each head on its way."""
         cache = (cos_sin_LD, positions_T, k_cache_BPKD, v_cache_BPKD, slots_T)
-        if q_THD.dtype not in self._kernels:
+        if (q_THD.dtype, k_cache_BPKD.dtype) not in self._writers:
             q_THD, k_TKD = self.rms_norm(q_THD, q_norm_D, eps), self.rms_norm(k_TKD, k_norm_D, eps)
             return super().rope_and_write_kv(q_THD, k_TKD, v_TKD, *cache)
         return self._write(q_THD, k_TKD, v_TKD, q_norm_D, k_norm_D, eps, *cache)
@@ -227,7 +230,7 @@ class NativeOps(CpuOps):
             self._heads = _Heads(num_tokens, num_heads, k_TKD.shape[1], head_dim, *strides, eps)
             self._layout = layout
         out_THD = q_THD.new_empty(num_tokens, num_heads, head_dim)
-        self._kernels[q_THD.dtype]["rope_and_write_kv"](
+        self._writers[q_THD.dtype, k_cache_BPKD.dtype](
             self._heads,
             q_THD.data_ptr(),
             k_TKD.data_ptr(),

@@ -89,20 +89,20 @@ __attribute__((noinline)) void fold(float* row, const float* tile, int64_t width
 }
 
 // One call: a layer's queries, cache and output.
-template <typename Numbers, typename T> struct Call {
+template <typename Numbers, typename T, typename KV> struct Call {
     typedef typename Numbers::X X;
 
     const Attention& attention;
     const T* q;
     int64_t q_stride;
-    const T *k, *v;
+    const KV *k, *v;
     T* out;
     float* partials;
     float scale, soft_cap;  // 0 for none
 
     float factor() const { return soft_cap ? 1.0f : scale; }
     // Of a row's numbers: whole vectors of words.
-    int64_t width() const { return rounded_up(attention.head_dim, LANES * IN_WORD<T>); }
+    int64_t width() const { return rounded_up(attention.head_dim, LANES * IN_WORD<KV>); }
 
     void cap(float* scores, Range all) const {
         for (int64_t i = all.begin; i < all.end; i += LANES)
@@ -135,13 +135,13 @@ template <typename Numbers, typename T> struct Call {
             const int64_t begin = sub < seen.begin ? seen.begin : sub, count = at_most(seen.end, sub + SUB) - begin;
             places.fetch<true>(v, all_heads, begin, begin + count);
             for (int64_t r = 0; r < rows.num; r += rows.of_head) {
-                const T* values = v + r / rows.of_head * head_dim;
+                const KV* values = v + r / rows.of_head * head_dim;
                 const auto add = [&](const auto& factor) {
                     multiply<Floats>(rows.of_head, scores + r * TILE + begin, TILE, factor, partial + r * stride, stride,
                         count, width(), sub > first_sub);
                 };
                 if (packs) pack_values(values, places, begin, count, head_dim, width(), packed);
-                packs ? add(Lines<float>{packed, width()}) : add(Lying<T>{values, places.offsets + begin});
+                packs ? add(Lines<float>{packed, width()}) : add(Lying<KV>{values, places.offsets + begin});
             }
         }
     }
@@ -152,7 +152,7 @@ template <typename Numbers, typename T> struct Call {
             T* row = out + (rows.tokens[r] * attention.num_heads + rows.heads[r]) * attention.head_dim;
             const float *result = results + r * stride, factor = 1.0f / result[width() + 1];
             alignas(64) float numbers[MAX_HEAD_DIM];
-            for (int64_t d = 0; d < width(); d += LANES * IN_WORD<T>) join(out, result + d, numbers + d);
+            for (int64_t d = 0; d < width(); d += LANES * IN_WORD<KV>) join(v, result + d, numbers + d);
             in_pieces(attention.head_dim, [&](int64_t d, int64_t n) {
                 store_piece(row + d, load(numbers + d) * factor, n);
             });
@@ -198,10 +198,10 @@ template <typename Numbers, typename T> struct Call {
     }
 };
 
-template <typename Numbers, typename T>
-void attend(const Attention* attention, const Item* items, const T* q, int64_t q_stride, const T* k, const T* v, T* out,
-    float* partials, float scale, float soft_cap) {
-    const Call<Numbers, T> call{*attention, q, q_stride, k, v, out, partials, scale, soft_cap};
+template <typename Numbers, typename T, typename KV>
+void attend(const Attention* attention, const Item* items, const T* q, int64_t q_stride, const KV* k, const KV* v,
+    T* out, float* partials, float scale, float soft_cap) {
+    const Call<Numbers, T, KV> call{*attention, q, q_stride, k, v, out, partials, scale, soft_cap};
 #pragma omp parallel if (attention->cost * attention->head_dim * TILE > GRAIN)
     {
 #pragma omp for schedule(dynamic) nowait
@@ -209,8 +209,7 @@ void attend(const Attention* attention, const Item* items, const T* q, int64_t q
         if (attention->num_partial_rows) {
 #pragma omp barrier
 #pragma omp for schedule(static)
-            for (int64_t i = 0; i < attention->num_items; i++)
-                if (items[i].num_partials) call.combine(items[i]);
+            for (int64_t i = 0; i < attention->num_items; i++) if (items[i].num_partials) call.combine(items[i]);
         }
     }
 }
@@ -266,13 +265,14 @@ void plan_attention(Attention* attention, Item* items, int64_t num_threads) {
     attention->num_items = num_items, attention->num_partial_rows = num_partial_rows, attention->cost = cost;
 }
 
-#define KERNEL(T, Numbers, name)                                                                                      \
-    void attend_##name(const Attention* attention, const Item* items, const T* q, int64_t q_stride, const T* k,       \
-        const T* v, T* out, float* partials, float scale, float soft_cap) {                                           \
+#define KERNEL(T, KV, Numbers, name)                                                                                  \
+    void attend_##name(const Attention* attention, const Item* items, const T* q, int64_t q_stride, const KV* k,      \
+        const KV* v, T* out, float* partials, float scale, float soft_cap) {                                          \
         attend<Numbers>(attention, items, q, q_stride, k, v, out, partials, scale, soft_cap);                         \
     }
 
-KERNEL(float, Floats, f32)
-KERNEL(bf16, Floats, bf16)
-KERNEL(bf16, Dots, dots_bf16)
+KERNEL(float, float, Floats, f32)
+KERNEL(float, bf16, Floats, f32_bf16)
+KERNEL(bf16, bf16, Floats, bf16)
+KERNEL(bf16, bf16, Dots, dots_bf16)
 }

@@ -161,12 +161,10 @@ void pack_keys(const T* k, const T* v, const Places& places, int64_t begin, int6
             UNROLL for (int64_t i = 0; i < LANES; i++) x[i] = load_words(rows[i] + d, n);
             transpose(x);
             UNROLL for (int64_t i = 0; i < LANES; i++)
-                if constexpr (Numbers::IN_X == 2)
-                    store(packed + (d / 2 + i) * SUB + p, x[i]);
-                else
-                    split(k, x[i], [&](int64_t half, vf floats) {
-                        store(packed + (d + i * IN_WORD<T> + half) * SUB + p, floats);
-                    });
+                if constexpr (Numbers::IN_X == 2) store(packed + (d / 2 + i) * SUB + p, x[i]);
+                else split(k, x[i], [&](int64_t half, vf floats) {
+                    store(packed + (d + i * IN_WORD<T> + half) * SUB + p, floats);
+                });
         });
     }
 }

@@ -55,7 +55,7 @@ template <typename T> void shrink(const Lora* lora, const T* a, const T* x, Tile
     for (int64_t begin = 0; begin < lora->inputs; begin += RUN) {
         const int64_t n = at_most(RUN, lora->inputs - begin);
         for (int r = 0; r < tile.count; r++)
-            widen(x + lora->tokens[tile.first + r] * lora->x_stride + begin, n, run + r * RUN);
+            convert(x + lora->tokens[tile.first + r] * lora->x_stride + begin, n, run + r * RUN);
         const Lines<T> lines{a + tile.adapter * lora->a_stride + (part * lora->inputs + begin) * rank, rank};
         multiply<Floats>(
             tile.count, run, RUN, lines, totals, width, n, rounded_up(lora->ranks[tile.adapter], LANES), begin > 0);

@@ -18,7 +18,7 @@ struct Unscaled : ByVectors {
     template <typename Rows> static Extra extra(const Rows&, int64_t, int64_t) { return {}; }
     // Where inputs end within a step, 0 completes it.
     template <typename Rows> static void spread(const Rows& x, int64_t row, int64_t begin, int64_t n, float* out) {
-        widen(x.numbers + row * x.stride + begin, n, out);
+        convert(x.numbers + row * x.stride + begin, n, out);
         if (n % 2) out[n] = 0;
     }
     static Sum start(Extra, int) { return vf{}; }

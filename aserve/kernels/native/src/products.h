@@ -145,8 +145,7 @@ void multiply(const Layer* layer, const typename Steps::Rows& x, T* out, int64_t
         const int64_t n = at_most(Steps::RUN, layer->inputs - begin);
         const int64_t steps = ceil_div(n, Steps::INPUTS_PER_STEP), tile_lines = all_lines * ceil_div(steps, Steps::CHUNK);
         const uint32_t* after = begin + Steps::RUN < layer->inputs ? weights + run_words<Steps>(Steps::RUN) : next;
-        for (int64_t r = 0; r < rows; r++)
-            Steps::spread(x, row_begin + r, begin, n, spreaded + r * Steps::X_PER_RUN);
+        for (int64_t r = 0; r < rows; r++) Steps::spread(x, row_begin + r, begin, n, spreaded + r * Steps::X_PER_RUN);
         for (int64_t p = 0, at_once; p < panels; p += at_once) {
             at_once = rows <= Steps::PAIRED && p + 1 < panels ? 2 : 1;
             const char* ahead = (const char*)(p + at_once < panels ? weights + place(p + at_once) : after);

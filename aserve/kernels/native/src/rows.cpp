@@ -75,7 +75,7 @@ template <vf (*ACTIVATION)(vf), typename T> void gated_rows(const T* gate_up, T*
 }
 
 // Rotates halves of a head: (a, b) becomes (a cos - b sin, b cos + a sin).
-template <typename T> void turn(const T* x, T* out, const float* cos_sin, int64_t half) {
+template <typename T, typename To> void turn(const T* x, To* out, const float* cos_sin, int64_t half) {
     in_pieces(half, [&](int64_t i, int64_t n) {
         vf a = load_piece(x + i, n), b = load_piece(x + half + i, n);
         vf c = load_piece(cos_sin + i, n), s = load_piece(cos_sin + half + i, n);
@@ -84,22 +84,22 @@ template <typename T> void turn(const T* x, T* out, const float* cos_sin, int64_
     });
 }
 
-template <typename T>
+template <typename T, typename KV>
 void rope_and_write(const Heads* heads, const T* q, const T* k, const T* v, const T* q_norm, const T* k_norm,
-    const float* cos_sin, const int64_t* positions, T* k_cache, T* v_cache, const int64_t* slots, T* out) {
+    const float* cos_sin, const int64_t* positions, KV* k_cache, KV* v_cache, const int64_t* slots, T* out) {
     const int64_t D = heads->head_dim, H = heads->num_heads, K = heads->num_kv_heads;
 #pragma omp parallel for schedule(static) if (heads->tokens * (H + 2 * K) * D > GRAIN)
     for (int64_t t = 0; t < heads->tokens; t++) {
         const float* turns = cos_sin + positions[t] * D;
         T normed[1024];
-        auto write = [&](const T* x, const T* norm, T* to) {
+        auto write = [&](const T* x, const T* norm, auto* to) {
             if (norm) norm_row(x, norm, normed, D, heads->eps);
             turn(norm ? normed : x, to, turns, D / 2);
         };
         for (int64_t h = 0; h < H; h++) write(q + t * heads->q_stride + h * D, q_norm, out + (t * H + h) * D);
         for (int64_t h = 0; h < K; h++)
             write(k + t * heads->k_stride + h * D, k_norm, k_cache + slots[t] * heads->k_slot_stride + h * D);
-        memcpy(v_cache + slots[t] * heads->v_slot_stride, v + t * heads->v_stride, K * D * sizeof(T));
+        convert(v + t * heads->v_stride, K * D, v_cache + slots[t] * heads->v_slot_stride);
     }
 }
 
@@ -111,16 +111,21 @@ void rope_and_write(const Heads* heads, const T* q, const T* k, const T* v, cons
         norm_rows(x, x_stride, residual, weight, out, total, rows, width, eps);                                       \
     }                                                                                                                 \
     void silu_and_mul_##name(const T* x, T* out, int64_t rows, int64_t width) { gated_rows<silu>(x, out, rows, width); }\
-    void gelu_and_mul_##name(const T* x, T* out, int64_t rows, int64_t width) { gated_rows<gelu>(x, out, rows, width); }\
+    void gelu_and_mul_##name(const T* x, T* out, int64_t rows, int64_t width) { gated_rows<gelu>(x, out, rows, width); }
+
+#define CACHE_KERNEL(T, KV, name)                                                                                     \
     void rope_and_write_kv_##name(                                                                                    \
         const Heads* heads, const T* q, const T* k, const T* v, const T* q_norm, const T* k_norm,                     \
-        const float* cos_sin, const int64_t* positions, T* k_cache, T* v_cache, const int64_t* slots, T* out) {       \
+        const float* cos_sin, const int64_t* positions, KV* k_cache, KV* v_cache, const int64_t* slots, T* out) {     \
         rope_and_write(heads, q, k, v, q_norm, k_norm, cos_sin, positions, k_cache, v_cache, slots, out);             \
     }
 
 extern "C" {
 KERNELS(float, f32)
 KERNELS(bf16, bf16)
+CACHE_KERNEL(float, float, f32)
+CACHE_KERNEL(float, bf16, f32_bf16)
+CACHE_KERNEL(bf16, bf16, bf16)
 
 // from_ids, to_ids: of the blocks, in order; null for 0, 1, 2, ...
 void move_blocks(const Moves* moves, const char* from, const int64_t* from_ids, char* to, const int64_t* to_ids) {

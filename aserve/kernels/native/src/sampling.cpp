@@ -69,8 +69,7 @@ template <typename T> float largest(const T* logits, int64_t vocab) {
 template <typename T> int64_t first_equal(const T* logits, int64_t vocab, float value) {
     int64_t i = 0;
     while (i + LANES <= vocab && !any(load(logits + i) == value)) i += LANES;
-    for (; i < vocab; i++)
-        if (load_some(logits + i, 1)[0] == value) return i;
+    for (; i < vocab; i++) if (load_some(logits + i, 1)[0] == value) return i;
     return NO_TOKEN;
 }
 
@@ -170,7 +169,7 @@ template <typename T> bool without_banned(const Sampling& how, const T* logits, 
     bool copied = false;
     for (int64_t c = 0; c < how.num_banned; c++) {
         if (ids[c] < 0) continue;
-        if (!copied) widen(logits, how.vocab, copy);
+        if (!copied) convert(logits, how.vocab, copy);
         copied = true, copy[ids[c]] = -INFINITY;
     }
     return copied;
@@ -220,8 +219,7 @@ void control_row(const Controls& how, int64_t row, float* logits, float* changed
         store_piece(changed + i, v, n);
     });
     const int64_t* banned = how.banned + row * how.num_banned;
-    for (int64_t c = 0; c < how.num_banned; c++)
-        if (banned[c] >= 0) changed[banned[c]] = -INFINITY;
+    for (int64_t c = 0; c < how.num_banned; c++) if (banned[c] >= 0) changed[banned[c]] = -INFINITY;
     for (int64_t w = 0; w < how.num_words; w++) {
         const int64_t* word = how.words + w * how.word_length;
         if (how.word_rows[w] == row && follows(how, word, how.recent + how.table_rows[row] * how.num_recent))

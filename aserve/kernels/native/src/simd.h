@@ -100,14 +100,15 @@ template <typename T> inline vf load_piece(const T* p, int64_t n) { return n == 
 
 template <typename T> inline void store_piece(T* p, vf v, int64_t n) { n == LANES ? store(p, v) : store_some(p, v, n); }
 
-// Numbers as float, exactly.
-template <typename T> inline void widen(const T* from, int64_t n, float* to) {
+// Numbers of one type as those of another, or of the same.
+template <typename T> inline void convert(const T* from, int64_t n, T* to) { memcpy(to, from, n * sizeof *to); }
+
+template <typename From, typename To> inline void convert(const From* from, int64_t n, To* to) {
     in_pieces(n, [&](int64_t i, int64_t count) { store_piece(to + i, load_piece(from + i, count), count); });
 }
 
 template <typename V> inline auto sum(V v) {
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++) v[i] += v[i + half];
+    for (int half = LANES / 2; half > 0; half /= 2) for (int i = 0; i < half; i++) v[i] += v[i + half];
     return v[0];
 }
 

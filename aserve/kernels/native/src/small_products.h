@@ -15,7 +15,7 @@ struct Floats {
     typedef float X;
     static constexpr int64_t IN_X = 1;
 
-    template <typename T> static void spread(const T* row, int64_t width, X* out) { widen(row, width, out); }
+    template <typename T> static void spread(const T* row, int64_t width, X* out) { convert(row, width, out); }
     static vf add(vf total, X x, vf columns) { return total + x * columns; }
 };
 
