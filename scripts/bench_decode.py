@@ -2,11 +2,11 @@
 
 Rows are prefilled with random tokens to --context, then decode --steps tokens each. One JSON line a batch size.
 `roofline_share`: the time in which memory of --bandwidth (bytes per second) delivers the weights of the linear layers
-and the KV cache of the batch, in 16 bits (of layers 8 with --quantization fp8), divided by the measured time. On CUDA
-some more steps run under torch's profiler: `busy_share` of their time the device had something to do, and between two
-steps it waited for `gap_us` (the median). A graph is one thing to do, from its first kernel to its last: what passes
-between its kernels is the graph's own doing, and is lost to nothing that the host could do sooner. Lines of the kernels
-that take the most time follow, of these steps and of the last prompts before them.
+and the KV cache of the batch, in 16 bits (of layers 8 with --quantization fp8, of the cache with --kv-cache-dtype fp8),
+divided by the measured time. On CUDA some more steps run under torch's profiler: `busy_share` of their time the device
+had something to do, and between two steps it waited for `gap_us` (the median). A graph is one thing to do, from its
+first kernel to its last: what passes between its kernels is the graph's own doing, and is lost to nothing that the host
+could do sooner. Lines of the kernels that take the most time follow, of these steps and of the last prompts before them.
 
     python scripts/bench_decode.py --model scripts/shapes/qwen3-8b --load-format dummy --bandwidth 4.8e12
 """
@@ -127,13 +127,15 @@ async def bench(parts: EngineParts, batch: int, args: argparse.Namespace) -> Non
     """The figures of one batch size."""
     rows = Rows(batch, args.context, parts.config.block_size, parts.info.vocab_size, args.steps + args.profiled_steps)
     config = {"model": args.model, "batch": batch, "context": args.context, "quantization": args.quantization}
+    config["kv_cache_dtype"] = args.kv_cache_dtype
     prompts = rows.prefill(parts.config.max_num_batched_tokens)
     await time_steps(parts.runner, prompts[:-PROFILED_PROMPTS] or prompts)
     profiled_prompts = await profile_steps(parts.runner, prompts[-PROFILED_PROMPTS:])
     step_s = statistics.median(await time_steps(parts.runner, [rows.decode(step) for step in range(args.steps)]))
     figures = {"step_ms": 1e3 * step_s, "tokens_per_s": batch / step_s}
     if args.bandwidth:
-        num_bytes = linear_bytes(args.spec, args.quantization) + batch * args.context * args.spec.kv_bytes_per_token(2)
+        of_token = args.spec.kv_bytes_per_token(1 if args.kv_cache_dtype == "fp8" else 2)
+        num_bytes = linear_bytes(args.spec, args.quantization) + batch * args.context * of_token
         figures["roofline_share"] = num_bytes / args.bandwidth / step_s
     profiled = [rows.decode(args.steps + step) for step in range(args.profiled_steps)]
     spans = await profile_steps(parts.runner, profiled)
@@ -150,6 +152,7 @@ def main() -> None:
     parser.add_argument("--load-format", default="auto", help="dummy: random weights, and the demo model's tokenizer")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--quantization", help="of the linear layers: fp8")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="of keys and values: fp8")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 32, 256])
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=100)
@@ -169,6 +172,7 @@ def main() -> None:
         max_model_len=args.context + args.steps + args.profiled_steps,
         enforce_eager=args.enforce_eager,
         quantization=args.quantization,
+        kv_cache_dtype=args.kv_cache_dtype,
     )
     if args.bandwidth:
         args.spec = read_spec(json.loads((Path(args.model) / "config.json").read_text()))

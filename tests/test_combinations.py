@@ -96,9 +96,9 @@ def refusal(combination: Combination) -> str:
 class Engines:
     """One for each set of conditions, made when it is needed, on one event loop."""
 
-    def __init__(self, root: Path, num_ranks: int = 1) -> None:
-        """num_ranks: of all engines but those that do nothing else."""
-        self._num_ranks = num_ranks
+    def __init__(self, root: Path, num_ranks: int = 1, cache_dtype: str = "auto") -> None:
+        """num_ranks: of all engines but those that do nothing else. cache_dtype: of all of them."""
+        self._num_ranks, self._cache_dtype = num_ranks, cache_dtype
         gc.freeze()  # else each engine that closes has all that pytest and transformers hold walked through
         self._runner = asyncio.Runner()
         self._made: dict[frozenset[str], AsyncEngine] = {}
@@ -131,12 +131,14 @@ class Engines:
         mode = "auto" if {"recomputed", "swapped"} <= conditions else "swap" if swaps else "recompute"
         num_ranks = 1 if "alone" in conditions else self._num_ranks
         num_blocks = ((60 if "beams" in conditions else 36) if windows else 22) if is_tight else 400
+        block_bytes = BLOCK_BYTES // (1 if self._cache_dtype == "auto" else 2)
         return AsyncEngine(
             self._models["qwen2_windows" if windows else "qwen2"],
             dtype="float32",
             max_model_len=128,
             block_size=8,
-            kv_cache_memory_bytes=num_blocks * BLOCK_BYTES // (1 + windows) // num_ranks,
+            kv_cache_memory_bytes=num_blocks * block_bytes // (1 + windows) // num_ranks,
+            kv_cache_dtype=self._cache_dtype,
             enable_prefix_caching="alone" not in conditions,
             preemption_mode=mode,
             scheduling_policy="priority",
@@ -386,6 +388,18 @@ def test_wrong_guesses_are_among_the_drafts(engines: Engines, watch: Watch) -> N
     """Else nothing of the above would show what a rejected draft leaves behind."""
     assert engines.run(check(engines, watch, ("drafts", "logprobs"))) == set()
     assert watch.events["drafts+logprobs"]["wrong drafts"] > 0
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(900)
+def test_two_features_over_a_cache_of_bfloat16(tmp_path: Path, watch: Watch) -> None:
+    """Catches a number that is rounded at another time: a key is read by its own step as later ones read it."""
+    engines = Engines(tmp_path, cache_dtype="bfloat16")
+    try:
+        num_missed = sum(bool(engines.run(check(engines, watch, pair))) for pair in PAIRS)
+    finally:
+        engines.close()
+    assert num_missed <= len(PAIRS) // 10
 
 
 @pytest.mark.thorough

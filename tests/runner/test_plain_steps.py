@@ -67,9 +67,12 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> type[Counted]:
     return Counted
 
 
-def runner_of(folder: Path, ops: NativeOps, *, num_blocks: int = 400, **how: object) -> tuple[ModelRunner, KVLayout]:
+def runner_of(
+    folder: Path, ops: NativeOps, *, num_blocks: int = 400, cache: str | None = None, **how: object
+) -> tuple[ModelRunner, KVLayout]:
+    """cache: its type, if it is not the model's."""
     model = load_model(resolve_checkpoint(str(folder)), device="cpu", ops=ops, max_model_len=MAX_LEN, **how)
-    dtype, layout = getattr(torch, str(how["dtype"])), lay_out(model.spec.windows, MAX_LEN)
+    dtype, layout = getattr(torch, cache or str(how["dtype"])), lay_out(model.spec.windows, MAX_LEN)
     shape = {"num_blocks": num_blocks, "block_size": BLOCK_SIZE, "layout": layout}
     kv = allocate_kv(model.spec, dtype=dtype, device=torch.device("cpu"), **shape)
     return ModelRunner(model, ops, kv, max_num_seqs=8, max_model_len=MAX_LEN), layout
@@ -126,6 +129,7 @@ def asked(seed: int, lengths: range) -> list[Request]:
         ("qwen2", {"dtype": "bfloat16", "quantization": "int8"}),
         ("qwen3", {"dtype": "bfloat16"}),
         ("mistral", {"dtype": "float32"}),
+        ("qwen3", {"dtype": "float32", "cache": "bfloat16"}),
     ],
 )
 def test_its_tokens_are_those_of_the_eager_way(checkpoints, ops, counted, monkeypatch, recipe, how, num_threads):

@@ -94,6 +94,7 @@ def run(model: CausalLM, dtype: torch.dtype, *, wants_last: bool = False) -> lis
         ("qwen2_windows", {"dtype": "float32"}),
         ("qwen3", {"dtype": "bfloat16"}),
         ("mistral", {"dtype": "float32"}),
+        ("qwen3", {"dtype": "float32", "cache": "bfloat16"}),
     ],
 )
 def test_a_step_by_calls_has_the_bits_of_one_kernel_by_kernel(checkpoints, ops, recipe, how, num_threads, wants_last):
@@ -101,9 +102,9 @@ def test_a_step_by_calls_has_the_bits_of_one_kernel_by_kernel(checkpoints, ops, 
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
-        model = load(checkpoints(recipe), ops, **how)
+        model = load(checkpoints(recipe), ops, **{name: value for name, value in how.items() if name != "cache"})
         repeating = Repeating(model, ops)
-        dtype = getattr(torch, how["dtype"])
+        dtype = getattr(torch, how.get("cache", how["dtype"]))
         both = (run(each, dtype, wants_last=wants_last) for each in (model, repeating))
         for one, other in zip(*both, strict=True):
             assert torch.equal(one, other)
