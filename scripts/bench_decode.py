@@ -5,9 +5,7 @@ Rows are prefilled with random tokens to --context, then decode --steps tokens e
 and the KV cache of the batch, in 16 bits (of layers 8 with --quantization fp8, of the cache with --kv-cache-dtype fp8),
 divided by the measured time. On CUDA some more steps run under torch's profiler: `busy_share` of their time the device
 had something to do, and between two steps it waited for `gap_us` (the median). A graph is one thing to do, from its
-first kernel to its last: what passes between its kernels is the graph's own doing, and is lost to nothing that the host
-could do sooner. Lines of the kernels that take the most time follow, of these steps and of the last prompts before them.
-
+first kernel to its last: what passes @
     python scripts/bench_decode.py --model scripts/shapes/qwen3-8b --load-format dummy --bandwidth 4.8e12
 """
 
