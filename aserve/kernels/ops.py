@@ -191,14 +191,15 @@ class Ops(Protocol):
     ) -> Tensor:
         """Rotate q and k (half-split pairs: i with i + D/2), write k and v to their slots, return the rotated q.
 
-        cos_sin_LD: float32, cosines in [:, :D/2] and sines in [:, D/2:].
+        cos_sin_LD: float32, cosines in [:, :D/2] and sines in [:, D/2:]. The cache may be of a smaller type: float8 or
+        bfloat16, to which what is written is rounded, and from which `attend` widens it.
         """
         ...
 
     def write_kv(
         self, k_TKD: Tensor, v_TKD: Tensor, k_cache_BPKD: Tensor, v_cache_BPKD: Tensor, slots_T: Tensor
     ) -> None:
-        """Write k and v to their slots, as they are."""
+        """Write k and v to their slots, neither turned nor normed."""
         ...
 
     def attend(
