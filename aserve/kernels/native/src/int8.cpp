@@ -68,9 +68,9 @@ template <int64_t INPUTS> struct Int8 : ByVectors {
         const uint8_t* from = x.numbers + row * x.stride + begin;
         if (PARTS == 1) memcpy(out, from, rounded_up(n, INPUTS_PER_STEP));
         else for (int64_t i = 0; i < rounded_up(n, INPUTS_PER_STEP); i += 2) {
-            const int16_t pair = load_as<int16_t>(from + i), first = pair << 8;
-            store_as((uint8_t*)out + i, (int16_t)(first >> 8));
-            store_as((uint8_t*)(out + X_PER_PART) + i, (int16_t)(pair >> 8));
+            const uint16_t pair = load_as<uint16_t>(from + i), first = pair << 8;
+            store_as((uint8_t*)out + i, (int16_t)((int16_t)first >> 8));
+            store_as((uint8_t*)(out + X_PER_PART) + i, (int16_t)((int16_t)pair >> 8));
         }
     }
 
