@@ -37,11 +37,11 @@ _lines = logging.getLogger("aserve.access")
 class Record:
     """One request, as those who work on it tell of it.
 
-    usage: gives its token counts so far, as the API tells them. error: the one it ended with. path: of its route, known
-    when it is over. began_s: when it came, on `clock`.
+    usage: gives its token counts so far, as the API tells them. error: the one it ended with. was_aborted: somebody
+    ended its answer by its id. path: of its route, known when it is over. began_s: when it came, on `clock`.
     """
 
-    __slots__ = ("_clock", "began_s", "error", "first_byte_s", "is_whole", "path", "status", "usage")
+    __slots__ = ("_clock", "began_s", "error", "first_byte_s", "is_whole", "path", "status", "usage", "was_aborted")
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -51,6 +51,7 @@ class Record:
         self.is_whole = False
         self.usage: Callable[[], Mapping[str, Any]] | None = None
         self.error: AserveError | None = None
+        self.was_aborted = False
         self.path = UNKNOWN
 
     def age_s(self) -> float:

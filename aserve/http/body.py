@@ -17,6 +17,7 @@ So they are counted first, which takes about as long as it takes to read the bod
 piece by piece. To refuse a body as long as any may be takes under 50 ms (tests/http/test_cost_of_refusal.py).
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -64,6 +65,8 @@ PIECE_BYTES: Final = 128 * 1024
 _ZEROS: Final = bytes.maketrans(b"123456789", b"000000000")
 _NO_DIGITS: Final = bytes(byte for byte in range(256) if byte not in b"0123456789,.eE[]{}")
 """What is left tells numbers apart: in JSON one of these is between any two."""
+_HALF_PAIR: Final = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
+"""A high surrogate in escapes without its other half."""
 _BRACKETS: Final = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS: Final = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
@@ -131,9 +134,11 @@ def _parse(pieces: list[bytes], glance: Glance) -> dict[str, Any]:
         marks = check_amount(outside_strings(body))
         fields = _decode_object(body, glance, marks.count(b","))
     except msgspec.ValidationError:
-        raise InvalidRequestError("the body must be a JSON object") from None
+        raise _no_value(body) from None
     except msgspec.MsgspecError as error:
-        raise InvalidRequestError(str(error)) from None
+        half = _HALF_PAIR.search(body) if "truncated" in str(error) else None
+        why = str(error) if half is None else f"the body has half of a surrogate pair, {half[0].decode()}"
+        raise InvalidRequestError(why) from None
     except UnicodeDecodeError as error:
         raise InvalidRequestError(f"the body is not UTF-8: {error.reason}") from None
     except RecursionError:
@@ -141,6 +146,20 @@ def _parse(pieces: list[bytes], glance: Glance) -> dict[str, Any]:
     if is_deeper_than(marks, MAX_DEPTH):
         raise InvalidRequestError(f"the body is nested more than {MAX_DEPTH} levels deep")
     return fields
+
+
+def _no_value(body: bytes) -> InvalidRequestError:
+    """Of JSON that is no object, or has a number that there is not."""
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except msgspec.ValidationError:
+        return InvalidRequestError("the body must be a JSON object")
+    for name, value in fields.items():
+        try:
+            msgspec.json.decode(value)
+        except msgspec.ValidationError:
+            return InvalidRequestError(f"{echo(name)} has a number that is out of range", echo(name)[1:-1])
+    return InvalidRequestError("the body has a number that is out of range")
 
 
 def outside_strings(body: bytes) -> bytes:

@@ -136,6 +136,7 @@ async def answer(
             keeper.take(delta)
     n = generation.params.n
     completions = [tally.completion(_first(tallies, i, n).prompt_scores) for i, tally in enumerate(tallies)]
+    exchange.record.was_aborted = any(each.finish_reason is FinishReason.ABORT for each in completions)
     told = {**generation.told(), **({"warnings": exchange.warnings} if exchange.warnings else {})}
 
     def whole() -> dict[str, Any]:
@@ -160,6 +161,7 @@ async def _stream(
                 if events.num_open == 0:
                     await settle()
                 yield piece
+        exchange.record.was_aborted = events.was_aborted
 
     async with aclosing(pieces()) as rest:
         stream = EventStream(b"", rest, limits, wire.failure, exchange.request_id)
@@ -216,7 +218,8 @@ class _Writer:
 class Events:
     """Deltas to events, in pieces that are each worth one send: the last answer's end and what follows it are one.
 
-    tallies, frames: of each choice; see `Wire.frame`. num_open: choices that have not ended.
+    tallies, frames: of each choice; see `Wire.frame`. num_open: choices that have not ended. was_aborted: one of them
+    was ended by its id.
     """
 
     def __init__(self, generation: Generation, wire: Wire) -> None:
@@ -229,6 +232,7 @@ class Events:
         indices = range(len(self.tallies))
         self.frames = [None if generation.continuous_usage else wire.frame(index) for index in indices]
         self.num_open = len(self.tallies)
+        self.was_aborted = False
 
     def of(self, delta: TextDelta) -> bytes:
         """The events that tell of a delta; b"" where there is nothing to tell yet."""
@@ -251,6 +255,7 @@ class Events:
     def _end(self, delta: TextDelta) -> bytes:
         """What follows the last delta of all."""
         self.num_open -= delta.finish_reason is not None
+        self.was_aborted |= delta.finish_reason is FinishReason.ABORT
         if self.num_open > 0:
             return b""
         return self._wire.end(usage_of(self.tallies, self._n) if self._include_usage else None, self._told())

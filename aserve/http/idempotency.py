@@ -131,7 +131,7 @@ class Idempotency:
             fault = error
         finally:
             is_good = bool(is_whole) and fault is None and answer.status in range(200, 300)
-            is_good = is_good and record_of(scope).error is None
+            is_good = is_good and record_of(scope).error is None and not record_of(scope).was_aborted
             answer.end(fault if is_whole or fault is not None else ClientGone())
             aside(_log, "keeping an answer", None, lambda: self._store.settle(name, answer, is_good=is_good))
 

@@ -90,12 +90,15 @@ class EventStream(EventSourceResponse):
         return True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the headers, every piece, and the end of the body."""
+        """Send the headers, every piece, and the end of the body; of a HEAD the headers alone."""
         self._record = record_of(scope)
         if (line := direct_line(scope)) is not None:
             line.request(self.first)
             self._line = line
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        if scope.get("method") == "HEAD":
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            return
         self._since_s = self._time()  # else the silence before the first piece would be broken at once
         async with task_group() as tasks:
             keeper = tasks.create_task(self._keep_alive(send), name="aserve: keep-alive")

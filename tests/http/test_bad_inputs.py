@@ -412,3 +412,19 @@ async def test_what_is_missing_is_named(client):
 async def test_models_that_are_not_served(client, url, name):
     error = error_of(await client.post(url, json={**BODIES[url], "model": name}), 404)
     assert (error["code"], error["param"]) == ("model_not_found", "model")
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    [
+        (b'{"prompt": "hi", "temperature": 1e400}', "temperature", "'temperature' has a number that is out of range"),
+        (b'{"prompt": "hi", "x": {"y": [1, %b]}}' % (b"9" * 5000), "x", "'x' has a number that is out of range"),
+        (b'[{"prompt": 1e400}]', None, "the body must be a JSON object"),
+        (b'{"prompt": "hi \\ud83d"}', None, "the body has half of a surrogate pair, \\ud83d"),
+        (b'{"prompt": "hi \\ud83d\\ude00', None, "Input data was truncated"),
+    ],
+    ids=["a number", "an integer", "no object", "half a pair", "cut"],
+)
+async def test_what_json_has_and_nobody_can_hold_is_told_as_that(client, body, param, message):
+    error = error_of(await client.post(TEXT, content=body, headers=JSON))
+    assert (error["param"], error["message"]) == (param, message)

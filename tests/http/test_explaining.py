@@ -192,6 +192,25 @@ async def test_a_request_is_ended_by_its_id():
             assert (nobody.status_code, nobody.json()["error"]["code"]) == (404, "request_not_found")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_was_ended_by_its_id_is_no_proper_end(stream):
+    """Catches a message that reads as the end of a turn, and a retry that gets half an answer for a whole one."""
+    runner = ScriptedRunner(model=FakeScript(says("Hello")))
+    async with scripted_engine(runner=runner) as engine, client_of(create_app(engine)) as client:
+        runner.hold()
+        body = MESSAGES.body(Asked()) | {"stream": stream}
+        key = {"Idempotency-Key": "k"}
+        asked = asyncio.create_task(client.post(MESSAGES.url, json=body, headers=key | {"x-request-id": "its"}))
+        await until(lambda: engine.statistics().num_running == 1)
+        assert (await client.delete("/v1/requests/its")).status_code == 200
+        runner.let_land()
+        cut = await asked
+        assert '"stop_reason":"max_tokens"' in cut.text
+        retried = await client.post(MESSAGES.url, json=body, headers=key)
+        assert "idempotent-replayed" not in retried.headers
+        assert '"stop_reason":"end_turn"' in retried.text
+
+
 async def test_a_tenant_sees_its_own_alone(engine, tmp_path):
     (tmp_path / "keys.yaml").write_text(KEYS)
     app = create_app(engine, keyring=Keyring(path=tmp_path / "keys.yaml", tenants=engine.tenants))

@@ -269,6 +269,16 @@ async def test_there_are_no_more_viewers_than_may_be(engine):
     assert not engine.observer.is_watched
 
 
+async def test_a_head_of_the_feed_ends_and_is_no_viewer(engine):
+    """Catches a connection that waits for ever for a body that must not come, and holds a viewer's place."""
+    async with client_of(create_app(engine)) as client:
+        for _ in range(MAX_VIEWERS + 1):
+            head = await client.head(PATH)
+            assert (head.status_code, head.content) == (200, b"")
+            assert head.headers["content-type"].startswith("text/event-stream")
+    assert not engine.observer.is_watched
+
+
 async def test_a_reader_who_stalls_loses_records_and_holds_nobody_up(engine):
     app = create_app(engine)
     watcher = Watcher(app)

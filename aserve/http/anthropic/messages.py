@@ -200,11 +200,15 @@ class MessagesWire:
         }
 
     def _reasons(self, num_output: int) -> dict[str, Any]:
-        """A length that is not the request's is the context's; a deadline is nobody's word, and tells as a length."""
+        """A length that is not the request's is the context's; a deadline, and an end by the request's id, are nobody's
+        word, and tell as a length: a client would take the end of a turn, or a call of a tool, for whole.
+        """
         sequence = None
         if self._finish_reason is FinishReason.LENGTH:
             is_cut = self._stop_reason == DEADLINE or num_output >= self._max_tokens
             reason = "max_tokens" if is_cut else "model_context_window_exceeded"
+        elif self._finish_reason is FinishReason.ABORT:
+            reason = "max_tokens"
         elif isinstance(self._stop_reason, str):
             reason, sequence = "stop_sequence", self._stop_reason
         else:
