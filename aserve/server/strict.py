@@ -50,6 +50,8 @@ class StrictConnection(h11.Connection):
 
     def _check_head(self) -> None:
         received = self._receive_buffer._data
+        if received.startswith(b"\r\n"):
+            self._receive_buffer._extract(2)  # an empty line before a request is to be overlooked (RFC 9112, 2.2)
         end = _HEAD_END.search(received)
         if _FOLD_OR_LIST.search(received, 0, end.start() + 1 if end else len(received)):
             self._refuse("a folded header, or a list of lengths")

@@ -137,3 +137,12 @@ async def test_a_message_split_anywhere_means_the_same():
             await asyncio.sleep(0)
             assert (await client.ask(data[split:])).status == 200
     assert app.asked == [("POST", "/a", b"abcde")] * (len(data) - 1)
+
+
+async def test_an_empty_line_before_a_request_is_overlooked(site: Site):
+    """RFC 9112, 2.2: some clients end the body before with one that is not counted."""
+    client = await site.connect()
+    for data in (b"\r\n" + request(b"/health"), request(b"/health"), b"\r\n" + request(b"/health")):
+        assert (await client.ask(data)).status == 200
+    await client.close()
+    await refused(site, b"\n" + request(b"/health"), 400)
