@@ -9,7 +9,7 @@ import asyncio
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO, Final, TextIO
 
 import msgspec
 from tqdm import tqdm
@@ -26,10 +26,16 @@ from aserve.http.tasks import task_group
 from aserve.stores.responses import MemoryStore
 from aserve.terminal import StartupPrinter
 
+RESULT: Final = b'{"id":"batch_req_'
+"""How the results begin that are written here."""
+MAX_ID_BYTES: Final = 256
+"""Of what another server may write before it names the line."""
+
 
 def run_batch(options: Options, input_file: str, output_file: str) -> int:
     """Answer them; the exit status is 1 where a line could not be answered. Raises `ConfigError` for the files."""
     lines = read_lines(input_file)
+    check_output(Path(input_file), Path(output_file))
     printer = StartupPrinter()
     engine = AsyncEngine.from_options(options, on_progress=printer.report)
 
@@ -55,6 +61,23 @@ def read_lines(path: str) -> list[bytes]:
     if not lines:
         raise ConfigError(f"--input-file: {path} has no lines")
     return lines
+
+
+def check_output(input_file: Path, output_file: Path) -> None:
+    """Raise `ConfigError` for an output that cannot be gone on with, before a model is loaded for it."""
+    if not output_file.exists():
+        if not output_file.absolute().parent.is_dir():
+            raise ConfigError(f"--output-file: {output_file.absolute().parent} is no folder")
+        return
+    if not output_file.is_file():
+        raise ConfigError(f"--output-file: {output_file} is no file, which a run could be taken up in")
+    if output_file.samefile(input_file):
+        raise ConfigError(f"--output-file: {output_file} is the input")
+    try:
+        with output_file.open("rb") as output:
+            read_output(output)
+    except OSError as error:
+        raise ConfigError(f"--output-file: cannot read {output_file}: {error.strerror}") from None
 
 
 async def answer_lines(engine: Engine, lines: list[bytes], output: Path, file: TextIO = sys.stderr) -> int:
@@ -96,21 +119,45 @@ async def answer_lines(engine: Engine, lines: list[bytes], output: Path, file: T
 
 
 def answered_ids(output: BinaryIO) -> set[str]:
-    """Of the lines that an output has; what was not written to its end is cut off."""
+    """Of the lines that an output has; what was not written to its end is cut off. Raises `ConfigError`."""
+    done, end = read_output(output)
+    output.truncate(end)
+    return done
+
+
+def read_output(output: BinaryIO) -> tuple[set[str], int]:
+    """Which lines an output answers, and where the last whole one ends.
+
+    Raises `ConfigError` where it holds anything but results, the last of which may be cut: it is somebody's file.
+    """
     output.seek(0)
     done: set[str] = set()
     end = 0
-    for line in output:
-        try:
-            told: dict[str, Any] = msgspec.json.decode(line, type=dict[str, Any])
-        except msgspec.DecodeError:
-            break
-        if not line.endswith(b"\n"):
+    for number, line in enumerate(output, start=1):
+        is_whole = line.endswith(b"\n")
+        custom_id = _answered_id(line)
+        if custom_id is None and (is_whole or not _begins_as_result(line)):
+            raise ConfigError(
+                f"--output-file: line {number} of {output.name} is no result of a batch; name another file"
+            )
+        if custom_id is None or not is_whole:
             break
         end += len(line)
-        done.add(str(told.get("custom_id")))
-    output.truncate(end)
-    return done
+        done.add(custom_id)
+    return done, end
+
+
+def _answered_id(line: bytes) -> str | None:
+    """Which line a result answers; None for what is none."""
+    try:
+        told: dict[str, Any] = msgspec.json.decode(line, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return str(told["custom_id"]) if told.keys() >= {"custom_id", "response", "error"} else None
+
+
+def _begins_as_result(piece: bytes) -> bool:
+    return piece.startswith(RESULT[: len(piece)]) or b'"custom_id"' in piece[:MAX_ID_BYTES]
 
 
 def _pending(lines: list[bytes], urls: Sequence[str], done: set[str]) -> Iterator[LineFields | bytes]:

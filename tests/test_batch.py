@@ -98,10 +98,36 @@ async def test_lines_of_the_other_faces(tmp_path, url):
 
 def test_what_is_answered_ends_where_the_first_cut_line_begins(tmp_path):
     path = tmp_path / "out"
-    path.write_bytes(b'{"custom_id":"a"}\n{"custom_id":"b"}')
-    with path.open("a+b") as file:
-        assert answered_ids(file) == {"a"}
-    assert path.read_bytes() == b'{"custom_id":"a"}\n'
+    whole = b'{"id":"batch_req_1","custom_id":"a","response":null,"error":{}}\n'
+    for cut in (b"", b'{"id":"ba', b'{"id":"batch_req_2","custom_id":"b","resp', whole[:-1]):
+        path.write_bytes(whole + cut)
+        with path.open("a+b") as file:
+            assert answered_ids(file) == {"a"}
+        assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"my notes\nand more\n", "line 1 of .* is no result of a batch; name another file"),
+        (b"my notes", "line 1 of .* is no result"),
+        (line("a") + b"\n", "line 1 of .* is no result"),
+        (b'{"custom_id":"a","response":null,"error":{}}\n\xff\n', "line 2 of .* is no result"),
+        (None, "is no file"),
+    ],
+)
+def test_somebodys_file_is_no_output(tmp_path, content, message):
+    """Catches a file that is emptied, or whose lines count as answers. No model is looked for before."""
+    asked, output = tmp_path / "in", tmp_path / "out"
+    asked.write_bytes(line("a"))
+    output.mkdir() if content is None else output.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"--output-file: .*{message}"):
+        run_batch(Options(model="nowhere"), str(asked), str(output))
+    assert content is None or output.read_bytes() == content
+    with pytest.raises(ConfigError, match=r"--output-file: .*in is the input"):
+        run_batch(Options(model="nowhere"), str(asked), str(asked))
+    with pytest.raises(ConfigError, match=r"--output-file: .*nowhere is no folder"):
+        run_batch(Options(model="nowhere"), str(asked), str(tmp_path / "nowhere/out"))
 
 
 def test_the_command_line(tmp_path):

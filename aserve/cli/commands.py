@@ -1,5 +1,6 @@
 """The commands, each of which imports what it needs, for start-up counts: `serve` and `batch`; others have a room."""
 
+import errno
 import gc
 import os
 import sys
@@ -34,6 +35,9 @@ MAX_PREPARED_PRODUCTS: Final = 128
 GARBAGE_THRESHOLD: Final = 10_000
 """How many more objects than were given back are made until Python looks for garbage. By default it is 700, which some
 two hundred refusals come to before their log lines are written: looking then took 4 % of a flooded server's time."""
+
+NOT_WRITTEN: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""What is nobody's mistake in the code: who reads has left, the disk is full, or a file as large as it may be."""
 
 
 def bound_product_caches(environ: MutableMapping[str, str]) -> None:
@@ -161,6 +165,7 @@ def batch(options: Options, files: BatchOptions) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; the exit status is 0, 1 (it could not run), 2 (it was asked wrongly) or 130 (Ctrl-C)."""
+    open_standard_streams()
     try:
         parsed = parse_command(sys.argv[1:] if argv is None else argv, os.environ)
     except ConfigError as error:
@@ -170,15 +175,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if Options in parsed.groups:
             check_early(parsed)
-        return run_command(parsed)
+        status = run_command(parsed)
+        sys.stdout.flush()
+        return status
     except AserveError as error:
         print(f"aserve: {error.message}", file=sys.stderr)
         return 1
-    except BrokenPipeError:  # who read the output has enough of it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        if error.errno not in NOT_WRITTEN:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter would try once more
+        if error.errno != errno.EPIPE:  # else who read the output has enough of it
+            print(f"aserve: what was to be written could not be: {error.strerror}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def open_standard_streams() -> None:
+    """Give what was started without some of its standard streams /dev/null for them.
+
+    Else the next file or socket that is opened has their number: libuv aborts where one of its own is closed so.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the least number that is free, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  (until the process ends)
 
 
 def run_command(parsed: Parsed) -> int:

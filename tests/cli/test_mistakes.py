@@ -3,6 +3,8 @@
 import json
 import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,39 @@ def test_another_commands_option_is_told_whose_it_is():
     assert refusal("chat", "--ulr=x") == "unknown option --ulr; did you mean --url?"
     assert refusal("completion", "tcsh").startswith("argument SHELL: invalid choice: 'tcsh'")
     assert refusal("models", "demo") == "aserve models does not take the word 'demo'"
+
+
+# What is there to write to
+
+
+STREAMS_AFTER = """
+import os, sys
+from aserve.cli import main
+status = main(["models"])
+names = [os.readlink(f"/proc/self/fd/{number}") for number in range(3)]
+with open(sys.argv[1], "w") as report:
+    report.write(f"{status} {names}")
+"""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_stream_that_was_closed_before_is_nothing(closed, tmp_path):
+    """Catches a socket that takes the number of a standard stream, and words for one that is not there."""
+    report = tmp_path / "report"
+    words = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", STREAMS_AFTER, str(report)]
+    assert subprocess.run(words, cwd=ROOT, capture_output=True, check=False, timeout=60).returncode == 0
+    told = report.read_text()
+    assert told.startswith("0 [")
+    assert told.count("/dev/null") >= closed.count("&-")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_full_disk_is_told_in_a_line():
+    words = [sys.executable, "-m", "aserve", "models"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == "aserve: what was to be written could not be: No space left on device\n"
 
 
 # Flags of vLLM
