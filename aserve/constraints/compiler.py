@@ -16,8 +16,9 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from aserve.constraints.grammars import grammar_of, json_grammar, parsed_json
-from aserve.constraints.json_schema import parts_of, refused
+from aserve.constraints.json_schema import parts_of
 from aserve.constraints.matcher import GAVE_UP, Compiled, in_a_line
+from aserve.constraints.places import refused
 from aserve.constraints.vocabulary import vocabulary
 from aserve.core.errors import InvalidRequestError
 from aserve.core.faults import WISHES

@@ -9,8 +9,9 @@ from llguidance import LLMatcher, StructTag, grammar_from
 
 from aserve.constraints.calls import calls_grammar, has_marker
 from aserve.constraints.formats import with_patterns
-from aserve.constraints.json_schema import check_schema, refused
+from aserve.constraints.json_schema import check_schema
 from aserve.constraints.lark import after_thoughts
+from aserve.constraints.places import refused
 from aserve.core.errors import InvalidRequestError
 from aserve.core.rules import shown
 from aserve.core.structured import StructuredOutputs

@@ -4,7 +4,7 @@
     any other    400, with its place: what is not enforced is never passed over in silence
 
 A schema may be well-formed here and still ask for what llguidance cannot do, or what contradicts itself: that is found
-when it is compiled (compiler.py), and its place by `parts_of`. Places are JSON Pointers (RFC 6901) after a "#".
+when it is compiled (compiler.py), and its place by `parts_of`.
 """
 
 import math
@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any, Final
 
-from aserve.core.errors import InvalidRequestError
+from aserve.constraints.numbers import MAX_BOUND, check_value, is_bound
+from aserve.constraints.places import escaped, refused
 from aserve.core.rules import shown
 
 MAX_DEPTH: Final = 64
@@ -43,6 +44,8 @@ ANNOTATIONS: Final = frozenset(
         *("$id", "discriminator", "strict"),  # strict is a tool's, and is often written a level too deep
     }
 )
+ENFORCED: Final = frozenset({"const", "enum"})
+"""Keywords whose values are answers."""
 ONE: Final = frozenset({"items", "additionalProperties"})
 SEVERAL: Final = frozenset({"prefixItems", "anyOf", "oneOf", "allOf"})
 NAMED: Final = frozenset({"properties", "patternProperties", "$defs", "definitions"})
@@ -55,12 +58,8 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
-
-
 def _is_multiple(value: Any) -> bool:
-    return _is_number(value) and value > 0 and _digits(value)[0] <= MAX_MULTIPLE
+    return is_bound(value) and value > 0 and _digits(value)[0] <= MAX_MULTIPLE
 
 
 def _is_texts(value: Any) -> bool:
@@ -88,7 +87,10 @@ VALUES: Final[Mapping[str, tuple[Check, str]]] = {
         ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
         (_is_count, "a whole number of at least 0"),
     ),
-    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), (_is_number, "a number")),
+    **dict.fromkeys(
+        ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+        (is_bound, f"a number in [-{MAX_BOUND}, {MAX_BOUND}], where bounds are exact"),
+    ),
     "pattern": (lambda value: isinstance(value, str), "a string"),
     "format": (lambda value: value in FORMATS, f"one of {', '.join(FORMATS)}: others cannot be enforced"),
     "multipleOf": (_is_multiple, f"a number over 0, of at most {MAX_MULTIPLE} without its decimal point"),
@@ -143,6 +145,8 @@ def _check_keyword(place: str, keyword: str, value: Any) -> None:
     is_good, allowed = VALUES[keyword]
     if not is_good(value):
         raise refused(at, f"must be {allowed}, got {shown(value)}")
+    if keyword in ENFORCED or keyword in ANNOTATIONS:
+        check_value(at, value, is_enforced=keyword in ENFORCED)
 
 
 class _Sums:
@@ -234,14 +238,3 @@ def parts_of(place: str, schema: Any) -> Iterator[tuple[str, Any]]:
             yield from ((f"{at}/{index}", item) for index, item in enumerate(value))
         elif keyword in NAMED:
             yield from ((f"{at}/{escaped(name)}", item) for name, item in value.items())
-
-
-def escaped(name: str) -> str:
-    """A name as a part of a JSON Pointer, short enough to be quoted."""
-    name = name.replace("~", "~0").replace("/", "~1")
-    return name if len(name) <= 64 else f"{name[:61]}..."
-
-
-def refused(place: str, reason: str) -> InvalidRequestError:
-    """The error that tells where in a JSON Schema something is wrong."""
-    return InvalidRequestError(f"the JSON schema at {place}: {reason}", "structured")

@@ -1,0 +1,135 @@
+"""What would end the process in llguidance, or answer with another number, is refused before it gets there."""
+
+import json
+import random
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from aserve.constraints.compiler import Compiler
+from aserve.core.errors import InvalidRequestError
+from aserve.core.structured import StructuredOutputs
+from tests.engines import byte_tokenizer
+
+EOS = 256
+LEAST = -(2**63)
+CHILD = """
+import json, sys, threading
+from aserve.core.errors import InvalidRequestError
+from aserve.core.structured import StructuredOutputs
+from tests.constraints.test_limits import compiler_of_bytes
+told, compiler = [], compiler_of_bytes()
+def compile():
+    for fields in json.load(sys.stdin):
+        try:
+            compiler.compiled(StructuredOutputs(**fields)).constraint().masks()
+            told.append("")
+        except InvalidRequestError as error:
+            told.append(error.message)
+thread = threading.Thread(target=compile)
+thread.start()
+thread.join()
+json.dump(told, sys.stdout)
+"""
+
+
+def compiler_of_bytes() -> Compiler:
+    return Compiler(byte_tokenizer(), 300, frozenset({EOS}))
+
+
+def told_by_a_child(structures: list[dict[str, Any]]) -> list[str]:
+    """What is told of each, compiled in a thread of another process, which must outlive them; "" where all is well."""
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD], input=json.dumps(structures), capture_output=True, text=True, timeout=120
+    )
+    assert child.returncode == 0, child.stderr[-2000:]
+    told: list[str] = json.loads(child.stdout)
+    return told
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Compiler:
+    return compiler_of_bytes()
+
+
+def answers(compiler: Compiler, schema: Any, tries: int = 12) -> set[str]:
+    """Answers drawn at random, as far as they end."""
+    compiled, found = compiler.compiled(StructuredOutputs(json=schema)), set()
+    for seed in range(tries):
+        rng, said, constraint = random.Random(seed), bytearray(), compiled.constraint()
+        for _ in range(100):
+            mask = constraint.masks()
+            token_id = rng.choice([i for i in range(EOS + 1) if mask[i // 8] >> i % 8 & 1])
+            if token_id == EOS:
+                found.add(said.decode())
+                break
+            said.append(token_id)
+            constraint.advance([token_id])
+    return found
+
+
+@pytest.mark.slow
+def test_bounds_beyond_whole_numbers_are_refused_and_end_no_process() -> None:
+    """Catches ranges both of whose ends are the least number of 64 bits to llguidance, which recurses for ever."""
+    integer = {"type": "integer"}
+    cases = [
+        (integer | {"minimum": LEAST, "maximum": LEAST + 1}, "#/minimum", str(LEAST)),
+        (integer | {"maximum": -9.3e18, "minimum": -1e19}, "#/maximum", "-9.3e+18"),
+        (integer | {"exclusiveMaximum": LEAST + 1, "minimum": -1e25}, "#/exclusiveMaximum", str(LEAST + 1)),
+        (integer | {"const": -1e19}, "#/const", "-1e+19"),
+        ({"anyOf": [integer, {"enum": [LEAST]}]}, "#/anyOf/1/enum/0", str(LEAST)),
+    ]
+    told = told_by_a_child([{"json": schema} for schema, _, _ in cases])
+    for message, (_, place, given) in zip(told, cases, strict=True):
+        assert message.startswith(f"the JSON schema at {place}: must be a number ")
+        assert "9007199254740991" in message
+        assert f"got {given}" in message
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"const": 2**53 + 1}, "#/const"),
+        ({"enum": ["a", 1099511627776123457]}, "#/enum/1"),
+        ({"items": {"const": {"a/b": [1, {"c": 2**53 + 1}]}}}, "#/items/const/a~1b/1/c"),
+        ({"const": 2**64}, "#/const"),
+        ({"const": 2.0**60}, "#/const"),  # it would be told as 1152921504606847000
+        ({"type": "integer", "maximum": 2**53}, "#/maximum"),
+        ({"type": "integer", "exclusiveMinimum": -(2**53)}, "#/exclusiveMinimum"),
+        ({"type": "number", "minimum": 1e16}, "#/minimum"),
+    ],
+    ids=str,
+)
+def test_numbers_that_would_be_rounded_are_refused_at_their_place(
+    compiler: Compiler, schema: dict[str, Any], place: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match="must be a number") as caught:
+        compiler.compiled(StructuredOutputs(json=schema))
+    assert caught.value.message.startswith(f"the JSON schema at {place}: ")
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"const": 2**53 - 1}, {"9007199254740991"}),
+        ({"const": -(2**60)}, {"-1152921504606846976"}),
+        ({"type": "number", "enum": [2**60, 0.1]}, {"1152921504606846976", "0.1"}),
+        ({"const": 1e18}, {"1000000000000000000"}),
+        ({"const": 1.0}, {"1"}),
+        ({"const": 1e3}, {"1000"}),
+        ({"const": -0.0}, {"-0"}),
+        ({"const": -12345678901234.5}, {"-12345678901234.5"}),
+        (
+            {"type": "integer", "minimum": 2**53 - 2, "maximum": 2**53 - 1},
+            {"9007199254740990", "9007199254740991"},
+        ),
+        ({"type": "integer", "exclusiveMinimum": 1 - 2**53, "maximum": 2 - 2**53}, {"-9007199254740990"}),
+    ],
+    ids=str,
+)
+def test_numbers_that_are_taken_are_answered_to_the_last_digit(
+    compiler: Compiler, schema: dict[str, Any], said: set[str]
+) -> None:
+    assert answers(compiler, schema) == said
