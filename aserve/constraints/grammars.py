@@ -11,6 +11,7 @@ from aserve.constraints.calls import calls_grammar, has_marker
 from aserve.constraints.formats import with_patterns
 from aserve.constraints.json_schema import check_schema
 from aserve.constraints.lark import after_thoughts
+from aserve.constraints.matcher import in_a_line
 from aserve.constraints.places import refused
 from aserve.core.errors import InvalidRequestError
 from aserve.core.rules import shown
@@ -68,12 +69,15 @@ def _answer_grammar(structured: StructuredOutputs) -> str:
 
 
 def json_grammar(schema: Any) -> str:
-    """Of a JSON Schema. Raises for one that cannot be enforced in full."""
+    """Of a JSON Schema. Raises `InvalidRequestError` for one that cannot be enforced in full."""
     check_schema(schema)
     if schema is False:
         raise refused("#", "nothing is valid by it")
     spelled = {} if schema is True else with_patterns(schema)
-    return LLMatcher.grammar_from_json_schema(json.dumps(spelled), overrides=_OPTIONS)  # type: ignore[arg-type]  # a TypedDict
+    try:
+        return LLMatcher.grammar_from_json_schema(json.dumps(spelled), overrides=_OPTIONS)  # type: ignore[arg-type]  # a TypedDict
+    except ValueError as error:
+        raise refused("#", in_a_line(str(error))) from None
 
 
 def parsed_json(given: Any, what: str) -> Any:

@@ -133,3 +133,37 @@ def test_numbers_that_are_taken_are_answered_to_the_last_digit(
     compiler: Compiler, schema: dict[str, Any], said: set[str]
 ) -> None:
     assert answers(compiler, schema) == said
+
+
+NINES = "9" * 310
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        (f'{{"const": {NINES}}}', "#/const: must be a number within a double's range, got an integer of"),
+        (f'{{"enum": [1, -{NINES}]}}', "#/enum/1: must be a number within a double's range"),
+        (f'{{"items": {{"default": {NINES}}}}}', "#/items/default: must be a number within a double's range"),
+        ('{"examples": [{"a": 1e400}]}', "#/examples/0/a: must be a number within a double's range, got inf"),
+        ('{"title": NaN}', "#/title: must be a number within a double's range, got nan"),
+        (f'{{"maximum": {NINES}}}', "#/maximum: must be a number in"),
+        (f'{{"multipleOf": {NINES}}}', "#/multipleOf: must be a number over 0"),
+        ('{"default": ' + "[" * 500 + "]" * 500 + "}", "#/default: values may be nested 64 deep"),
+        ('{"const": ' + "[" * 65 + "]" * 65 + "}", "#/const: values may be nested 64 deep"),
+        ('{"$comment": ' + '{"a":' * 65 + "1" + "}" * 66, "#/$comment: values may be nested 64 deep"),
+        ('{"const": "\\ud800"}', "#: "),  # half a character: told by the library
+        ('{"properties": {"a": ' * 63 + "{}" + "}}" * 63, "#"),  # 64 schemas, and JSON 127 deep
+    ],
+    ids=lambda value: value[:25],
+)
+def test_what_the_library_cannot_read_is_refused(compiler: Compiler, schema: str, told: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        compiler.compiled(StructuredOutputs(json=schema))
+    assert caught.value.message.startswith(f"the JSON schema at {told}")
+    assert len(caught.value.message) < 400
+
+
+def test_annotations_may_have_any_other_value(compiler: Compiler) -> None:
+    deep = json.loads("[" * 64 + "]" * 64)
+    schema = {"const": 1, "default": deep, "examples": [10**300, 1e308, 2**53 + 1]}
+    assert answers(compiler, schema) == {"1"}
