@@ -6,7 +6,7 @@ llguidance lets 29 February stand in any year, second 60 in any minute, and a ye
 from collections.abc import Mapping
 from typing import Any, Final
 
-from aserve.constraints.json_schema import NAMED, ONE, SEVERAL
+from aserve.constraints.json_schema import ANNOTATIONS, NAMED, ONE, SEVERAL
 
 _YEAR: Final = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 _FOURTH: Final = "(?:0[48]|[2468][048]|[13579][26])"
@@ -24,10 +24,13 @@ SPELLED_OUT: Final[Mapping[str, str]] = {"date": _DATE, "time": _TIME, "date-tim
 
 
 def with_patterns(schema: Any) -> Any:
-    """A schema that was checked, with patterns in place of these formats."""
+    """A schema that was checked, with patterns in place of these formats, and without annotations.
+
+    llguidance would follow references from an $id, and into examples.
+    """
     if isinstance(schema, bool):
         return schema
-    made = {keyword: _part(keyword, value) for keyword, value in schema.items()}
+    made = {keyword: _part(keyword, value) for keyword, value in schema.items() if keyword not in ANNOTATIONS}
     pattern = SPELLED_OUT.get(made.get("format", ""))
     if pattern is not None:
         del made["format"]

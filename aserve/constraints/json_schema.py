@@ -8,7 +8,7 @@ when it is compiled (compiler.py), and its place by `parts_of`.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from decimal import Decimal
 from typing import Any, Final
 
@@ -75,7 +75,7 @@ def _is_draft(value: Any) -> bool:
 
 
 def _is_local(value: Any) -> bool:
-    return isinstance(value, str) and (value == "#" or value.startswith("#/"))
+    return isinstance(value, str) and (value == "#" or value.startswith("#/")) and "%" not in value
 
 
 def _is_schema(value: Any) -> bool:
@@ -99,7 +99,10 @@ VALUES: Final[Mapping[str, tuple[Check, str]]] = {
     "enum": (lambda value: isinstance(value, list) and bool(value), "a list with at least one value"),
     "const": (lambda value: True, "any value"),
     "$schema": (_is_draft, f"one of {', '.join(DRAFTS)}"),
-    "$ref": (_is_local, 'a reference into the schema itself, such as "#/$defs/name": nothing is fetched'),
+    "$ref": (
+        _is_local,
+        'a reference into the schema itself, such as "#/$defs/name", and without %: nothing is fetched',
+    ),
     **dict.fromkeys(ANNOTATIONS, (lambda value: True, "any value")),
     **dict.fromkeys(ONE, (_is_schema, "a schema, which is an object or a boolean; for a list of them use prefixItems")),
     **dict.fromkeys(
@@ -125,8 +128,10 @@ def check_schema(schema: object) -> None:
         raise refused("#", f"a schema must be an object or a boolean, got {shown(schema)}")
     sums = _Sums()
     parts = [("#", schema, 1)]
+    checked: set[int] = set()
     while parts:
         place, part, depth = parts.pop()
+        checked.add(id(part))
         if depth > MAX_DEPTH:
             raise refused(place, f"schemas may be nested {MAX_DEPTH} deep")
         if isinstance(part, dict):
@@ -134,7 +139,7 @@ def check_schema(schema: object) -> None:
                 _check_keyword(place, keyword, value)
             sums.add(place, part)
         parts.extend((inner, value, depth + 1) for inner, value in parts_of(place, part))
-    sums.check(schema)
+    sums.check(schema, checked)
 
 
 def _check_keyword(place: str, keyword: str, value: Any) -> None:
@@ -154,6 +159,7 @@ class _Sums:
 
     def __init__(self) -> None:
         self._references: dict[str, str] = {}
+        self._base: str | None = None
         self._multiples: list[tuple[int, int]] = []
         self._num_patterns = self._num_pattern_properties = 0
         self._joins = False
@@ -169,14 +175,21 @@ class _Sums:
             self._multiples.append(_digits(part["multipleOf"]))
         if "$ref" in part:
             self._references.setdefault(part["$ref"], f"{place}/$ref")
+        if place != "#" and not str(part.get("$id", "#")).startswith("#"):
+            self._base = f"{place}/$id"
         if self._num_pattern_properties > MAX_PATTERN_PROPERTIES:
             raise refused(f"{place}/patternProperties", f"a schema may have at most {MAX_PATTERN_PROPERTIES} of them")
 
-    def check(self, schema: Any) -> None:
-        """All has been added up."""
+    def check(self, schema: Any, checked: Set[int]) -> None:
+        """All has been added up. checked: ids of the parts of the schema."""
+        if self._references and self._base:
+            raise refused(self._base, "may be at the root alone where there are references, which would lead from it")
         depth = _depth(schema)
         for reference, place in self._references.items():
-            depth += _depth(_resolved(schema, reference, place))
+            found = _resolved(schema, reference, place)
+            if id(found) not in checked and not isinstance(found, bool):
+                raise refused(place, f"{shown(reference)} is no schema")
+            depth += _depth(found)
             if depth > MAX_REFERRED_DEPTH:
                 raise refused(place, f"a schema and all that it refers to may be {MAX_REFERRED_DEPTH} deep together")
         if not self._joins:

@@ -55,10 +55,7 @@ def test_times_are_those_of_a_clock():
         ),
         (
             {"properties": {"format": {"items": {"format": "time"}}}, "default": {"format": "date"}},
-            {
-                "properties": {"format": {"items": {"pattern": f"^{SPELLED_OUT['time']}$"}}},
-                "default": {"format": "date"},
-            },
+            {"properties": {"format": {"items": {"pattern": f"^{SPELLED_OUT['time']}$"}}}},
         ),
         ({"anyOf": [{"format": "date"}, False]}, {"anyOf": [{"pattern": f"^{SPELLED_OUT['date']}$"}, False]}),
     ],

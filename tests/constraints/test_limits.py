@@ -167,3 +167,38 @@ def test_annotations_may_have_any_other_value(compiler: Compiler) -> None:
     deep = json.loads("[" * 64 + "]" * 64)
     schema = {"const": 1, "default": deep, "examples": [10**300, 1e308, 2**53 + 1]}
     assert answers(compiler, schema) == {"1"}
+
+
+NUMBER = {"type": "integer", "minimum": LEAST, "maximum": LEAST + 1}
+IN_A_BASE = {"x": {"$id": "http://a/x", "$ref": "#/$defs/y", "$defs": {"y": {"const": 1}}}, "y": {"const": 2}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ({"$ref": "#/examples/0", "examples": [NUMBER]}, "#/$ref: '#/examples/0' is no schema"),
+        ({"$ref": "#/const", "const": NUMBER["type"]}, "#/$ref: '#/const' is no schema"),
+        ({"$ref": "#/$defs", "$defs": {"const": {"default": LEAST}}}, "#/$ref: '#/$defs' is no schema"),
+        ({"$ref": "#/$defs/%61", "$defs": {"%61": {}, "a": {}}}, "#/$ref: must be a reference into"),
+        ({"$ref": "#/$defs/x", "$defs": IN_A_BASE}, "#/$defs/x/$id: may be at the root alone"),
+    ],
+    ids=str,
+)
+def test_references_lead_to_what_was_checked(compiler: Compiler, schema: dict[str, Any], told: str) -> None:
+    """Catches schemas that are looked at in one place and enforced from another."""
+    with pytest.raises(InvalidRequestError) as caught:
+        compiler.compiled(StructuredOutputs(json=schema))
+    assert caught.value.message.startswith(f"the JSON schema at {told}")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$id": "http://a/x", "$ref": "#/$defs/y", "$defs": {"y": {"const": 1}}},
+        {"$id": "http://a/x", "items": {"$id": "b.json"}, "const": 1},
+        {"$defs": {"y": {"$id": "#y", "const": 1}}, "$ref": "#/$defs/y"},
+    ],
+    ids=str,
+)
+def test_names_of_schemas_that_lead_nowhere_are_taken(compiler: Compiler, schema: dict[str, Any]) -> None:
+    assert answers(compiler, schema) == {"1"}
