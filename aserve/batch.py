@@ -109,6 +109,7 @@ async def answer_lines(engine: Engine, lines: list[bytes], output: Path, file: T
                         write(asked)
                         continue
                     answered = await heard(runner.run(asked, ""))
+                    assert answered is not None, "nothing stops it"
                     num_failed += answered.is_error
                     write(answered.content)
 

@@ -18,7 +18,10 @@ MINUTE_S: Final = 60.0
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tenant may use; None is without limit. requests_at_once: that are open, waiting or being answered."""
+    """What a tenant may use; None is without limit. requests_at_once: that are open, waiting or being answered.
+
+    Those of requests are not for lines of batches, which go behind everybody; that of tokens is for both.
+    """
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -38,6 +41,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """What a tenant has used since the start. num_open: requests now. num_refused: for its limits.
 
     num_prompt_tokens, num_cached_tokens, num_generated_tokens: of requests that began to answer.
+    Lines of batches are requests, too, and are never refused.
     """
 
     tenant: str
@@ -78,6 +82,10 @@ class Bucket:
         self._level = self._fill(now) + per_minute - self.per_minute
         self.per_minute = per_minute
 
+    def spare(self, now: float) -> float:
+        """What is there beyond half of a minute's; below 0 where less than half of it is there."""
+        return self._fill(now) - self.per_minute / 2
+
     def allowance(self, now: float) -> Allowance:
         """What is left."""
         level = self._fill(now)
@@ -94,11 +102,14 @@ class Account:
 
     def __init__(self, tenant: Tenant, now: float) -> None:
         self._num_open = 0
+        self._num_lines = 0
         self._num_requests = 0
         self._num_refused = 0
         self._num_prompt_tokens = 0
         self._num_cached_tokens = 0
         self._num_generated_tokens = 0
+        self._num_charged = 0
+        self._num_charged_tokens = 0
         self._requests: Bucket | None = None
         self._tokens: Bucket | None = None
         self.declare(tenant, now)
@@ -134,6 +145,27 @@ class Account:
         """A request that was let in has been answered, or given up."""
         self._num_open -= 1
 
+    def has_room_for_line(self, now: float) -> bool:
+        """Whether one more line of a batch leaves half of a minute's tokens to requests, as far as can be told.
+
+        Each line that runs is taken to need what the tenant's have come to on average; the very first runs alone.
+        """
+        if self._tokens is None:
+            return True
+        if self._num_charged == 0 and self._num_lines:
+            return False
+        usual = self._num_charged_tokens / max(1, self._num_charged)
+        return self._tokens.spare(now) >= self._num_lines * usual
+
+    def line_entered(self) -> None:
+        """A line of a batch begins. Requests have their places beside it."""
+        self._num_lines += 1
+        self._num_requests += 1
+
+    def line_left(self) -> None:
+        """It was answered, or given up."""
+        self._num_lines -= 1
+
     def opened(self, num_prompt_tokens: int, now: float) -> None:
         """A prompt is to be computed."""
         if self._tokens is not None:
@@ -141,6 +173,8 @@ class Account:
 
     def closed(self, num_prompt_tokens: int, num_cached_tokens: int, num_generated_tokens: int, now: float) -> None:
         """It was computed, and so many tokens were generated."""
+        self._num_charged += 1
+        self._num_charged_tokens += num_prompt_tokens + num_generated_tokens
         if self._tokens is not None:
             self._tokens.take(num_generated_tokens, now)
         if num_generated_tokens:
@@ -152,7 +186,7 @@ class Account:
         """The counts."""
         return Usage(
             tenant=self.tenant.name,
-            num_open=self._num_open,
+            num_open=self._num_open + self._num_lines,
             num_requests=self._num_requests,
             num_refused=self._num_refused,
             num_prompt_tokens=self._num_prompt_tokens,
@@ -218,6 +252,20 @@ class Tenants:
             yield
         finally:
             account.leave()
+
+    @contextmanager
+    def answering_line(self, name: str) -> Iterator[None]:
+        """While a line of a batch of that tenant is answered, which nobody is refused for."""
+        account = self.account(name)
+        account.line_entered()
+        try:
+            yield
+        finally:
+            account.line_left()
+
+    def has_room_for_line(self, name: str) -> bool:
+        """Whether a line of a batch of that tenant may begin; see `Account`."""
+        return self.account(name).has_room_for_line(self._clock())
 
     def turned_away(self, name: str) -> None:
         """A request of that tenant came, and went at once: counted as by `entered`, and raises as that."""

@@ -120,3 +120,36 @@ def test_a_request_is_open_until_it_has_been_answered_however_that_ends():
         assert tenants.account("a").usage().num_open == 1
         raise ZeroDivisionError
     assert tenants.account("a").usage().num_open == 0
+
+
+def test_lines_of_batches_take_no_places_of_requests():
+    """Caught: a batch that locks out its tenant's requests."""
+    one = account(requests_at_once=1, requests_per_minute=1)
+    for _ in range(3):
+        assert one.has_room_for_line(0.0)
+        one.line_entered()
+    one.enter(0.0)
+    with pytest.raises(RateLimitError):
+        one.enter(0.0)
+    one.line_left()
+    assert one.usage() == Usage(tenant="a", num_open=3, num_requests=4, num_refused=1)
+
+
+def test_lines_leave_half_of_the_tokens():
+    """Catches lines that begin all at once, and together use up what they have been left one by one."""
+    one = account(tokens_per_minute=600)
+    one.line_entered()
+    assert not one.has_room_for_line(0.0), "nobody knows what it will need"
+    one.opened(50, 0.0)
+    one.closed(50, 0, 50, 0.0)
+    assert one.has_room_for_line(0.0)
+    one.line_entered()
+    assert one.has_room_for_line(0.0), "500 are left: room for two of a hundred"
+    one.line_entered()
+    assert not one.has_room_for_line(0.0)
+    for _ in range(3):
+        one.line_left()
+    one.opened(201, 0.0)
+    assert not one.has_room_for_line(0.0)
+    assert one.has_room_for_line(0.1)
+    one.enter(0.0)

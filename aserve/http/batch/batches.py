@@ -18,7 +18,8 @@ from aserve.core.errors import AserveError, InvalidRequestError, UnavailableErro
 from aserve.core.faults import log_fault, report
 from aserve.edges import heard, is_fault
 from aserve.engine import Engine
-from aserve.http.batch.lines import WAIT_S, LineFields, LineRunner, failed_line, line_of
+from aserve.http.batch.lines import LineFields, LineRunner, failed_line, line_of
+from aserve.http.batch.turns import Turns
 from aserve.http.endpoint import Handler
 from aserve.http.errors import HttpError
 from aserve.http.tasks import task_group
@@ -48,6 +49,7 @@ class Batches:
         self.store = store
         self._engine = engine
         self._runner = LineRunner(engine, handlers)
+        self._turns = Turns(engine)
         self.urls = self._runner.urls
         self._clock = clock
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -126,6 +128,7 @@ class Batches:
     def _ended(self, id: str) -> None:
         del self._tasks[id], self._running[id]
         self._cancelled.discard(id)
+        self._turns.forget(id)
 
     async def _run(self, batch: StoredBatch) -> None:
         """The edge of a batch's task."""
@@ -172,19 +175,24 @@ class Batches:
     async def _run_lines(self, batch: StoredBatch, pending: Iterator[tuple[int, LineFields]]) -> None:
         failures: list[UnavailableError] = []
 
+        def is_stopped() -> bool:
+            return bool(failures) or self._why_stopped(batch) is not None
+
         async def work() -> None:
             for number, line in pending:
                 try:
-                    await self._turn()
-                    if failures or self._why_stopped(batch) is not None:
+                    if not await self._turns.take(batch.id, batch.tenant, is_stopped):
                         return
-                    await self._answer(batch, number, line)
+                    try:
+                        await self._answer(batch, number, line)
+                    finally:
+                        self._turns.give_back()
                 except UnavailableError as error:
                     failures.append(error)
                     return
 
         async with task_group() as tasks:
-            for _ in range(max(1, self._engine.config.max_num_seqs // 2)):
+            for _ in range(self._turns.num_places):
                 tasks.create_task(heard(work()), name="aserve: lines of a batch")
         if failures:
             raise failures[0]
@@ -192,8 +200,9 @@ class Batches:
     async def _answer(self, batch: StoredBatch, number: int, line: LineFields) -> None:
         """The edge of a line: where it cannot be answered, that is what it came to."""
         try:
-            answered = await self._runner.run(line, batch.tenant)
-            await self.store.add_result(batch.id, number, answered.content, is_error=answered.is_error)
+            answered = await self._runner.run(line, batch.tenant, lambda: self._why_stopped(batch) is not None)
+            if answered is not None:
+                await self.store.add_result(batch.id, number, answered.content, is_error=answered.is_error)
         except UnavailableError:
             raise
         except BaseException as error:
@@ -202,11 +211,6 @@ class Batches:
             told = report(_log, "answering a line of a batch", error, batch.id)
             failed = failed_line(line.custom_id, told, told.code)
             await self.store.add_result(batch.id, number, failed, is_error=True)
-
-    async def _turn(self) -> None:
-        """Until nobody waits for room."""
-        while self._engine.statistics().num_waiting:  # noqa: ASYNC110  the scheduler tells nobody
-            await asyncio.sleep(WAIT_S)
 
     def _why_stopped(self, batch: StoredBatch) -> str | None:
         if batch.id in self._cancelled:

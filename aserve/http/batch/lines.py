@@ -5,14 +5,14 @@
 
 import asyncio
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 from starlette.responses import Response
 
-from aserve.core.errors import AserveError, InvalidRequestError, OverloadedError, RateLimitError, UnavailableError
+from aserve.core.errors import AserveError, InvalidRequestError, OverloadedError, UnavailableError
 from aserve.edges import is_fault
 from aserve.engine import Engine
 from aserve.http.access import Record
@@ -84,45 +84,54 @@ def line_handlers(
 
 
 class LineRunner:
-    """handlers: by their urls. Others come first: lines wait while a request does, and have the lowest priority."""
+    """handlers: by their urls. Lines have the lowest priority, and wait where there is no room."""
 
     def __init__(self, engine: Engine, handlers: Mapping[str, Handler]) -> None:
         self.urls = tuple(handlers)
         self._engine = engine
         self._handlers = handlers
 
-    async def run(self, line: LineFields, tenant: str) -> Answered:
-        """Answer a line. Raises `UnavailableError` where the engine takes no more: the line is still to do."""
+    async def run(
+        self, line: LineFields, tenant: str, is_stopped: Callable[[], bool] = lambda: False
+    ) -> Answered | None:
+        """Answer a line. None where it was stopped before there was room for it.
+
+        Raises `UnavailableError` where the engine takes no more: the line is still to do.
+        """
         request_id = secrets.token_hex(16)
-        response = await self._answer(line, request_id, tenant)
+        response = await self._answer(line, request_id, tenant, is_stopped)
+        if response is None:
+            return None
         body = msgspec.Raw(response.body)
         answer = {"status_code": response.status_code, "request_id": request_id, "body": body}
         told = {"id": f"batch_req_{request_id}", "custom_id": line.custom_id, "response": answer, "error": None}
         return Answered(msgspec.json.encode(told), is_error=response.status_code != 200)
 
-    async def _answer(self, line: LineFields, request_id: str, tenant: str) -> Response:
+    async def _answer(
+        self, line: LineFields, request_id: str, tenant: str, is_stopped: Callable[[], bool]
+    ) -> Response | None:
         fields = {**LINE_DEFAULTS.get(line.url, {}), **line.body}
         answers: list[Response] = []
 
         async def reply(response: Response) -> None:
             answers.append(response)
 
-        while True:
-            given = fields, False, request_id, tenant, reply, self._engine.workers, Record()
-            exchange = Exchange(*given, default_priority=LOWEST_PRIORITY)
-            try:
-                with self._engine.tenants.entered(tenant):
-                    await self._handlers[line.url](exchange)
-                return answers[0]
-            except (OverloadedError, RateLimitError):
-                await asyncio.sleep(WAIT_S)
-            except UnavailableError:
-                raise
-            except BaseException as error:
-                if not is_fault(error):
+        with self._engine.tenants.answering_line(tenant):
+            while not is_stopped():
+                given = fields, False, request_id, tenant, reply, self._engine.workers, Record()
+                try:
+                    await self._handlers[line.url](Exchange(*given, default_priority=LOWEST_PRIORITY))
+                    return answers[0]
+                except OverloadedError:
+                    await asyncio.sleep(WAIT_S)
+                except UnavailableError:
                     raise
-                dialect = dialect_at(line.url, (ANTHROPIC,))
-                return ErrorResponse(known_error(error, request_id), dialect, request_id)
+                except BaseException as error:
+                    if not is_fault(error):
+                        raise
+                    dialect = dialect_at(line.url, (ANTHROPIC,))
+                    return ErrorResponse(known_error(error, request_id), dialect, request_id)
+        return None
 
 
 def failed_line(custom_id: str | None, error: AserveError, code: str) -> bytes:
