@@ -152,7 +152,7 @@ def serve(options: Options, given: ServerOptions, *, notes: Sequence[str] = ()) 
         on_hangup = keyring.reload if given.api_keys_file else None
         doorman = Doorman(engine, keyring, given.max_body_bytes)
         settings = server_config(given)
-        with closing(store), closing(app.state.batches.store), traced(app, engine, os.environ) as served:
+        with closing(store), closing(app.state.batches), traced(app, engine, os.environ) as served:
             return run(engine, served, settings, on_ready=ready, on_hangup=on_hangup, say=say, doorman=doorman)
 
 

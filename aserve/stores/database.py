@@ -23,11 +23,12 @@ T = TypeVar("T")
 class Database:
     """Raises `ConfigError`, naming the option, for a file that cannot be opened, is in use, or is of another kind.
 
-    schema: makes its tables. version: of these tables, which no other kind of file has.
+    schema: makes its tables. version: of these tables, which no other kind of file has. additions: makes those that
+    came later, where they are not there; a program that does not know them can use the file all the same.
     """
 
-    def __init__(self, path: str | Path, *, option: str, schema: str, version: int) -> None:
-        self._path, self._schema, self._version = path, schema, version
+    def __init__(self, path: str | Path, *, option: str, schema: str, version: int, additions: str = "") -> None:
+        self._path, self._schema, self._version, self._additions = path, schema, version, additions
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"aserve{option[1:]}")
         self._connection: sqlite3.Connection | None = None
         self._is_closed = False
@@ -47,11 +48,13 @@ class Database:
         work = self._thread.submit(for_a_future, lambda: function(self._opened(), *arguments, **options))
         return await asyncio.shield(asyncio.wrap_future(work))
 
-    def close(self) -> None:
-        """Do what was asked for before, and take no more. Idempotent."""
+    def close(self, last: str = "") -> None:
+        """Do what was asked for before, and then the `last` statement, and take no more. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             if self._connection is not None:
+                if last:
+                    self._thread.submit(self._connection.execute, last)
                 self._thread.submit(self._connection.close)
             self._thread.shutdown()
 
@@ -82,6 +85,8 @@ class Database:
             connection.execute(f"PRAGMA user_version={self._version}")
         elif version != self._version:
             raise ConfigError(f"it is a database of another kind or version ({version}, not {self._version})")
+        for statement in filter(None, self._additions.split(";")):
+            connection.execute(statement)
 
 
 @contextmanager

@@ -5,6 +5,9 @@
                         '-> expired
 
 A line that was answered is in the store, and not run again. A batch's state is the object that the API tells.
+
+A process that dies says nothing of the line that it died of. So those that it may have been running are suspected by
+the next one. Who was so twice is run alone; and who was run alone when a process died is not run any more.
 """
 
 import asyncio
@@ -17,7 +20,7 @@ from typing import Any, Final
 from aserve.core.errors import AserveError, InvalidRequestError, UnavailableError
 from aserve.core.faults import log_fault, report
 from aserve.edges import heard, is_fault
-from aserve.engine import Engine
+from aserve.engine import Engine, EngineState
 from aserve.http.batch.lines import LineFields, LineRunner, failed_line, line_of
 from aserve.http.batch.turns import Turns
 from aserve.http.endpoint import Handler
@@ -30,6 +33,8 @@ MAX_BATCHES: Final = 64
 MAX_LINES: Final = 50_000
 MAX_TOLD_ERRORS: Final = 20
 WINDOW_S: Final = 24 * 3600
+MAX_DEATHS: Final = 2
+"""A line that was perhaps being run at so many is run alone."""
 ENDED: Final = frozenset({"completed", "failed", "cancelled", "expired"})
 
 State = dict[str, Any]
@@ -55,12 +60,31 @@ class Batches:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._running: dict[str, StoredBatch] = {}
         self._cancelled: set[str] = set()
+        self._has_begun = False
+        self._has_died = False
 
     async def resume(self) -> None:
         """Go on with all that have not ended."""
-        for batch in await self.store.batches():
-            if batch.state["status"] not in ENDED:
+        left = [batch for batch in await self.store.batches() if batch.state["status"] not in ENDED]
+        if not self._has_begun:
+            self._has_begun = True
+            num_suspects = await self.store.begin_running(self._turns.num_places)
+            for batch in left:
+                if num_suspects and batch.state["status"] == "in_progress":
+                    await self.store.suspect(batch.id, num_suspects)
+                if await self._to_run_alone(batch.id):
+                    self._turns.suspect(batch.id)
+        for batch in left:
+            if batch.id not in self._tasks:
                 self._start(batch)
+
+    async def _to_run_alone(self, id: str) -> list[int]:
+        suspects = await self.store.suspects(id)
+        return [one.line for one in suspects if one.num_deaths >= MAX_DEATHS and not one.is_guilty]
+
+    def close(self) -> None:
+        """Close the store. Lines of a process whose engine has died are suspected, as those of one that was killed."""
+        self.store.close(has_died=self._has_died)
 
     async def create(self, tenant: str, url: str, input_file_id: str, metadata: Any) -> State:
         """A new one, which begins now. Raises a 429 where too many are under way, else as `BatchStore.check_room`."""
@@ -135,6 +159,7 @@ class Batches:
         try:
             await self._advance(batch)
         except UnavailableError:
+            self._has_died |= self._engine.state is EngineState.DEAD
             _log.info("%s will be taken up again", batch.id)
         except BaseException as error:
             if not is_fault(error):
@@ -167,10 +192,42 @@ class Batches:
         batch.state["request_counts"]["total"] = len(lines)
         if batch.state["status"] == "validating":
             await self._move(batch, "in_progress")
+        await self._give_up_guilty(batch, lines)
+        await self._run_suspects(batch, lines)
         done = await self.store.done(batch.id)
         pending = ((number, line) for number, line in enumerate(lines) if number not in done)
         await self._run_lines(batch, pending)
         await self._finish(batch, lines)
+
+    async def _give_up_guilty(self, batch: StoredBatch, lines: list[LineFields]) -> None:
+        """Lines that were run alone when a process died."""
+        for suspect in await self.store.suspects(batch.id):
+            if suspect.is_guilty and suspect.line < len(lines):
+                error = InvalidRequestError(
+                    f"the server's process died {suspect.num_deaths + 1} times while this line was being run, the last "
+                    "time while it was the only one: it is not run again"
+                )
+                told = failed_line(lines[suspect.line].custom_id, error, "line_ends_process")
+                await self.store.add_result(batch.id, suspect.line, told, is_error=True)
+
+    async def _run_suspects(self, batch: StoredBatch, lines: list[LineFields]) -> None:
+        """One at a time, of all batches: if the process dies once more, it is known of which."""
+        async with self._turns.alone:
+            for number in await self._to_run_alone(batch.id):
+                if number >= len(lines) or not await self._turns.take(
+                    batch.id, None, lambda: self._why_stopped(batch) is not None
+                ):
+                    break
+                try:
+                    await self.store.run_alone(batch.id, number)
+                    await self._answer(batch, number, lines[number])
+                except UnavailableError:
+                    if self._engine.state is not EngineState.DEAD:
+                        await self.store.acquit(batch.id, number)
+                    raise
+                finally:
+                    self._turns.give_back()
+        self._turns.clear(batch.id)
 
     async def _run_lines(self, batch: StoredBatch, pending: Iterator[tuple[int, LineFields]]) -> None:
         failures: list[UnavailableError] = []
