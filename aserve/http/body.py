@@ -99,8 +99,8 @@ async def read_object(scope: Scope, receive: Receive, workers: Workers, glance: 
     _check_media_type(Headers(scope=scope))
     pieces = await _read(receive)
     if sum(map(len, pieces)) > OFF_LOOP_BYTES:
-        return JsonObject(await workers.run(_parse, pieces, glance), is_large=True)
-    return JsonObject(_parse(pieces, glance), is_large=False)
+        return JsonObject(await workers.run(fields_of, pieces, glance), is_large=True)
+    return JsonObject(fields_of(pieces, glance), is_large=False)
 
 
 def _check_media_type(headers: Headers) -> None:
@@ -123,7 +123,8 @@ async def _read(receive: Receive) -> list[bytes]:
     return pieces
 
 
-def _parse(pieces: list[bytes], glance: Glance) -> dict[str, Any]:
+def fields_of(pieces: list[bytes], glance: Glance = at_nothing) -> dict[str, Any]:
+    """A body's, which is taken out of the list. Raises `InvalidRequestError` for what is not JSON or holds too much."""
     body = b"".join(pieces)
     pieces.clear()
     if not body:

@@ -18,6 +18,7 @@ from aserve.engine import Engine
 from aserve.http.access import Record
 from aserve.http.anthropic.errors import ANTHROPIC
 from aserve.http.anthropic.messages import messages
+from aserve.http.body import fields_of
 from aserve.http.dialect import dialect_at
 from aserve.http.endpoint import Exchange, Handler
 from aserve.http.errors import ErrorResponse, echo, known_error
@@ -55,11 +56,15 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 def line_of(raw: bytes, urls: Collection[str]) -> LineFields:
-    """What a line asks for. Raises `InvalidRequestError`."""
+    """What a line asks for, whose body has the bounds of one that comes alone. Raises `InvalidRequestError`."""
     try:
-        given = msgspec.json.decode(raw, type=dict[str, Any])
+        members = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise InvalidRequestError(f"it is not a JSON object: {error}") from None
+    body = members.pop("body", None)
+    given = fields_of([msgspec.json.encode(members)])
+    if body is not None:
+        given["body"] = fields_of([bytes(body)])
     line = converted(given, LineFields)
     check_names({name: value for name, value in given.items() if name != "body"}, line)
     if line.url not in urls:

@@ -8,8 +8,9 @@ import pytest
 from aserve.core.errors import InvalidRequestError
 from aserve.http import AppOptions, create_app
 from aserve.http.batch import batches
-from aserve.http.batch.lines import LOWEST_PRIORITY
+from aserve.http.batch.lines import LOWEST_PRIORITY, line_of
 from aserve.http.batch.multipart import MAX_PARTS, parts_of
+from aserve.http.body import MAX_DEPTH, MAX_FIELDS, MAX_REALS
 from aserve.stores.batches import BatchStore, StoredBatch, StoredFile
 from tests.engines import says, scripted_engine
 from tests.fakes import FakeScript, ScriptedRunner
@@ -23,6 +24,14 @@ HI = [{"role": "user", "content": "hi"}]
 def line(name, url=CHAT, **body):
     body = {"input": "hi", **body} if url == RESPONSES else {"messages": HI, **body}
     return {"custom_id": name, "method": "POST", "url": url, "body": body}
+
+
+def deep(num_levels):
+    """An array in an array, and so on."""
+    value = []
+    for _ in range(num_levels - 1):
+        value = [value]
+    return value
 
 
 def jsonl(*lines):
@@ -147,6 +156,27 @@ async def test_a_batch_with_a_wrong_line_fails_whole_and_says_which(lines, told,
     [error] = batch["errors"]["data"]
     assert (batch["status"], error["line"]) == ("failed", number)
     assert told in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"metadata": [0.5] * (MAX_REALS + 1)}, f"the body has more than {MAX_REALS} fractions"),
+        ({f"x{i}": 1 for i in range(MAX_FIELDS)}, f"the body has more than {MAX_FIELDS} fields"),
+        ({"metadata": deep(MAX_DEPTH)}, f"the body is nested more than {MAX_DEPTH} levels deep"),
+        ({"metadata": deep(900)}, f"the body is nested more than {MAX_DEPTH} levels deep"),
+    ],
+    ids=["fractions", "fields", "deep", "deeper"],
+)
+async def test_a_lines_body_has_the_bounds_of_any_other(client, body, told):
+    """Caught: a 500 for a schema of 900 levels."""
+    one = line("a", **body)
+    alone = await client.post(CHAT, json=one["body"])
+    assert alone.status_code == 400
+    with pytest.raises(InvalidRequestError, match=told) as caught:
+        line_of(json.dumps(one).encode(), (CHAT,))
+    assert caught.value.message == alone.json()["error"]["message"]
+    assert line_of(json.dumps(line("a", metadata=deep(MAX_DEPTH - 1))).encode(), (CHAT,)).custom_id == "a"
 
 
 async def test_what_is_done_stays_done_when_a_process_is_killed(tmp_path):
