@@ -1,6 +1,6 @@
 """/v1/batches, as OpenAI has it."""
 
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import msgspec
 from starlette.requests import Request
@@ -14,9 +14,8 @@ from aserve.http.endpoint import Exchange, Handler
 from aserve.http.errors import HttpError, echo
 from aserve.http.json_response import JsonResponse
 from aserve.http.keys import tenant_of
+from aserve.http.paging import Page
 from aserve.http.shapes import check_names, converted
-
-MAX_LISTED: Final = 100
 
 
 class BatchFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,22 +49,9 @@ def batch_routes(batches: Batches) -> list[Route]:
     """The others."""
 
     async def list_batches(request: Request) -> Response:
+        page = Page(request.query_params)
         found = await batches.told(tenant_of(request.scope))
-        after, limit = request.query_params.get("after"), request.query_params.get("limit", "20")
-        if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:9]) <= MAX_LISTED:
-            raise InvalidRequestError(f"limit must be in [1, {MAX_LISTED}]", "limit")
-        ids = [state["id"] for state in found]
-        start = ids.index(after) + 1 if after in ids else 0
-        page = found[start : start + int(limit)]
-        return JsonResponse(
-            {
-                "object": "list",
-                "data": page,
-                "first_id": page[0]["id"] if page else None,
-                "last_id": page[-1]["id"] if page else None,
-                "has_more": start + len(page) < len(found),
-            }
-        )
+        return JsonResponse(page.of(found[::-1], "batch"))
 
     async def get_batch(request: Request) -> Response:
         return JsonResponse(await _asked(request))

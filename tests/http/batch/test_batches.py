@@ -314,6 +314,14 @@ async def test_so_many_batches_are_under_way_and_no_more(monkeypatch):
             await app.state.batches.wait()
 
 
+BAD_PAGES = [
+    *(("limit=" + limit, "limit") for limit in ("x", "0", "101", "-1", "1" + "0" * 5000, "0" * 8 + "1" + "0" * 5000)),
+    ("limit=000000005999", "limit"),
+    ("after=nobody", "after"),
+    ("order=up", "order"),
+]
+
+
 async def test_files_are_listed_and_deleted_and_batches_are_in_pages():
     async with scripted_engine() as engine:
         app = create_app(engine)
@@ -327,7 +335,11 @@ async def test_files_are_listed_and_deleted_and_batches_are_in_pages():
             assert ([each["id"] for each in page["data"]], page["has_more"]) == (ids[:0:-1], True)
             rest = (await client.get(f"/v1/batches?limit=2&after={page['last_id']}")).json()
             assert ([each["id"] for each in rest["data"]], rest["has_more"]) == (ids[:1], False)
-            assert (await client.get("/v1/batches?limit=x")).status_code == 400
+            for query, param in BAD_PAGES:
+                refused = await client.get(f"/v1/batches?{query}")
+                assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), query[:40]
+            whole = (await client.get("/v1/batches?order=asc")).json()
+            assert [each["id"] for each in whole["data"]] == ids
             assert (await client.delete(f"/v1/files/{file['id']}")).json()["deleted"]
             assert (await client.get(f"/v1/files/{file['id']}")).status_code == 404
             assert (await start(client, file["id"])).status_code == 404

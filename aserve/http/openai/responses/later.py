@@ -1,7 +1,6 @@
 """What is asked of a response later: itself, its events, its input's items, its end, its deletion."""
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
@@ -16,15 +15,12 @@ from aserve.http.errors import echo
 from aserve.http.json_response import JsonResponse
 from aserve.http.keys import tenant_of
 from aserve.http.openai.responses.create import followed
-from aserve.http.openai.responses.items import Item
 from aserve.http.openai.responses.keeping import Kept
+from aserve.http.paging import Page, number
 from aserve.http.request_id import SCOPE_KEY
 from aserve.http.sse import StreamLimits
 
 PATH: Final = "/v1/responses/{response_id}"
-MAX_PAGE: Final = 100
-PAGE: Final = 20
-"""Items, where a request does not say how many."""
 
 
 def later_routes(kept: Kept, limits: StreamLimits) -> list[Route]:
@@ -40,8 +36,9 @@ def later_routes(kept: Kept, limits: StreamLimits) -> list[Route]:
         return JsonResponse(await kept.response(tenant, id))
 
     async def items(request: Request) -> Response:
-        page = _Page(request.query_params)
-        return JsonResponse(page.of(await kept.items(tenant_of(request.scope), request.path_params["response_id"])))
+        page = Page(request.query_params)
+        found = await kept.items(tenant_of(request.scope), request.path_params["response_id"])
+        return JsonResponse(page.of(found, "item"))
 
     return [
         Route(PATH, OneResponse(kept, limits), methods=["GET", "DELETE"]),
@@ -66,7 +63,7 @@ class OneResponse:
             await self._kept.forget(tenant, id)
             await reply(JsonResponse({"id": id, "object": "response", "deleted": True}))
         elif _flag(query, "stream"):
-            after = _number(query, "starting_after", -1, at_least=0)
+            after = number(query, "starting_after", -1, at_least=0)
             job = self._kept.jobs.followable(tenant, id)
             if job is None:
                 await self._kept.response(tenant, id)
@@ -82,46 +79,8 @@ class OneResponse:
             await reply(JsonResponse(await self._kept.response(tenant, id)))
 
 
-class _Page:
-    """Which part of a list is asked for."""
-
-    def __init__(self, query: QueryParams) -> None:
-        self._limit = _number(query, "limit", PAGE, at_least=1, at_most=MAX_PAGE)
-        self._order = query.get("order", "desc")
-        self._after = query.get("after")
-        if self._order not in ("asc", "desc"):
-            raise InvalidRequestError(f"order must be asc or desc, got {echo(self._order)}", "order")
-
-    def of(self, items: list[Item]) -> Mapping[str, Any]:
-        """The list object. Raises `InvalidRequestError` for an item to begin after that is none of them."""
-        ordered = items if self._order == "asc" else items[::-1]
-        start = 0
-        if self._after is not None:
-            ids = [item["id"] for item in ordered]
-            if self._after not in ids:
-                raise InvalidRequestError(f"after: there is no item {echo(self._after)}", "after")
-            start = ids.index(self._after) + 1
-        data = ordered[start : start + self._limit]
-        return {
-            "object": "list",
-            "data": data,
-            "first_id": data[0]["id"] if data else None,
-            "last_id": data[-1]["id"] if data else None,
-            "has_more": start + self._limit < len(ordered),
-        }
-
-
 def _flag(query: QueryParams, name: str) -> bool:
     value = query.get(name, "false").lower()
     if value not in ("true", "false"):
         raise InvalidRequestError(f"{name} must be true or false, got {echo(value)}", name)
     return value == "true"
-
-
-def _number(query: QueryParams, name: str, default: int, *, at_least: int, at_most: int = 2**31 - 1) -> int:
-    value = query.get(name)
-    if value is None:
-        return default
-    if not value.isascii() or not value.isdigit() or len(value) > 10 or not at_least <= int(value) <= at_most:
-        raise InvalidRequestError(f"{name} must be a number in [{at_least}, {at_most}], got {echo(value)}", name)
-    return int(value)
