@@ -114,6 +114,28 @@ async def test_a_conversation_goes_on_from_a_response():
         assert kinds == ["function_call_output", "function_call", "message", "reasoning", "message"]
 
 
+@pytest.mark.parametrize("order", ["asc", "desc"])
+async def test_items_of_one_id_are_all_listed_and_none_twice(engine, order):
+    """Caught: pages without an end, where a client chose ids, or sent an answer back beside its response's id."""
+    app = create_app(engine)
+    async with client_of(app) as client:
+        ids = ["a", "b", "a", "a", "a_2", "a_2"]
+        items = [{"role": "user", "content": str(i), "id": id} for i, id in enumerate(ids)]
+        first = (await client.post(URL, json={"input": items})).json()
+        again = {"input": [*first["output"], {"role": "user", "content": "7"}], "previous_response_id": first["id"]}
+        second = (await client.post(URL, json=again)).json()
+        texts, found, page = [], [], {"has_more": True, "last_id": None}
+        while page["has_more"]:
+            after = f"&after={page['last_id']}" if found else ""
+            page = (await client.get(f"{URL}/{second['id']}/input_items?order={order}&limit=2{after}")).json()
+            found += [item["id"] for item in page["data"]]
+            texts += [item["content"][0]["text"] for item in page["data"]]
+            assert len(found) <= 9
+        said = first["output"][0]["content"][0]["text"]
+        assert texts == [*map(str, range(6)), said, said, "7"][:: 1 if order == "asc" else -1]
+        assert len({*found}) == 9
+
+
 async def test_pages_that_cannot_be_are_refused(engine):
     app = create_app(engine)
     async with client_of(app) as client:

@@ -101,6 +101,24 @@ def new_item_id(kind: str) -> str:
     return f"{PREFIXES[kind]}_{secrets.token_hex(16)}"
 
 
+def with_own_ids(items: Sequence[Item]) -> list[Item]:
+    """No two of one id: a client may send what it was answered once more, or choose ids. Always the same for the same.
+
+    The first of them keeps it; the others' have a number behind it.
+    """
+    taken: set[str] = set()
+    numbers: dict[str, int] = {}
+    told = []
+    for item in items:
+        id = given = item["id"]
+        while id in taken:
+            numbers[given] = numbers.get(given, 1) + 1
+            id = f"{given}_{numbers[given]}"
+        taken.add(id)
+        told.append(item if id == given else {**item, "id": id})
+    return told
+
+
 def sealed(thoughts: str) -> str:
     """encrypted_content of thoughts."""
     return SEALED + base64.b64encode(thoughts.encode(errors="surrogatepass")).decode()

@@ -11,7 +11,7 @@ import msgspec
 from aserve.core.errors import InvalidRequestError
 from aserve.http.errors import HttpError, echo
 from aserve.http.openai.responses.background import Jobs
-from aserve.http.openai.responses.items import Item
+from aserve.http.openai.responses.items import Item, with_own_ids
 from aserve.http.openai.responses.shapes import MAX_ITEMS
 from aserve.http.openai.responses.wire import TERMINAL, Response
 from aserve.stores.responses import ResponseStore, StoredResponse
@@ -62,11 +62,14 @@ class Kept:
         return _read(record)
 
     async def items(self, tenant: str, id: str) -> list[Item]:
-        """What a response answers: its input, behind those of the responses before it. Raises as `response`."""
+        """What a response answers: its input, behind those of the responses before it, each with an id of its own.
+
+        Raises as `response`.
+        """
         record = await self._store.get(tenant, id)
         if record is None:
             raise _not_found(id)
-        return list(msgspec.json.decode(record.input))
+        return with_own_ids(msgspec.json.decode(record.input))
 
     async def history(self, tenant: str, id: str, workers: Workers) -> list[Item]:
         """What a request goes on from that names a response as the one before it. Raises `InvalidRequestError`."""
