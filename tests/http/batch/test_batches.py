@@ -9,7 +9,6 @@ from aserve.core.errors import InvalidRequestError
 from aserve.http import AppOptions, create_app
 from aserve.http.batch import batches
 from aserve.http.batch.lines import LOWEST_PRIORITY, line_of
-from aserve.http.batch.multipart import MAX_PARTS, parts_of
 from aserve.http.body import MAX_DEPTH, MAX_FIELDS, MAX_REALS
 from aserve.stores.batches import BatchStore, StoredBatch, StoredFile
 from tests.engines import says, scripted_engine
@@ -344,40 +343,6 @@ async def test_files_are_listed_and_deleted_and_batches_are_in_pages():
             assert (await client.get(f"/v1/files/{file['id']}")).status_code == 404
             assert (await start(client, file["id"])).status_code == 404
             assert (await start(client, "x", "/v1/embedding")).json()["error"]["param"] == "endpoint"
-
-
-@pytest.mark.parametrize(
-    ("content_type", "body"),
-    [
-        ("application/json", b"{}"),
-        ("multipart/form-data", b""),
-        ("multipart/form-data; boundary=x", b"nothing"),
-        ("multipart/form-data; boundary=x", b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n1'),
-        ("multipart/form-data; boundary=x", b"--x\r\n\r\n1\r\n--x--"),
-        ("multipart/form-data; boundary=x", b'--x\r\nA: name="a"\r\n\r\n' * 40 + b"--x--"),
-    ],
-)
-async def test_what_is_no_upload_is_a_400(client, content_type, body):
-    response = await client.post("/v1/files", content=body, headers={"content-type": content_type})
-    assert response.status_code == 400
-
-
-def test_a_files_bytes_are_kept_as_they_are():
-    content = bytes(range(256)) + b"\r\n--y\r\n\n"
-    head = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a b"\r\n\r\n'
-    parts = parts_of('multipart/form-data; boundary="x"', head + content + b"\r\n--x--\r\n")
-    assert (parts["file"].content, parts["file"].filename) == (content, "a b")
-
-
-def test_an_upload_has_so_many_parts_and_no_more():
-    def body(num_parts):
-        parts = (f'--x\r\nContent-Disposition: form-data; name="{i}"\r\n\r\n{i}\r\n' for i in range(num_parts))
-        return "".join(parts).encode() + b"--x--\r\n"
-
-    parts = parts_of("multipart/form-data; boundary=x", body(MAX_PARTS))
-    assert [part.content for part in parts.values()] == [b"%d" % i for i in range(MAX_PARTS)]
-    with pytest.raises(InvalidRequestError, match=f"more than {MAX_PARTS} parts"):
-        parts_of("multipart/form-data; boundary=x", body(MAX_PARTS + 1))
 
 
 async def test_a_store_says_whose_it_is_and_outlives_its_process(tmp_path):
