@@ -43,7 +43,7 @@ _MISSING: Final = re.compile(r"Object missing required field `(?P<field>\w+)`")
 
 def _translated(error: msgspec.ValidationError) -> InvalidRequestError:
     """msgspec's "Expected `int`, got `str` - at `$.top_k`" as "top_k: expected int, got str", param "top_k"."""
-    problem, found, path = str(error).rpartition(" - at `$")
+    problem, found, path = str(error).replace(" - at `key` in `$", " for its keys - at `$").rpartition(" - at `$")
     problem, path = (problem, path.strip("`.")) if found else (path, "")
     if missing := _MISSING.fullmatch(problem):
         path = f"{path}.{missing['field']}".lstrip(".")

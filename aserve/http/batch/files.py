@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from typing import Any
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,7 +13,11 @@ from aserve.http.batch.multipart import parts_of
 from aserve.http.errors import HttpError, echo
 from aserve.http.json_response import JsonResponse
 from aserve.http.keys import tenant_of
+from aserve.http.paging import Page
 from aserve.stores.batches import BatchStore, StoredFile
+
+MAX_LISTED: Final = 10_000
+"""At once, and where a request does not say how many."""
 
 
 def new_file(tenant: str, name: str, purpose: str, num_bytes: int) -> StoredFile:
@@ -39,14 +43,19 @@ def file_routes(store: BatchStore) -> list[Route]:
             raise InvalidRequestError("file: a file is needed", "file")
         if purpose is None or purpose.content != b"batch":
             raise InvalidRequestError("purpose must be batch: files are for batches here", "purpose")
+        if any(name.startswith("expires_after") for name in parts):
+            raise InvalidRequestError("expires_after: files are kept until they are deleted", "expires_after")
         await store.check_room(len(file.content), "file")
         kept = new_file(tenant_of(request.scope), file.filename, "batch", len(file.content))
         await store.add_file(kept, file.content)
         return JsonResponse(_card(kept))
 
     async def list_files(request: Request) -> Response:
+        page = Page(request.query_params, limit=MAX_LISTED, max_limit=MAX_LISTED)
+        purpose = request.query_params.get("purpose")
         files = await store.files(tenant_of(request.scope))
-        return JsonResponse({"object": "list", "data": [_card(file) for file in files], "has_more": False})
+        cards = [_card(file) for file in reversed(files) if purpose in (None, file.purpose)]
+        return JsonResponse(page.of(cards, "file"))
 
     async def get_file(request: Request) -> Response:
         return JsonResponse(_card(await _asked(request)))

@@ -1,8 +1,9 @@
 """/v1/batches, as OpenAI has it."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -17,6 +18,10 @@ from aserve.http.keys import tenant_of
 from aserve.http.paging import Page
 from aserve.http.shapes import check_names, converted
 
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
+
 
 class BatchFields(msgspec.Struct, frozen=True, kw_only=True):
     """POST /v1/batches."""
@@ -24,7 +29,7 @@ class BatchFields(msgspec.Struct, frozen=True, kw_only=True):
     input_file_id: str
     endpoint: str
     completion_window: Literal["24h"]
-    metadata: dict[str, Any] | None = None
+    metadata: Metadata | None = None
     output_expires_after: Any = None
 
 
@@ -38,6 +43,9 @@ def create_batch(batches: Batches) -> Handler:
             raise InvalidRequestError(
                 f"endpoint must be one of {', '.join(batches.urls)}, got {echo(fields.endpoint)}", "endpoint"
             )
+        if fields.output_expires_after is not None:
+            told = "output_expires_after: files are kept until they are deleted"
+            raise InvalidRequestError(told, "output_expires_after")
         file = await file_of(batches.store, exchange.tenant, fields.input_file_id)
         state = await batches.create(exchange.tenant, fields.endpoint, file.id, fields.metadata)
         await exchange.reply(JsonResponse(state))

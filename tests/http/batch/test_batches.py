@@ -321,6 +321,57 @@ BAD_PAGES = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"metadata": {"a": 1}}, "metadata"),
+        ({"metadata": {"a": {"b": [1]}}}, "metadata"),
+        ({"metadata": {str(i): "x" for i in range(17)}}, "metadata"),
+        ({"metadata": {"k" * 65: "x"}}, "metadata"),
+        ({"metadata": {"a": "v" * 513}}, "metadata"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 3600}}, "output_expires_after"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_what_a_batch_cannot_have_is_refused_by_name(client, fields, param):
+    file = await upload(client, jsonl(line("a")))
+    body = {"input_file_id": file["id"], "endpoint": CHAT, "completion_window": "24h", **fields}
+    refused = await client.post("/v1/batches", json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+    assert refused.json()["error"]["message"].startswith(param)
+
+
+async def test_a_file_that_shall_expire_is_refused(client):
+    """Caught: a file that its client believes to be gone, and that is kept."""
+    data = {"purpose": "batch", "expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
+    refused = await client.post("/v1/files", files={"file": ("in.jsonl", b"{}")}, data=data)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "expires_after")
+
+
+async def test_files_are_listed_in_pages_and_by_purpose():
+    async with scripted_engine() as engine:
+        app = create_app(engine)
+        async with client_of(app) as client:
+            ids = [(await upload(client, jsonl(line("a"))))["id"] for _ in range(3)]
+            made = (await start(client, ids[0])).json()
+            await app.state.batches.wait()
+            made = (await client.get(f"/v1/batches/{made['id']}")).json()["output_file_id"]
+
+            async def listed(query):
+                page = (await client.get(f"/v1/files?{query}")).json()
+                return [file["id"] for file in page["data"]], page["has_more"]
+
+            assert await listed("") == ([made, *ids[::-1]], False)
+            assert await listed("purpose=batch&limit=2") == (ids[:0:-1], True)
+            assert await listed(f"purpose=batch&limit=2&after={ids[1]}") == (ids[:1], False)
+            assert await listed("purpose=batch_output") == ([made], False)
+            assert await listed("purpose=assistants") == ([], False)
+            assert await listed("order=asc&limit=1") == (ids[:1], True)
+            for query, param in {"limit=0": "limit", "limit=10001": "limit", "after=x": "after"}.items():
+                refused = await client.get(f"/v1/files?{query}")
+                assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
 async def test_files_are_listed_and_deleted_and_batches_are_in_pages():
     async with scripted_engine() as engine:
         app = create_app(engine)
