@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from llguidance import LLMatcher, StructTag, grammar_from
+from llguidance import LLMatcher, StructTag
+from llguidance.gbnf_to_lark import any_to_lark
 
 from aserve.constraints.calls import calls_grammar, has_marker
 from aserve.constraints.formats import with_patterns
@@ -13,6 +14,7 @@ from aserve.constraints.json_schema import check_schema
 from aserve.constraints.lark import after_thoughts
 from aserve.constraints.matcher import in_a_line
 from aserve.constraints.places import refused
+from aserve.constraints.references import MAX_DEPTH, depth_of
 from aserve.core.errors import InvalidRequestError
 from aserve.core.rules import shown
 from aserve.core.structured import StructuredOutputs
@@ -25,6 +27,7 @@ MAX_TAGS: Final = 128
 WHITESPACE: Final = r"[ \n\r\t]{1,32}"
 """Between the tokens of JSON: enough for any indentation, and not so much that an answer could be nothing else."""
 NOT_IN_GRAMMARS: Final = {
+    "%lark": "all rules are of one grammar",
     "%json": "give a JSON schema as json",
     "%llguidance": "options of the library are not the request's to set",
     "temperature=": "the request has a temperature",
@@ -103,9 +106,15 @@ def _context_free(text: str) -> str:
         if words in "".join(text.split()):
             raise _wrong(f"the grammar: {words.rstrip('=')} is not for grammars: {hint}")
     try:
-        return grammar_from("grammar", text)
-    except (ValueError, RecursionError, IndexError) as error:
+        lark = any_to_lark(text)
+    except Exception as error:  # of whatever kind a text makes it raise
         raise _wrong(f"the grammar is neither Lark's nor GBNF: {error}") from None
+    if (depth := depth_of(lark)) > MAX_DEPTH:
+        raise _wrong(
+            f"the grammar: rules and terminals that refer to one another, with the brackets in them, may be "
+            f"{MAX_DEPTH} deep together, got {depth}"
+        )
+    return LLMatcher.grammar_from_lark(lark)
 
 
 def _tags(given: Any) -> str:

@@ -4,11 +4,13 @@ import json
 import random
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
 
 from aserve.constraints.compiler import Compiler
+from aserve.constraints.references import depth_of
 from aserve.core.errors import InvalidRequestError
 from aserve.core.structured import StructuredOutputs
 from tests.engines import byte_tokenizer
@@ -28,6 +30,7 @@ def compile():
             told.append("")
         except InvalidRequestError as error:
             told.append(error.message)
+threading.stack_size(int(sys.argv[1]))
 thread = threading.Thread(target=compile)
 thread.start()
 thread.join()
@@ -39,10 +42,14 @@ def compiler_of_bytes() -> Compiler:
     return Compiler(byte_tokenizer(), 300, frozenset({EOS}))
 
 
-def told_by_a_child(structures: list[dict[str, Any]]) -> list[str]:
+def told_by_a_child(structures: list[dict[str, Any]], stack_bytes: int = 0) -> list[str]:
     """What is told of each, compiled in a thread of another process, which must outlive them; "" where all is well."""
     child = subprocess.run(
-        [sys.executable, "-c", CHILD], input=json.dumps(structures), capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", CHILD, str(stack_bytes)],
+        input=json.dumps(structures),
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert child.returncode == 0, child.stderr[-2000:]
     told: list[str] = json.loads(child.stdout)
@@ -202,3 +209,91 @@ def test_references_lead_to_what_was_checked(compiler: Compiler, schema: dict[st
 )
 def test_names_of_schemas_that_lead_nowhere_are_taken(compiler: Compiler, schema: dict[str, Any]) -> None:
     assert answers(compiler, schema) == {"1"}
+
+
+def chained(length: int, link: str, name: str = "r") -> str:
+    """A grammar of rules each of which has the next one in it."""
+    links = [f"{name}{i}: {link.format(f'{name}{i + 1}')}" for i in range(length)]
+    return "\n".join([f"start: {name}0", *links, f'{name}{length}: "a"', ""])
+
+
+GBNF = "\n".join(["root ::= r0 r0", *(f'r{i} ::= r{i + 1} | "b" root' for i in range(1500)), 'r1500 ::= "a"', ""])
+TOO_DEEP = {
+    "rules": chained(4000, "{}"),
+    "terminals": chained(4500, "{}", "T"),
+    "what terminals are not": chained(3500, "~{}", "T"),
+    "optional terminals": chained(2600, '("b" {})?', "T"),
+    "rules that lead back": chained(3500, "{}").replace('"a"', 'r0 | "a"'),
+    "brackets": chained(400, "(" * 28 + "{}" + ")" * 28),
+    "brackets of terminals": chained(400, "(~" * 25 + "{}" + ")" * 25, "T"),
+    "attributes": "start: r0\n" + "".join(f"r{i}[suffix=T{i}]: /b/\nT{i}: {{}}\n" for i in range(3)).format(
+        "T1", "T2", "S0\n" + chained(3000, "{}", "S").partition("\n")[2]
+    ),
+    "gbnf": GBNF,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_rules_that_refer_too_deep_are_refused_and_end_no_process() -> None:
+    for message in told_by_a_child([{"grammar": grammar} for grammar in TOO_DEEP.values()]):
+        assert message.startswith("the grammar: rules and terminals that refer to one another")
+        assert "600 deep" in message
+
+
+@pytest.mark.slow
+def test_rules_within_the_bound_compile_with_room_on_the_stack() -> None:
+    """In a thread whose stack is a quarter of what threads have."""
+    within = [
+        chained(597, "{}"),
+        chained(597, "~{}", "T"),
+        chained(298, '("b" {})?', "T"),
+        chained(298, '~("b" | /c+/ & {})', "T"),
+        chained(20, "(" * 28 + "{}" + ")" * 28),
+        chained(20, '("b" ' * 28 + "{}" + ")*" * 28, "T"),
+        chained(597, "{}").replace('"a"', 'r0 | "a"'),
+    ]
+    assert told_by_a_child([{"grammar": grammar} for grammar in within], stack_bytes=2**21) == [""] * len(within)
+
+
+@pytest.mark.parametrize(
+    ("lark", "depth"),
+    [
+        ('start: "a"', 1),
+        ("start: a b\na: b\nb: C\nC: /c/", 4),
+        ("start: a b\na: ((b))\nb: C", 5),
+        ("start: a\na: b | C\nb: a | start\nC: D\nD: /d/", 5),
+        ('start: a\na: "b: c" /b\nc:/ # d: e\n | <b> // f: g\nb: /x/', 2),
+        ('start: "x"ia\na: /y/sb\nb: 0xabz\nz: "z"', 4),
+        ('start: a\na[capture="b", stop=T]: /x/\nT: ~S\nS: "s"\nb: /b/', 5),
+        ("start: a::0x0\na::_: b::incr([0:3]) %if is_ones([0:3])\nb::_.5: c\n_c: ?d\n!d: /x/", 7),
+        ("?start: a\n | b\nb: (c\n | d)\nc: d\nd:", 5),
+        ('start: T\nT: %regex {"substring_chars": "a: b"} S\nS: "x"', 4),
+    ],
+)
+def test_how_deep_rules_refer_to_one_another(lark: str, depth: int) -> None:
+    assert depth_of(lark) == depth
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("piece", ["/a\\", '"\\', "/", "<a", "(", "a ", "a: b\n", "/\\\n"])
+def test_no_text_takes_long_to_look_through(piece: str) -> None:
+    begin = time.monotonic()
+    depth_of("start: a\n" + piece * (64 * 1024 // len(piece)))
+    assert time.monotonic() - begin < 0.5
+
+
+def test_a_grammar_of_many_rules_compiles(compiler: Compiler) -> None:
+    """As grammars of programming languages have them: expressions in one another, which lead back, and keywords."""
+    levels = [f'e{i}: e{i + 1} ("o{i}" e{i + 1})*' for i in range(40)]
+    words = [f'k{i}: W{i} e0\nW{i}: "w{i}"' for i in range(400)]
+    grammar = [
+        "start: s+",
+        "s: " + " | ".join(f"k{i}" for i in range(400)),
+        *levels,
+        'e40: "(" e0 ")" | /[0-9]/',
+        *words,
+    ]
+    compiled = compiler.compiled(StructuredOutputs(grammar="\n".join(grammar)))
+    constraint = compiled.constraint()
+    said = list(b"w399((1o39(2)))w1")
+    assert constraint.num_valid(said) == len(said)
