@@ -6,7 +6,8 @@ llguidance lets 29 February stand in any year, second 60 in any minute, and a ye
 from collections.abc import Mapping
 from typing import Any, Final
 
-from aserve.constraints.json_schema import ANNOTATIONS, NAMED, ONE, SEVERAL
+from aserve.constraints.json_schema import ANNOTATIONS, NAMED, ONE, SEVERAL, parts_of
+from aserve.constraints.numbers import without_slips
 
 _YEAR: Final = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 _FOURTH: Final = "(?:0[48]|[2468][048]|[13579][26])"
@@ -23,28 +24,56 @@ SPELLED_OUT: Final[Mapping[str, str]] = {"date": _DATE, "time": _TIME, "date-tim
 """As RFC 3339 has them, with at most six digits of a second."""
 
 
+JOINING: Final = frozenset({"anyOf", "oneOf", "$ref"})
+"""Keywords whose schemas are joined with what stands beside them."""
+BESIDE: Final = frozenset({"$defs", "definitions", "$schema"})
+"""Keywords with which nothing is joined."""
+
+
 def with_patterns(schema: Any) -> Any:
-    """A schema that was checked, with patterns in place of these formats, and without annotations.
+    """A schema that was checked, with patterns in place of these formats, bounds that hold, and without annotations.
 
     llguidance would follow references from an $id, and into examples.
     """
+    return _spelled(schema, is_joined=_is_joined(schema))
+
+
+def _is_joined(schema: Any) -> bool:
+    """Whether a part of it may be joined with another."""
+    parts = [schema]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, bool):
+            continue
+        enforced = part.keys() - ANNOTATIONS - BESIDE
+        if "allOf" in part or (len(enforced) > 1 and enforced & JOINING):
+            return True
+        parts.extend(inner for _, inner in parts_of("", part))
+    return False
+
+
+def _spelled(schema: Any, *, is_joined: bool) -> Any:
     if isinstance(schema, bool):
         return schema
-    made = {keyword: _part(keyword, value) for keyword, value in schema.items() if keyword not in ANNOTATIONS}
+    made = {
+        keyword: _part(keyword, value, is_joined=is_joined)
+        for keyword, value in schema.items()
+        if keyword not in ANNOTATIONS
+    }
     pattern = SPELLED_OUT.get(made.get("format", ""))
     if pattern is not None:
         del made["format"]
         made["allOf"] = [*made.get("allOf", ()), {"pattern": f"^{pattern}$"}]
         if "pattern" not in made and len(made["allOf"]) == 1:
             made.update(made.pop("allOf")[0])
-    return made
+    return without_slips(made, is_joined=is_joined)
 
 
-def _part(keyword: str, value: Any) -> Any:
+def _part(keyword: str, value: Any, *, is_joined: bool) -> Any:
     if keyword in ONE:
-        return with_patterns(value)
+        return _spelled(value, is_joined=is_joined)
     if keyword in SEVERAL:
-        return [with_patterns(item) for item in value]
+        return [_spelled(item, is_joined=is_joined) for item in value]
     if keyword in NAMED:
-        return {name: with_patterns(item) for name, item in value.items()}
+        return {name: _spelled(item, is_joined=is_joined) for name, item in value.items()}
     return value

@@ -1,4 +1,4 @@
-"""Numbers of a schema: llguidance keeps them as doubles, and is given none that it would round or overflow with."""
+"""Numbers of a schema: llguidance keeps them as doubles, and is given none that it would round, overflow or let by."""
 
 import math
 from collections.abc import Mapping
@@ -14,6 +14,13 @@ MAX_WHOLE: Final = 2**63
 """Beyond it llguidance has no whole numbers."""
 MAX_VALUE_DEPTH: Final = 64
 """Of arrays and objects in const, enum and annotations, as in a request's body."""
+LEAST: Final = 1e-30
+"""Stands for the number next to 0 where 0 is excluded."""
+EXCLUSIVE: Final = (
+    ("exclusiveMinimum", "minimum", ("maximum", "exclusiveMaximum"), 1),
+    ("exclusiveMaximum", "maximum", ("minimum", "exclusiveMinimum"), -1),
+)
+"""An exclusive bound, the inclusive one of that side, those of the other side, and where valid numbers are."""
 
 
 def is_bound(value: Any) -> bool:
@@ -66,3 +73,25 @@ def _is_exact(number: float) -> bool:
         return True
     told = number if isinstance(number, int) else int(Decimal(repr(number)))
     return abs(number) < MAX_WHOLE and int(float(number)) == int(number) == told
+
+
+def without_slips(part: Mapping[str, Any], *, is_joined: bool) -> dict[str, Any]:
+    """A schema, checked, with no exclusive bound that llguidance would admit: a whole number, the other bound within 1.
+
+    A number right beside it is the bound then. is_joined: the other bound may be elsewhere.
+    """
+    made = dict(part)
+    for exclusive, inclusive, others, sign in EXCLUSIVE:
+        bound = part.get(exclusive)
+        if bound is None or bound != int(bound) or bound * sign < 0:  # of a unit, the end that is nearer to 0
+            continue
+        if is_joined or any(other in part and abs(part[other] - bound) < 1 for other in others):
+            beside = sign * LEAST if not bound else _beside(int(bound), sign)
+            del made[exclusive]
+            made[inclusive] = max(made.get(inclusive, beside) * sign, beside * sign) * sign
+    return made
+
+
+def _beside(bound: int, sign: int) -> float:
+    """A number next to a whole one, with no more than the 15 digits that llguidance reads without rounding."""
+    return float(bound + Decimal(sign).scaleb(min(len(str(abs(bound))) - 15, 0)))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from aserve.constraints.compiler import Compiler
+from aserve.constraints.formats import with_patterns
 from aserve.constraints.references import depth_of
 from aserve.core.errors import InvalidRequestError
 from aserve.core.structured import StructuredOutputs
@@ -297,3 +298,66 @@ def test_a_grammar_of_many_rules_compiles(compiler: Compiler) -> None:
     constraint = compiled.constraint()
     said = list(b"w399((1o39(2)))w1")
     assert constraint.num_valid(said) == len(said)
+
+
+def takes(compiler: Compiler, schema: dict[str, Any], text: str) -> bool:
+    """Whether a text is an answer, whole."""
+    constraint = compiler.compiled(StructuredOutputs(json=schema)).constraint()
+    if constraint.num_valid(list(text.encode())) < len(text):
+        return False
+    constraint.advance(list(text.encode()))
+    return bool(constraint.masks()[EOS // 8] >> EOS % 8 & 1)
+
+
+def joined(**keywords: object) -> list[dict[str, Any]]:
+    """Bounds of one schema, and of several that are joined."""
+    apart = [{key: value} for key, value in keywords.items()]
+    return [
+        {"type": "number", **keywords},
+        {"allOf": [{"type": "number"}, *apart]},
+        {"$ref": "#/$defs/a", "type": "number", **apart[1], "$defs": {"a": apart[0]}},
+        {"type": "number", **apart[0], "anyOf": [apart[1], {"type": "null"}]},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "excluded", "taken"),
+    [
+        ({"exclusiveMinimum": 0, "maximum": 0.1}, ["0", "0.0", "0.00", "-0"], ["0.1", "0.05", "0.000001"]),
+        ({"exclusiveMinimum": 0, "exclusiveMaximum": 0.5}, ["0", "0.5", "0.50"], ["0.4", "0.0001"]),
+        ({"exclusiveMinimum": 1, "maximum": 1.5}, ["1", "1.0", "1.000"], ["1.5", "1.000001"]),
+        ({"exclusiveMaximum": -1, "minimum": -1.5}, ["-1", "-1.0"], ["-1.5", "-1.0001"]),
+        ({"exclusiveMaximum": 0, "minimum": -0.5}, ["0", "-0", "-0.0"], ["-0.5", "-0.001"]),
+        ({"exclusiveMaximum": 1, "minimum": 0.5}, ["1", "1.0"], ["0.5", "0.9999"]),
+        ({"exclusiveMinimum": -1, "maximum": -0.5}, ["-1", "-1.0"], ["-0.5", "-0.9999"]),
+    ],
+    ids=str,
+)
+def test_a_bound_that_is_excluded_never_comes(
+    compiler: Compiler, bounds: dict[str, float], excluded: list[str], taken: list[str]
+) -> None:
+    for schema in joined(**bounds):
+        assert [text for text in excluded if takes(compiler, schema, text)] == []
+        assert [text for text in taken if not takes(compiler, schema, text)] == []
+
+
+@pytest.mark.parametrize("kind", ["integer", "number", ["integer", "null"]], ids=str)
+def test_exclusive_bounds_of_joined_schemas_keep_whole_numbers(compiler: Compiler, kind: object) -> None:
+    schema = {"allOf": [{"type": kind, "exclusiveMinimum": 3}, {"exclusiveMaximum": 6}]}
+    assert [text for text in "3456" if takes(compiler, schema, text)] == ["4", "5"]
+    near = {"allOf": [{"type": "integer", "exclusiveMinimum": 10**15 - 2}, {"maximum": 10**15}]}
+    assert [add for add in (-2, -1, 0) if takes(compiler, near, str(10**15 + add))] == [-1, 0]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "number", "exclusiveMinimum": 0},
+        {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+        {"anyOf": [{"type": "number", "exclusiveMinimum": 0.5, "maximum": 1}, {"type": "null"}], "title": "t"},
+        {"type": "object", "properties": {"a": {"type": "integer", "exclusiveMaximum": 3, "minimum": 1}}},
+    ],
+    ids=str,
+)
+def test_bounds_that_are_kept_anyway_stay_as_they_are(schema: dict[str, Any]) -> None:
+    assert with_patterns(schema) == {key: value for key, value in schema.items() if key != "title"}
