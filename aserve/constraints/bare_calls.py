@@ -25,6 +25,8 @@ KNOWN: Final = {
 }
 """Keywords of a schema that is spelled out, by its type."""
 MAX_DEPTH: Final = 16
+MAX_PROPERTIES: Final = 600
+"""Of one tool, those of objects in one another and of definitions together: each is a rule in the one before it."""
 
 
 class Refusal(Exception):
@@ -52,6 +54,7 @@ class BareGrammar:
         self._as_json, self._lazy, self._terms, self._prefix = as_json, lazy, terms, prefix
         self._definitions: dict[str, Any] = {}
         self._named: dict[str, str] = {}
+        self._num_properties = 0
 
     def arguments(self, schema: Mapping[str, Any] | None) -> str:
         """All arguments, with the brackets around. schema: None is any."""
@@ -71,6 +74,9 @@ class BareGrammar:
                 return ""
             member = f"{ANY_NAME} {json.dumps(self._assign)} {self._any()}"
             return f"({member} ({separator} {member})*)?"
+        self._num_properties += len(properties)
+        if self._num_properties > MAX_PROPERTIES:
+            raise Refusal(f"{place}/properties: a tool may have at most {MAX_PROPERTIES} in these calls, in all")
         first, rest = "", ""  # behind the last one there is nothing
         for name, value in reversed(properties.items()):
             where = f"{place}/properties/{name}"

@@ -381,6 +381,9 @@ def test_a_tool_without_parameters_takes_none(accepts, format):
     assert accepts(rules(format, tools=tools), written(format, ("g", "{}")))
 
 
+MANY = {"type": "object", "properties": {f"b{i}": {"type": "null"} for i in range(201)}}
+
+
 @pytest.mark.parametrize(
     ("schema", "told"),
     [
@@ -390,6 +393,8 @@ def test_a_tool_without_parameters_takes_none(accepts, format):
         ({"a": {"minimum": 1}}, "#/properties/a: None cannot be enforced"),
         ({"a": {"enum": ['<|"|>']}}, "cannot be written here"),
         ({"a": {"type": "array", "items": {"allOf": [{}]}}}, "#/properties/a/items"),
+        ({f"a{i}": {"type": "string"} for i in range(601)}, "#/properties: a tool may have at most 600"),
+        ({f"a{i}": {"type": "string"} for i in range(400)} | {"a": MANY}, "#/properties/a/properties: a tool may"),
     ],
 )
 def test_what_cannot_be_written_as_gemma_does_is_refused(accepts, schema, told):
