@@ -8,11 +8,13 @@ from aserve.http.batch import batches, files, lines
 from aserve.http.batch import routes as batch_routes
 from aserve.http.batch.batches import Batches
 from aserve.http.batch.lines import LineRunner
+from aserve.http.batch.turns import Turns
 from aserve.http.openai.responses import background, create, keeping, later
 from aserve.http.openai.responses.background import Job, Jobs
 from aserve.http.openai.responses.keeping import Kept
 from aserve.http.openai.responses.output import Output, Tokens
 from aserve.http.openai.responses.wire import ResponseWire
+from aserve.http.paging import Page
 from aserve.http.pooling import classify, embeddings, fields, scores
 from aserve.models.pooler_head import PoolerHead
 from aserve.runner import encoder, pooling
@@ -125,7 +127,7 @@ RESPONSES = (
     Point("kept forget", at((Kept, "forget"))),
     Point("kept read", at((keeping, "_read"))),
     Point("later routes", at((later, "tenant_of"))),
-    Point("later page", at((later._Page, "of"))),
+    Point("later page", at((Page, "of"))),
     Point("later followed", at((create, "followed"), (later, "followed"))),
     # In the background.
     Point("jobs start", at((Jobs, "start"))),
@@ -164,7 +166,12 @@ BATCHES = (
     Point("batch advance", at((Batches, "_advance"))),
     Point("batch parsed", at((batches, "_parsed"))),
     Point("batch lines", at((Batches, "_run_lines"))),
-    Point("batch turn", at((Batches, "_turn"))),
+    Point("batch turn", at((Turns, "take"))),
+    Point("batch turn over", at((Turns, "give_back"))),
+    Point("batch forgotten", at((Turns, "forget"))),
+    Point("batch line room", at((Tenants, "has_room_for_line"))),
+    Point("batch guilty", at((Batches, "_give_up_guilty"))),
+    Point("batch suspects", at((Batches, "_run_suspects"))),
     Point("batch stopped", at((Batches, "_why_stopped"))),
     Point("batch finish", at((Batches, "_finish"))),
     Point("batch count", at((Batches, "_count"))),
@@ -173,6 +180,7 @@ BATCHES = (
     Point("line run", at((LineRunner, "run"))),
     Point("line answer", at((LineRunner, "_answer"))),
     Point("line exchange", at((lines, "Exchange"))),
+    Point("line tenants", at((Tenants, "answering_line"))),
     Point("line failed", at((batches, "failed_line"))),
     # The store, and the thread and statements in which it works.
     Point("batch store room", at((BatchStore, "check_room"))),
@@ -182,6 +190,7 @@ BATCHES = (
     Point("batch store content", at((BatchStore, "content"))),
     Point("batch store delete_file", at((BatchStore, "delete_file"))),
     Point("batch store put_batch", at((BatchStore, "put_batch"))),
+    Point("batch store suspects", at((BatchStore, "suspects"))),
     Point("batch store batches", at((BatchStore, "batches"))),
     Point("batch store add_result", at((BatchStore, "add_result"))),
     Point("batch store done", at((BatchStore, "done"))),

@@ -43,6 +43,7 @@ NO_POINT: Mapping[str, Sequence[str]] = {
         "aserve.scheduler.scheduler Scheduler.reset_prefix_cache",
         "aserve.scheduler.scheduler Scheduler.statistics",
         "aserve.stores.batches BatchStore.__init__",
+        "aserve.stores.batches BatchStore.close",
         "aserve.stores.responses MemoryStore.__init__",
         "aserve.stepping Stepper.__init__",
         "aserve.structures Structures.__init__",
@@ -52,6 +53,12 @@ NO_POINT: Mapping[str, Sequence[str]] = {
         "aserve.text.tokenizer Tokenizer.info",
         "aserve.workers Workers.__init__",
         "aserve.workers Workers.close",
+    ),
+    "called by a process that goes on with what a killed one has left: tests/http/batch/test_dying.py": (
+        "aserve.stores.batches BatchStore.acquit",
+        "aserve.stores.batches BatchStore.begin_running",
+        "aserve.stores.batches BatchStore.run_alone",
+        "aserve.stores.batches BatchStore.suspect",
     ),
     "an edge itself, or what is called because of another fault": (
         "aserve.edges aside",
