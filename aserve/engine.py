@@ -21,7 +21,7 @@ from aserve.core.config import EngineConfig, ModelInfo
 from aserve.core.ended import EndListener
 from aserve.core.errors import AserveError, StepTimeoutError, UnavailableError
 from aserve.core.explanation import Explanation
-from aserve.core.ids import BlockHash, RequestId
+from aserve.core.ids import BlockHash
 from aserve.core.params import SamplingParams
 from aserve.core.pooling import PoolingParams, TokenizedInput
 from aserve.core.ports import Clock, Structure
@@ -34,6 +34,7 @@ from aserve.intake import (
     PARAMS,
     branch_terms,
     check_generates,
+    known_id,
     new_branch,
     new_input,
     new_request,
@@ -388,11 +389,11 @@ class Engine(Encoding, Answers, Vectors):
         False where no such request is open: it is unknown, has not been taken yet, or has ended. Call it in the
         engine's event loop.
         """
-        return self._loop is not None and self._loop.abort(RequestId(request_id))
+        return self._loop is not None and self._loop.abort(known_id(request_id))
 
     def explanation(self, request_id: str) -> Explanation | None:
         """As `Answers.explanation`."""
-        return None if self._loop is None else self._loop.observer.explanation(RequestId(request_id))
+        return None if self._loop is None else self._loop.observer.explanation(known_id(request_id))
 
 
 __all__ = ["AserveError", "Engine", "EngineParts", "EngineState", "Loader", "Progress"]

@@ -18,7 +18,7 @@ from aserve.core.params import DEFAULT_MAX_LOGPROBS, MAX_SCORES, SamplingParams,
 from aserve.core.pooling import TokenizedInput
 from aserve.core.ports import Structure
 from aserve.core.request import TIMEOUT, Request, Terms
-from aserve.core.rules import check, instance, integers
+from aserve.core.rules import check, instance, integers, text
 from aserve.tenants import Tenant
 from aserve.text.tokenizer import Tokenizer
 
@@ -33,6 +33,11 @@ def prompt_ids(prompt: object, param: str = "prompt") -> tuple[int, ...]:
     """The token ids of a prompt that is no text. Raises `InvalidRequestError` if it is no prompt either."""
     ids: tuple[int, ...] = check(param, _PROMPT, prompt)
     return ids
+
+
+def known_id(request_id: object) -> RequestId:
+    """By which a request is looked for. Raises `InvalidRequestError` for what is no text."""
+    return RequestId(check("request_id", text, request_id))
 
 
 def new_terms(
@@ -284,8 +289,8 @@ def _bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int
     """Each word as tokens, at the beginning of a text and after a space: a tokenizer tells the two apart."""
     found: dict[tuple[int, ...], None] = {}
     num_tokens = 0
-    for text in (spelled for word in words for spelled in (word, f" {word.lstrip()}")):
-        token_ids = tokenizer.encode(text, add_special_tokens=False, param="bad_words")
+    for spelling in (spelled for word in words for spelled in (word, f" {word.lstrip()}")):
+        token_ids = tokenizer.encode(spelling, add_special_tokens=False, param="bad_words")
         if token_ids and token_ids not in found:
             found[token_ids] = None
             num_tokens += len(token_ids)

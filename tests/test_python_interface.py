@@ -6,6 +6,7 @@ import json
 import pydoc
 import subprocess
 import sys
+from enum import Enum
 from pathlib import Path
 from typing import get_type_hints
 
@@ -418,6 +419,18 @@ async def test_p7_an_aborted_request_ends_with_what_it_has(n):
         count = {"model_name": "scripted", "finished_reason": "abort"}
         assert engine.registry.get_sample_value("aserve_request_success_total", count) == 1
     assert engine.abort("mine") is False
+
+
+async def test_p7_a_request_is_found_by_a_member_of_an_enum_whose_value_is_its_id():
+    """Catches a look-up by the member itself, whose hash is that of its name."""
+    mine = Enum("Id", {"MINE": "mine"}, type=str).MINE
+    async with scripted_engine(b"endless") as engine:
+        async with engine.open("hi", ENDLESS, request_id=mine, explain=True) as mailbox:
+            await anext(mailbox)
+            assert engine.explanation(mine) is not None
+            assert engine.abort(mine) is True
+        with pytest.raises(InvalidRequestError, match=r"^request_id must be a string, got \['mine'\]"):
+            engine.abort(["mine"])
 
 
 async def test_p7_one_that_waits_is_aborted_without_a_token():

@@ -8,7 +8,7 @@ import msgspec
 
 from aserve.core.errors import ConfigError
 from aserve.core.parallel import ParallelFields, ParallelOptions
-from aserve.core.rules import Refused, Rule, count, flag, optional, path, sequence
+from aserve.core.rules import Refused, Rule, count, flag, optional, path, sequence, text
 
 MAX_RANK: Final = 256
 MAX_LORAS: Final = 256
@@ -84,6 +84,7 @@ class _JsonModule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _module(item: object) -> tuple[str, str]:
+    item = text(item) if isinstance(item, str) else item
     if isinstance(item, str) and item.startswith("{"):
         try:
             module = msgspec.json.decode(item, type=_JsonModule)
@@ -96,7 +97,7 @@ def _module(item: object) -> tuple[str, str]:
         raise Refused(f"{_MODULES}; a name has {NAME_RULE}")
     if not folder:
         raise Refused(_MODULES, f"{name!r} without a folder")
-    return name, folder
+    return text(name), folder
 
 
 LORA_RULES: Final[Mapping[str, Rule]] = {

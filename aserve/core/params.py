@@ -21,6 +21,7 @@ from aserve.core.rules import (
     number,
     optional,
     several,
+    text,
     text_or_texts,
     texts,
 )
@@ -73,8 +74,10 @@ class BeamParams(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=T
 
 
 def _early_stopping(value: object) -> object:
-    if value is True or value is False or value == "never":
+    if value is True or value is False:
         return value
+    if isinstance(value, str) and value == "never":
+        return text(value)
     raise Refused('True, False or "never"')
 
 

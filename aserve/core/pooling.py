@@ -14,7 +14,7 @@ import msgspec
 from aserve.core.errors import InvalidRequestError
 from aserve.core.outputs import RequestTimings
 from aserve.core.recording import RecordingFields, RecordingOptions
-from aserve.core.rules import MAX_INT, Refused, Rule, Rules, count, flag, one_of, optional
+from aserve.core.rules import MAX_INT, Refused, Rule, Rules, count, flag, one_of, optional, text
 
 RunnerKind = Literal["auto", "generate", "pooling"]
 ConvertKind = Literal["auto", "none", "embed", "classify", "reward"]
@@ -49,7 +49,7 @@ def overrides(value: object) -> dict[str, Any]:
     """The rule: fields of config.json by name."""
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         raise Refused("an object of config.json's fields")
-    return dict(value)
+    return {text(name): field for name, field in value.items()}
 
 
 POOLING_RULES: Final[Mapping[str, Rule]] = {

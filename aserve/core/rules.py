@@ -153,7 +153,7 @@ def one_of(*words: str) -> Rule:
 
     def keep(value: object) -> str:
         if isinstance(value, str) and value in words:
-            return str(value)
+            return text(value)
         raise Refused(allowed)
 
     return keep
@@ -173,8 +173,8 @@ def matching(pattern: re.Pattern[str], allowed: str) -> Rule:
     """A string that matches a pattern as a whole. allowed: what that is, in words."""
 
     def keep(value: object) -> str:
-        if pattern.fullmatch(_text(value, allowed)):
-            return str(value)
+        if pattern.fullmatch(kept := _text(value, allowed)):
+            return kept
         raise Refused(allowed)
 
     return keep
@@ -185,9 +185,9 @@ def texts(*, at_most: int, chars: int) -> Rule:
     allowed = f"a sequence of at most {at_most} strings of 1 to {chars} characters"
 
     def keep(value: object) -> tuple[str, ...]:
-        items = sequence(value, at_most, allowed)
+        items = tuple(_text(item, allowed) for item in sequence(value, at_most, allowed))
         for item in items:
-            if not 1 <= len(_text(item, allowed)) <= chars:
+            if not 1 <= len(item) <= chars:
                 raise Refused(allowed, f"one of {len(item)} characters")
         return items
 
@@ -295,8 +295,9 @@ def _float(value: object, allowed: str) -> float:
 
 
 def _text(value: object, allowed: str) -> str:
+    """The characters of a string, whose own __str__ may say something else: an Enum's member has its name there."""
     if isinstance(value, str):
-        return str(value)
+        return value if type(value) is str else str.__str__(value)
     raise Refused(allowed, shown(value))
 
 

@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from aserve.core.errors import ConfigError
-from aserve.core.rules import Refused, Rules, count, one_of, optional, path
+from aserve.core.rules import Refused, Rules, count, one_of, optional, path, text
 
 METHODS: Final = ("ngram", "draft_model")
 MAX_DRAFTS: Final = 64
@@ -73,7 +73,7 @@ def speculative_config(value: object) -> SpeculativeConfig:
         return value
     if not isinstance(value, Mapping):
         raise Refused(KEYS)
-    fields: dict[str, Any] = {str(key): item for key, item in value.items()}
+    fields: dict[str, Any] = {text(key) if isinstance(key, str) else str(key): item for key, item in value.items()}
     known = SpeculativeConfig.__struct_fields__
     if unknown := [key for key in fields if key not in known]:
         raise ConfigError(f"speculative_config: unknown key {unknown[0]!r}; the keys are {', '.join(known)}")

@@ -88,8 +88,10 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, repr_omit_def
 
 
 def _mapping_or_text(value: object) -> object:
-    if isinstance(value, Mapping) or (isinstance(value, str) and value):
+    if isinstance(value, Mapping):
         return value
+    if isinstance(value, str) and value:
+        return text(value)
     raise Refused("a mapping, or JSON text of one")
 
 

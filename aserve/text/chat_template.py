@@ -14,7 +14,7 @@ import jinja2
 import msgspec
 
 from aserve.core.errors import ConfigError, ContextLengthError, InvalidRequestError
-from aserve.core.rules import check, series, shown
+from aserve.core.rules import check, series, shown, text
 from aserve.text.template_budget import TemplateLengthError, TemplateLimitError
 from aserve.text.template_sandbox import TemplateSandbox
 from aserve.text.tokenizer_config import read_tokenizer_config
@@ -197,7 +197,7 @@ def _turn(index: int, message: Mapping[str, Any], roles: Sequence[str]) -> dict[
             f"messages[{index}].role must be one of {', '.join(roles)}, got {shown(role)}", "messages"
         )
     turn = {name: value for name, value in message.items() if value is not None}
-    turn["content"] = _text_content(index, message)
+    turn |= {"role": text(role), "content": _text_content(index, message)}
     thoughts = turn.get("reasoning") or turn.get("reasoning_content")
     if thoughts:  # templates call them one or the other, and gpt-oss's has them in place of content
         turn |= {"reasoning": thoughts, "reasoning_content": thoughts}
@@ -223,15 +223,15 @@ def _text_content(index: int, message: Mapping[str, Any]) -> str | None:
     content = message.get("content")
     is_assistant = message["role"] == "assistant"
     if isinstance(content, str) or (content is None and is_assistant):
-        text = content or ""
+        told = text(content or "")
     elif isinstance(content, Sequence) and not isinstance(content, (bytes, bytearray)):
-        text = "\n".join(_part_texts(index, content))
+        told = "\n".join(_part_texts(index, content))
     else:
         raise InvalidRequestError(
             f"messages[{index}].content must be a string or a list of parts, got {shown(content)}", "messages"
         )
     # Templates test for null to tell a call from an answer; clients that add up a stream have "" there.
-    return None if is_assistant and message.get("tool_calls") and not text else text
+    return None if is_assistant and message.get("tool_calls") and not told else told
 
 
 def _part_texts(index: int, parts: Sequence[Any]) -> Iterator[str]:

@@ -3,6 +3,7 @@ import json
 import time
 import tracemalloc
 from contextlib import suppress
+from enum import Enum
 
 import pytest
 
@@ -50,6 +51,13 @@ def test_tojson_keeps_order_and_characters():
 def test_text_parts_are_joined_by_newlines():
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     assert template(ECHO).render([{"role": "user", "content": parts}]) == "[user:one\ntwo]"
+
+
+def test_a_member_of_an_enum_is_told_as_its_value():
+    """Catches a role or a text that a template spells by its name."""
+    word = Enum("Word", {"ROLE": "user", "SAID": "hello"}, type=str)
+    for content in (word.SAID, [{"type": "text", "text": word.SAID}]):
+        assert template(ECHO).render([{"role": word.ROLE, "content": content}]) == "[user:hello]"
 
 
 def test_an_assistant_may_have_said_nothing():
