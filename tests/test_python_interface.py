@@ -13,6 +13,7 @@ from typing import get_type_hints
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 import aserve
 from aserve import LLM, BeamParams, Mailbox, Options, RequestTimings, SamplingParams, build
@@ -41,14 +42,25 @@ async def text_of(deltas):
 # P1, P2: types and bounds, once, at construction, for every face
 
 REFUSED = {
-    "max_tokens": (3.5, 0, True, "5", 10**400, float("nan"), [5]),
+    "max_tokens": (3.5, 0, True, "5", 10**400, float("nan"), [5], torch.tensor(True), torch.tensor([5]), np.True_),
     "temperature": (float("nan"), float("inf"), -1, 3, "1", True, None, 10**400),
     "top_p": (0, 1.1, float("nan"), True, "1"),
     "top_k": (2.5, 2.0, -2, 2**31, True, None),
     "min_p": (-0.1, 2, float("nan"), None),
     "seed": (1.5, 2**63, -(2**63) - 1, True, 10**5000),
     "stop": (5, b"END", [5], ["a", b"b"], {"a"}, {"a": 1}, "", ["a"] * 5, "x" * 1025, True),
-    "stop_token_ids": (5, "5", [1.5], [True], ["5"], {5}, range(129)),
+    "stop_token_ids": (
+        5,
+        "5",
+        [1.5],
+        [True],
+        ["5"],
+        {5},
+        range(129),
+        np.array(5),
+        torch.tensor(5),
+        torch.tensor([[5]]),
+    ),
     "ignore_eos": (1, 0, None, "yes"),
     "min_tokens": (1.5, -1, True, None),
     "n": (0, 129, 1.0, True, 10**6),
@@ -56,9 +68,21 @@ REFUSED = {
     "presence_penalty": (2.1, float("-inf"), float("nan"), None),
     "frequency_penalty": (-2.1, "1", True),
     "repetition_penalty": (1e-38, 0, 0.009, 101, float("nan"), None, True),
-    "logit_bias": (5, "5", [5], [(1, 2, 3)], {1: float("nan")}, {1: "2"}, {1.5: 1}, {"x": 1}, {True: 1}, {-1.5: 1}),
-    "allowed_token_ids": ([], 5, "5", [1.5], [None]),
-    "bad_words": ("abc", b"abc", [1], "", ["a"] * 129, "x" * 257, {"a"}),
+    "logit_bias": (
+        5,
+        "5",
+        [5],
+        [(1, 2, 3)],
+        {1: float("nan")},
+        {1: "2"},
+        {1.5: 1},
+        {"x": 1},
+        {True: 1},
+        {-1.5: 1},
+        [np.array(3)],
+    ),
+    "allowed_token_ids": ([], 5, "5", [1.5], [None], np.array(5), torch.tensor([True])),
+    "bad_words": ("abc", b"abc", [1], "", ["a"] * 129, "x" * 257, {"a"}, np.array("a")),
     "logprobs": (True, False, 1.5, -2, 2**31),
     "prompt_logprobs": (True, 1.5, -2, 2**31),
     "logprob_token_ids": (5, "5", [1.5], [1] * 129),
@@ -101,6 +125,8 @@ def test_p1_every_field_has_a_rule():
         ({"logit_bias": {"5": 1, 7: -300}}, {"logit_bias": ((5, 1.0), (7, -100.0))}),
         ({"logit_bias": [(5, 1), [5, 2]]}, {"logit_bias": ((5, 2.0),)}),
         ({"stop_token_ids": np.array([1, 2])}, {"stop_token_ids": (1, 2)}),
+        ({"stop_token_ids": torch.tensor([1, 2])}, {"stop_token_ids": (1, 2)}),
+        ({"top_k": torch.tensor(5)}, {"top_k": 5}),
         ({"top_k": np.int64(5), "seed": np.uint8(7)}, {"top_k": 5, "seed": 7}),
         ({"temperature": 1, "top_p": np.float32(0.5)}, {"temperature": 1.0, "top_p": 0.5}),
         ({"allowed_token_ids": range(3)}, {"allowed_token_ids": (0, 1, 2)}),
@@ -119,6 +145,13 @@ def test_p2_what_means_the_same_is_kept_the_same(fields, kept):
         int,
         tuple,
     }
+
+
+@pytest.mark.parametrize("given", ["Never", np.array([1, 2]), np.True_, 1, None], ids=repr)
+def test_p1_early_stopping_is_one_of_three(given):
+    with pytest.raises(InvalidRequestError, match=r'^early_stopping must be True, False or "never", got ') as caught:
+        BeamParams(width=2, early_stopping=given)
+    assert caught.value.param == "early_stopping"
 
 
 @pytest.mark.parametrize(
@@ -150,7 +183,9 @@ def test_p2_options_keep_paths_as_texts_and_names_as_a_tuple():
     assert type(made.max_num_seqs) is int
 
 
-@pytest.mark.parametrize("prompt", [b"hi", [True], [1.5], 5, None, {1, 2}, {"a": 1}, ["a"], 3j], ids=str)
+@pytest.mark.parametrize(
+    "prompt", [b"hi", [True], [1.5], 5, None, {1, 2}, {"a": 1}, ["a"], 3j, np.array(5), torch.tensor(5)], ids=repr
+)
 async def test_p2_a_prompt_is_a_text_or_token_ids(prompt):
     async with scripted_engine() as engine:
         with pytest.raises(

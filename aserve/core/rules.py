@@ -262,9 +262,13 @@ def sequence(value: object, at_most: int, allowed: str) -> tuple[Any, ...]:
     if type(value) is tuple and len(value) <= at_most:
         return value
     if isinstance(value, Sized) and isinstance(value, Iterable) and not isinstance(value, NO_SEQUENCES):
-        if len(value) <= at_most:
+        try:
+            num = len(value)
+        except TypeError:  # an array of no dimensions has the method, and no length
+            raise Refused(allowed, shown(value)) from None
+        if num <= at_most:
             return tuple(value)
-        raise Refused(allowed, f"{len(value)} of them")
+        raise Refused(allowed, f"{num} of them")
     raise Refused(allowed)
 
 
@@ -280,10 +284,15 @@ def shown(value: object) -> str:
 
 def _index(value: object, allowed: str) -> int:
     """An integer of whatever kind, numpy's say, as an int."""
-    if isinstance(value, SupportsIndex) and not isinstance(value, bool):
+    if isinstance(value, SupportsIndex) and not isinstance(value, bool) and not _is_array_of_others(value):
         with suppress(TypeError):  # numpy's arrays have the method, and most refuse
             return index(value)
     raise Refused(allowed, shown(value))
+
+
+def _is_array_of_others(value: object) -> bool:
+    """Whether an array is of more dimensions than a number, or of truths: torch makes integers of both."""
+    return bool(getattr(value, "ndim", 0)) or str(getattr(value, "dtype", "")).endswith("bool")
 
 
 def _float(value: object, allowed: str) -> float:
