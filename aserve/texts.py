@@ -15,7 +15,9 @@ from typing import Any, Final, Unpack
 from aserve.core.answer_events import AnswerParser
 from aserve.core.config import ModelInfo
 from aserve.core.errors import ContextLengthError, InvalidRequestError
-from aserve.core.pooling import InputTerms, TokenizedInput
+from aserve.core.pooling import InputTerms, TokenizedInput, checked_terms
+from aserve.core.rules import check, flag, integers
+from aserve.core.rules import text as a_text
 from aserve.core.structured import ThoughtRules
 from aserve.intake import check_ids, check_input, check_room, prompt_ids
 from aserve.text.chat_template import ChatTemplate
@@ -64,6 +66,7 @@ class Texts:
         self._max_chars = max(MAX_TEXT_CHARS, self._max_prompt_chars or 0)
         self._max_batch = max(MAX_BATCH_TOKENS, info.max_model_len)
         self._max_decoded = max(MAX_DECODED_TOKENS, info.max_model_len)
+        self._decodable = f"a sequence of at most {self._max_decoded} token ids"
 
     def check_length(self, prompt: str | Sequence[int], param: str = "prompt") -> None:
         """Raise for a prompt that cannot fit, as far as its length tells, or has ids that are none."""
@@ -105,9 +108,7 @@ class Texts:
     def check_num_decoded(self, token_ids: Sequence[int]) -> None:
         """Raise `InvalidRequestError` for more tokens than are decoded at a time."""
         if len(token_ids) > self._max_decoded:
-            raise InvalidRequestError(
-                f"tokens: at most {self._max_decoded} are decoded at a time, got {len(token_ids)}", "tokens"
-            )
+            raise InvalidRequestError(f"tokens must be {self._decodable}, got {len(token_ids)} of them", "tokens")
 
     def tokenizer_info(self) -> dict[str, Any]:
         """What a tokenizer_config.json would say of the tokenizer and its chat template."""
@@ -126,6 +127,8 @@ class Texts:
         must_fit: it is a prompt, and one that leaves no room to answer is a `ContextLengthError`, as soon as that is
         known. Raises `InvalidRequestError`, naming `param`, for what is no text, or longer than any that is tokenized.
         """
+        text = check("text", a_text, text)
+        add_special_tokens = check("add_special_tokens", flag, add_special_tokens)
         if must_fit:
             self.check_length(text, param)
             await self._measure(text, param)
@@ -150,6 +153,7 @@ class Texts:
 
         Raises `ContextLengthError` for one that is too long, and `InvalidRequestError` for what is no text and no ids.
         """
+        terms = checked_terms(terms)
         cut = self._cut(terms)
         found: dict[int, TokenizedInput] = {}
         of_text: dict[int, str] = {}
@@ -180,6 +184,7 @@ class Texts:
 
         params, variables: what each pair is called in errors; of the template. Otherwise as `encode_inputs`.
         """
+        terms = checked_terms(terms)
         cut = self._cut(terms)
         pooling = self._info.pooling
         inputs: list[TextInput] = list(pairs)
@@ -303,11 +308,12 @@ class Texts:
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """The text of token ids. Raises `InvalidRequestError` for an id outside the vocabulary, and for too many."""
-        self.check_num_decoded(token_ids)
+        skip_special_tokens = check("skip_special_tokens", flag, skip_special_tokens)
+        given = check("tokens", integers(at_most=self._max_decoded, allowed=self._decodable), token_ids)
 
         def check_and_decode() -> str:
-            check_ids("tokens", token_ids, self._info.vocab_size)
-            return self.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+            check_ids("tokens", given, self._info.vocab_size)
+            return self.tokenizer.decode(given, skip_special_tokens=skip_special_tokens)
 
         return await self._workers.run(check_and_decode)
 

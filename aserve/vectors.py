@@ -27,6 +27,7 @@ from aserve.core.pooling import (
     cosine,
 )
 from aserve.core.request import RequestTerms, SharedTerms
+from aserve.core.rules import check, text
 from aserve.edges import heard
 from aserve.mailbox import Mailbox
 from aserve.texts import Texts
@@ -202,8 +203,9 @@ class Vectors(ABC):
     ) -> list[float]:
         """`score` of several pairs. Where the model embeds, a text that comes twice is computed once."""
         of_input, of_request = _split(terms)
+        pairs = [(check("query", text, query), check("document", text, document)) for query, document in pairs]
         if self.pooling.task == "embed":
-            texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+            texts = list(dict.fromkeys(side for pair in pairs for side in pair))
             names = [f"texts[{index}]" for index in range(len(texts))]
             tokens = await self.texts.encode_inputs(texts, names, **of_input)
             found = dict(zip(texts, await self.pool_all(tokens, params, **of_request), strict=True))

@@ -198,6 +198,31 @@ async def test_p2_a_prompt_is_a_text_or_token_ids(prompt):
         assert {type(token_id) for token_id in ids.prompt_token_ids} == {int}
 
 
+@pytest.mark.parametrize("given", ["abc", b"abc", 5, None, [1.5], {5}, np.array(5), np.array([[5]])], ids=repr)
+async def test_p2_what_is_decoded_are_token_ids(given):
+    async with scripted_engine() as engine:
+        with pytest.raises(InvalidRequestError, match=r"^tokens must be a sequence of at most \d+ token ids, got "):
+            await engine.decode(given)
+        for several in ([72, 105], (72, 105), np.array([72, 105]), torch.tensor([72, 105])):
+            assert await engine.decode(several) == "Hi"
+        assert await engine.decode(np.array([], np.int64)) == ""
+        with pytest.raises(InvalidRequestError, match=r"^tokens: token id 1000000 is out of vocabulary"):
+            await engine.decode(np.array([72, 10**6]))
+        with pytest.raises(InvalidRequestError, match=r"^skip_special_tokens must be True or False, got 1"):
+            await engine.decode([72], skip_special_tokens=1)
+
+
+@pytest.mark.parametrize("given", [5, None, b"abc", ["abc"]], ids=repr)
+async def test_p2_what_is_encoded_is_a_text(given):
+    async with scripted_engine() as engine:
+        with pytest.raises(InvalidRequestError, match=r"^text must be a string, got "):
+            await engine.encode(given)
+        for special in (1, "yes", None):
+            with pytest.raises(InvalidRequestError, match=r"^add_special_tokens must be True or False, got ") as caught:
+                await engine.encode("a", add_special_tokens=special)
+            assert caught.value.param == "add_special_tokens"
+
+
 TERMS = {
     "request_id": (5, "", "a b", "x" * 129, "é", True),
     "cache_salt": (5, None, "a@b", "x" * 129, "\ud800", b"a"),

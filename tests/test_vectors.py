@@ -2,6 +2,7 @@
 
 import asyncio
 
+import numpy as np
 import pytest
 
 from aserve.core.errors import AserveError, InvalidRequestError, OverloadedError, QueueTimeoutError
@@ -68,3 +69,32 @@ async def test_an_input_for_which_there_is_no_room_is_not_prepared(monkeypatch):
 
 def refuse(*_terms: object) -> None:
     raise OverloadedError("full", 1)
+
+
+@pytest.mark.parametrize(
+    ("field", "given", "allowed"),
+    [
+        ("truncate_prompt_tokens", "x", r"an integer in \[-1, 2147483647\]"),
+        ("truncate_prompt_tokens", 1.5, r"an integer in \[-1, 2147483647\]"),
+        ("truncate_prompt_tokens", -2, r"in \[-1, 2147483647\]"),
+        ("truncate_prompt_tokens", 0, "-1, or at least 1"),
+        ("truncation_side", "middle", "one of left, right"),
+        ("add_special_tokens", 1, "True or False"),
+    ],
+)
+async def test_how_an_input_becomes_tokens_is_checked(field, given, allowed):
+    """Catches an option that is looked at by HTTP alone."""
+    async with scripted_engine(pooling=EMBEDS, runner=ScriptedRunner(model=FakePooler())) as engine:
+        with pytest.raises(InvalidRequestError, match=f"^{field} must be {allowed}, got {given!r}") as caught:
+            await engine.embed("hello", **{field: given})
+        assert caught.value.param == field
+        cut = await engine.embed("hello", truncate_prompt_tokens=np.int64(2), truncation_side="left")
+        assert bytes(cut.prompt_token_ids) == b"lo"
+
+
+@pytest.mark.parametrize(("pair", "field"), [(([1, 2], "a"), "query"), (("a", 5), "document"), ((None, "a"), "query")])
+async def test_what_is_scored_are_texts(pair, field):
+    """Catches token ids, of which a pair cannot be made, and whatever else is no text."""
+    async with scripted_engine(pooling=EMBEDS, runner=ScriptedRunner(model=FakePooler())) as engine:
+        with pytest.raises(InvalidRequestError, match=f"^{field} must be a string, got "):
+            await engine.score(*pair)

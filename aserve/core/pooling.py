@@ -7,14 +7,14 @@ decoders, runner/encoder.py for encoders.
 from array import array
 from collections.abc import Callable, Mapping
 from math import exp, sqrt
-from typing import Any, Final, Literal, TypedDict, get_args
+from typing import Any, Final, Literal, TypedDict, cast, get_args
 
 import msgspec
 
 from aserve.core.errors import InvalidRequestError
 from aserve.core.outputs import RequestTimings
 from aserve.core.recording import RecordingFields, RecordingOptions
-from aserve.core.rules import MAX_INT, Refused, Rule, Rules, count, flag, one_of, optional, text
+from aserve.core.rules import MAX_INT, Refused, Rule, Rules, count, flag, integer, one_of, optional, text
 
 RunnerKind = Literal["auto", "generate", "pooling"]
 ConvertKind = Literal["auto", "none", "embed", "classify", "reward"]
@@ -141,6 +141,30 @@ class InputTerms(TypedDict, total=False):
     add_special_tokens: bool
     truncate_prompt_tokens: int | None
     truncation_side: Literal["left", "right"]
+
+
+def checked_terms(terms: InputTerms) -> InputTerms:
+    """The same as they are kept. Raises `InvalidRequestError`, naming the field, for another type or out of bounds."""
+    checked: Any = {field: INPUT_RULES.check(field, value) for field, value in terms.items()}
+    return cast("InputTerms", checked)
+
+
+def _truncation(value: object) -> int:
+    limit: int = _LIMIT(value)
+    if limit:
+        return limit
+    raise Refused("-1, or at least 1")
+
+
+_LIMIT: Final = integer(-1, MAX_INT)
+INPUT_RULES: Final = Rules(
+    InvalidRequestError,
+    {
+        "add_special_tokens": flag,
+        "truncate_prompt_tokens": optional(_truncation),
+        "truncation_side": one_of("left", "right"),
+    },
+)
 
 
 def check_params(pooling: Pooling, params: PoolingParams) -> None:
