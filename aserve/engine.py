@@ -33,6 +33,7 @@ from aserve.engine_parts import EngineParts, EngineState, Loader, Progress, clos
 from aserve.intake import (
     PARAMS,
     branch_terms,
+    branches_of,
     check_generates,
     known_id,
     new_branch,
@@ -353,8 +354,7 @@ class Engine(Encoding, Answers, Vectors):
         """
         parts, loop = self._serving()
         origin = loop.request(handle.request_id)
-        given = [self.default_params()] * branches if isinstance(branches, int) else branches
-        all_params = [check("params", PARAMS, params) for params in given]
+        all_params, index = branches_of(branches, index, self.default_params)
         all_terms = branch_terms(origin, len(all_params), self._clock(), request_ids, priority, timeout_s, explain)
         compiled = [await self._compiled(params) for params in all_params]
         history = parts.scheduler.history(origin.id, index)  # not before: it grows while others are waited for

@@ -6,7 +6,8 @@ words as tokens. Knows no engine, no loop and no HTTP.
 
 import secrets
 import uuid
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -18,7 +19,7 @@ from aserve.core.params import DEFAULT_MAX_LOGPROBS, MAX_SCORES, SamplingParams,
 from aserve.core.pooling import TokenizedInput
 from aserve.core.ports import Structure
 from aserve.core.request import TIMEOUT, Request, Terms
-from aserve.core.rules import check, instance, integers, text
+from aserve.core.rules import MAX_INT, Refused, check, instance, integer, integers, series, text
 from aserve.tenants import Tenant
 from aserve.text.tokenizer import Tokenizer
 
@@ -26,6 +27,11 @@ MAX_BAD_WORD_TOKENS: Final = 4096
 """Of a request's bad words together, which travel to the device with each of its steps."""
 PARAMS: Final = instance(SamplingParams)
 ONE_TOKEN: Final = SamplingParams(temperature=0.0, max_tokens=1)
+MAX_BRANCHES: Final = 2**16
+_CHOICE: Final = integer(0, MAX_INT)
+_NUM_BRANCHES: Final = integer(0, MAX_BRANCHES)
+_BRANCHES: Final = series("a sequence", at_most=MAX_BRANCHES)
+_IDS: Final = series("a sequence of texts, one for each branch")
 _PROMPT: Final = integers(at_most=2**31, allowed="a text or a sequence of token ids")
 
 
@@ -77,6 +83,28 @@ def deadline(arrival_s: float, timeout_s: float | None) -> float | None:
     return None if checked is None else arrival_s + checked
 
 
+def branches_of(
+    branches: object, index: object, default: Callable[[], SamplingParams]
+) -> tuple[list[SamplingParams], int]:
+    """The parameters of each branch, and of which choice they are. Raises `InvalidRequestError`.
+
+    branches: their parameters, or how many have the default ones.
+    """
+    choice: int = check("index", _CHOICE, index)
+    given = check("branches", _branches, branches)
+    if isinstance(given, int):
+        return [default()] * given, choice
+    return [check(f"branches[{place}]", PARAMS, params) for place, params in enumerate(given)], choice
+
+
+def _branches(value: object) -> Any:
+    """The rule: a sequence, or the number of them."""
+    for rule in (_BRANCHES, _NUM_BRANCHES):
+        with suppress(Refused):
+            return rule(value)
+    raise Refused(f"a sequence of at most {MAX_BRANCHES} SamplingParams, or how many branches there are")
+
+
 def branch_terms(
     origin: Request,
     num: int,
@@ -92,7 +120,7 @@ def branch_terms(
     """
     if origin.params.is_ranked:
         raise InvalidRequestError("ranked choices and beams cannot be forked", "index")
-    ids: Sequence[str | None] = [None] * num if request_ids is None else request_ids
+    ids: Sequence[str | None] = [None] * num if request_ids is None else check("request_ids", _IDS, request_ids)
     if len(ids) != num:
         raise InvalidRequestError(f"request_ids must be as many as the branches ({num}), got {len(ids)}", "request_ids")
     return [

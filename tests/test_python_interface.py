@@ -458,6 +458,50 @@ async def test_p7_branches_have_terms_of_their_own():
                 pass
 
 
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"branches": None}, "^branches must be a sequence of at most 65536 SamplingParams, or how many .*, got None"),
+        ({"branches": ENDLESS}, "^branches must be .*, got SamplingParams"),
+        ({"branches": -1}, "^branches must be .*, got -1"),
+        ({"branches": True}, "^branches must be .*, got True"),
+        ({"branches": 1.5}, "^branches must be .*, got 1.5"),
+        ({"branches": "ab"}, "^branches must be .*, got 'ab'"),
+        ({"branches": 2**16 + 1}, "^branches must be .*, got 65537"),
+        ({"branches": [ENDLESS, 5]}, r"^branches\[1\] must be SamplingParams, got 5"),
+        ({"request_ids": "ab"}, "^request_ids must be a sequence of texts, one for each branch, got 'ab'"),
+        ({"request_ids": {"a", "b"}}, "^request_ids must be a sequence of texts, one for each branch, got "),
+        ({"request_ids": iter("ab")}, "^request_ids must be a sequence of texts, one for each branch, got "),
+        ({"request_ids": np.array("a")}, "^request_ids must be a sequence of texts, one for each branch, got "),
+        ({"index": "0"}, "^index must be an integer in .*, got '0'"),
+        ({"index": -1}, "^index must be in .*, got -1"),
+        ({"index": 0.0}, "^index must be an integer in .*, got 0.0"),
+    ],
+    ids=repr,
+)
+async def test_p7_what_is_no_branch_is_said(asked, message):
+    """Catches what asks for branches that nobody meant, and for none."""
+    async with scripted_engine(b"endless") as engine, engine.open("hi", ENDLESS) as origin:
+        await anext(origin)
+        with pytest.raises(InvalidRequestError, match=message):
+            async with engine.fork(origin, **{"branches": 2, **asked}):
+                pass
+        assert engine.statistics().num_running == 1
+
+
+@pytest.mark.parametrize(
+    "branches", [np.int64(2), [ENDLESS, ENDLESS], (ENDLESS, ENDLESS)], ids=lambda given: type(given)
+)
+async def test_p7_branches_are_counted_by_numpy_too(branches):
+    async with scripted_engine(b"endless") as engine, engine.open("hi", ENDLESS) as origin:
+        await anext(origin)
+        ids = np.array(["a", "b"])
+        async with engine.fork(origin, branches, index=np.int64(0), request_ids=ids) as found:
+            assert [branch.request_id for branch in found] == ["a", "b"]
+        async with engine.fork(origin, 0) as found:
+            assert found == []
+
+
 @pytest.mark.parametrize("n", [1, 3])
 async def test_p7_an_aborted_request_ends_with_what_it_has(n):
     async with scripted_engine(b"endless") as engine:
