@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import aserve
-from aserve import LLM, BeamParams, Mailbox, Options, RequestTimings, SamplingParams, build
-from aserve.core import config, errors, params, request
+from aserve import LLM, BeamParams, Mailbox, Options, RequestTimings, SamplingParams, StructuredOutputs, build
+from aserve.core import config, errors, params, request, structured
 from aserve.core.config import OptionFields
 from aserve.core.errors import AserveError, ConfigError, InvalidRequestError, UnavailableError
 from aserve.core.outputs import Completion, FinishReason
@@ -378,12 +378,16 @@ def test_p6_options_as_keywords_are_the_options():
     assert {name for name, hint in hints.items() if hint != kept[name]} == taken
 
 
-def test_p6_params_as_type_checkers_see_them_are_the_params():
-    tree = ast.parse(Path(params.__file__).read_text())
+@pytest.mark.parametrize(("module", "kind"), [(params, SamplingParams), (structured, StructuredOutputs)])
+def test_p6_params_as_type_checkers_see_them_are_the_params(module, kind):
+    tree = ast.parse(Path(module.__file__).read_text())
     (made,) = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
     defaults = [ast.literal_eval(value) for value in made.args.kw_defaults]
     declared = dict(zip([argument.arg for argument in made.args.kwonlyargs], defaults, strict=True))
-    assert declared == {field.name: field.default for field in msgspec.structs.fields(SamplingParams)}
+    assert declared == {field.name: field.default for field in msgspec.structs.fields(kind)}
+    hints = {argument.arg: ast.unparse(argument.annotation) for argument in made.args.kwonlyargs}
+    kept_as_tuples = {name for name, hint in get_type_hints(kind).items() if "tuple[" in str(hint)}
+    assert {name for name, hint in hints.items() if "Sequence[" in hint} == kept_as_tuples
 
 
 async def test_p6_reprs_say_what_matters():

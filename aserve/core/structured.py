@@ -1,7 +1,7 @@
 """StructuredOutputs: the structure that an answer must have, in vLLM's words. How it is kept to: constraints/."""
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -70,6 +70,21 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, repr_omit_def
     structural_tag: Any = None
     calls: CallRules | None = None
     thoughts: ThoughtRules | None = None
+
+    if TYPE_CHECKING:  # what is taken is more than what is kept
+
+        def __init__(
+            self,
+            *,
+            json: Mapping[str, Any] | str | None = None,
+            regex: str | None = None,
+            choice: Sequence[str] | None = None,
+            grammar: str | None = None,
+            json_object: bool | None = None,
+            structural_tag: Mapping[str, Any] | str | None = None,
+            calls: CallRules | None = None,
+            thoughts: ThoughtRules | None = None,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         STRUCTURE_RULES.settle(self)
