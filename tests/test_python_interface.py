@@ -376,6 +376,11 @@ def test_p6_options_as_keywords_are_the_options():
     }  # as which more is taken than is kept
     kept = get_type_hints(Options)
     assert {name for name, hint in hints.items() if hint != kept[name]} == taken
+    tree = ast.parse(Path(config.__file__).read_text())
+    (made,) = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
+    assert made.args.kwarg is not None
+    assert ast.unparse(made.args.kwarg.annotation) == "Unpack['OptionFields']"
+    assert [argument.arg for argument in made.args.kwonlyargs] == ["model"]
 
 
 @pytest.mark.parametrize(("module", "kind"), [(params, SamplingParams), (structured, StructuredOutputs)])
