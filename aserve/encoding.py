@@ -20,7 +20,7 @@ class Encoding(ABC):
         """Token ids of a text. Long texts are tokenized off the event loop.
 
         must_fit: refuse one that is too long for a prompt, before it is tokenized where that can be told. Raises
-        `InvalidRequestError` (bad text, more than `texts.MAX_TEXT_CHARS`) or `ContextLengthError` (it cannot fit).
+        `InvalidRequestError` (no text, a bad one, over `texts.MAX_TEXT_CHARS`) or `ContextLengthError` (it cannot fit).
         """
         return await self.texts.encode(text, add_special_tokens=add_special_tokens, must_fit=must_fit)
 
@@ -49,7 +49,7 @@ class Encoding(ABC):
         )
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of token ids. Raises `InvalidRequestError` for an id that is outside the vocabulary."""
+        """The text of token ids. Raises `InvalidRequestError` for what is none, or outside the vocabulary."""
         return await self.texts.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def token_strings(self, token_ids: Sequence[int]) -> tuple[str, ...]:

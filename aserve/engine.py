@@ -387,7 +387,7 @@ class Engine(Encoding, Answers, Vectors):
         """End the request of this id with what it has so far; its reader gets that, and the finish reason "abort".
 
         False where no such request is open: it is unknown, has not been taken yet, or has ended. Call it in the
-        engine's event loop.
+        engine's event loop. Raises `InvalidRequestError` for an id that is no text.
         """
         return self._loop is not None and self._loop.abort(known_id(request_id))
 
