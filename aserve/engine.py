@@ -29,7 +29,7 @@ from aserve.core.request import RequestTerms, Terms
 from aserve.core.rules import check, text
 from aserve.encoding import Encoding
 from aserve.engine_loop import EngineLoop
-from aserve.engine_parts import EngineParts, EngineState, Loader, Progress, close_unwanted
+from aserve.engine_parts import EngineParts, EngineState, Loader, Progress, load_in_thread
 from aserve.intake import (
     PARAMS,
     branch_terms,
@@ -126,7 +126,7 @@ class Engine(Encoding, Answers, Vectors):
             raise UnavailableError(f"an engine is entered once, and this one is {self._state.value}")
         self._state = EngineState.LOADING
         try:
-            self._parts = parts = await self._load_parts()
+            self._parts = parts = await load_in_thread(self._load, self._is_loading, self._report)
         except BaseException:
             self._state = EngineState.CLOSED
             raise
@@ -141,22 +141,6 @@ class Engine(Encoding, Answers, Vectors):
         self._watch = asyncio.create_task(self._loop.watch(), name="aserve event loop lag")
         self._state = EngineState.READY
         return self
-
-    async def _load_parts(self) -> EngineParts:
-        """Load in a thread. A thread cannot be cancelled: when the caller is, it ends at its next report."""
-        event_loop = asyncio.get_running_loop()
-
-        def report(progress: Progress) -> None:
-            if self._state is not EngineState.LOADING:
-                raise UnavailableError("nobody waits for this model any more")
-            event_loop.call_soon_threadsafe(self._report, progress)
-
-        loading = event_loop.run_in_executor(None, self._load, report)
-        try:
-            return await asyncio.shield(loading)
-        except asyncio.CancelledError:
-            loading.add_done_callback(close_unwanted)
-            raise
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -210,6 +194,9 @@ class Engine(Encoding, Answers, Vectors):
     def reset_prefix_cache(self) -> int:
         """No later request finds what was computed so far. How many blocks were forgotten; raises as `statistics`."""
         return self._ready().scheduler.reset_prefix_cache()
+
+    def _is_loading(self) -> bool:
+        return self._state is EngineState.LOADING
 
     def _report(self, progress: Progress) -> None:
         self._progress = progress

@@ -8,15 +8,19 @@ import enum
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
 
 from aserve.adapters import Adapters
 from aserve.core.config import EngineConfig, ModelInfo
+from aserve.core.errors import UnavailableError
 from aserve.core.ports import Runner
 from aserve.scheduler.scheduler import Scheduler
 from aserve.text.chat_template import ChatTemplate
 from aserve.text.tokenizer import Tokenizer
+
+UNWANTED: Final = "nobody waits for this model any more"
 
 
 class EngineState(enum.Enum):
@@ -76,6 +80,32 @@ class EngineParts:
 
 Loader = Callable[[Callable[[Progress], None]], EngineParts]
 """Makes the parts, in a worker thread, reporting progress. Raises ConfigError or CheckpointError."""
+
+
+async def load_in_thread(
+    load: Loader, is_wanted: Callable[[], bool], on_progress: Callable[[Progress], None]
+) -> EngineParts:
+    """Load in a thread. A thread cannot be cancelled: when nobody wants the parts any more, it ends at its next report.
+
+    Raises `UnavailableError` then, or after the last report, and what was loaded is given back.
+    """
+    event_loop = asyncio.get_running_loop()
+
+    def report(progress: Progress) -> None:
+        if not is_wanted():
+            raise UnavailableError(UNWANTED)
+        event_loop.call_soon_threadsafe(on_progress, progress)
+
+    loading = event_loop.run_in_executor(None, load, report)
+    try:
+        parts = await asyncio.shield(loading)
+    except asyncio.CancelledError:
+        loading.add_done_callback(close_unwanted)
+        raise
+    if not is_wanted():
+        await parts.close(is_stuck=False)
+        raise UnavailableError(UNWANTED)
+    return parts
 
 
 def close_unwanted(loading: asyncio.Future[EngineParts]) -> None:

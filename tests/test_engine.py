@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -318,6 +319,29 @@ async def test_cancelling_while_it_loads_closes_what_was_loaded(reports_again):
     await until(finished.is_set)
     if not reports_again:
         await until(lambda: runner.closed)
+
+
+@pytest.mark.parametrize("reports_again", [True, False])
+async def test_closing_while_it_loads_closes_what_was_loaded(reports_again):
+    """The fault: an engine that was closed after the last report of its loading was ready all the same."""
+    runner, ended = ScriptedRunner(), []
+    may_finish = threading.Event()
+
+    def slow_load(report):
+        report(Progress("weights", 0, 1))
+        assert may_finish.wait(10)
+        parts = scripted_loader(runner=runner)(report if reports_again else lambda _: None)
+        return replace(parts, on_close=lambda: ended.append("others"))
+
+    engine = Engine(slow_load)
+    entering = asyncio.create_task(engine.__aenter__())
+    await until(lambda: engine.progress.stage == "weights")
+    await engine.aclose()
+    may_finish.set()
+    with pytest.raises(UnavailableError, match="nobody waits"):
+        await entering
+    assert engine.state is EngineState.CLOSED
+    assert (runner.closed, ended) == ((False, []) if reports_again else (True, ["others"]))
 
 
 # That nothing of it is left
