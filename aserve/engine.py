@@ -78,6 +78,7 @@ class Engine(Encoding, Answers, Vectors):
         self._loop: EngineLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
         self.registry = CollectorRegistry()
         """Prometheus metrics of this engine alone."""
@@ -150,23 +151,31 @@ class Engine(Encoding, Answers, Vectors):
     async def aclose(self) -> None:
         """End open requests with `UnavailableError`, stop the loop, give back threads and memory. Idempotent.
 
-        Raises what ended the loop, if a bug of ours did.
+        A call that is cancelled leaves that going on, and the next one waits for its end. Raises what ended the loop,
+        if a bug of ours did, to the first that comes to its end.
         """
-        task, self._task = self._task, None
-        watch, self._watch = self._watch, None
-        parts, self._parts = self._parts, None
         if self._state is not EngineState.DEAD:
             self._state = EngineState.CLOSED
+        if self._closing is None or self._closing.cancelled():
+            self._closing = asyncio.create_task(self._close(), name="aserve engine: closing")
+        if not self._closing.done():
+            await asyncio.wait([self._closing])
+        task, self._task = self._task, None
+        if task is not None and task.done() and not task.cancelled() and (error := task.exception()) is not None:
+            raise error
+        if not self._closing.cancelled():
+            self._closing.result()
+
+    async def _close(self) -> None:
+        tasks = [task for task in (self._task, self._watch) if task is not None and not task.done()]
+        for task in tasks:
+            task.cancel()
         try:
-            if task is not None and watch is not None:
-                task.cancel()
-                watch.cancel()
-                await asyncio.gather(task, watch, return_exceptions=True)
-                if not task.cancelled() and (error := task.exception()) is not None:
-                    raise error
+            await asyncio.gather(*tasks, return_exceptions=True)
         finally:
             self._loop = None
             self.workers.close()
+            parts, self._parts = self._parts, None
             if parts is not None:
                 await parts.close(is_stuck=isinstance(self.failure, StepTimeoutError))
 
@@ -210,7 +219,7 @@ class Engine(Encoding, Answers, Vectors):
             self.died.set()
 
     def _ready(self) -> EngineParts:
-        if self._parts is None:
+        if self._parts is None or self._closing is not None:
             raise self._unavailable()
         return self._parts
 

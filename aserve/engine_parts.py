@@ -71,11 +71,17 @@ class EngineParts:
     async def close(self, *, is_stuck: bool) -> None:
         """Give back threads and memory. is_stuck: a step may never come back, and nobody waits for it."""
         self.adapters.close()
-        await asyncio.to_thread(self.on_close)
-        if is_stuck:
-            threading.Thread(target=self.runner.close, name="aserve close", daemon=True).start()
-        else:
-            await asyncio.to_thread(self.runner.close)
+        await asyncio.to_thread(self._close_blocking, is_stuck)
+
+    def _close_blocking(self, is_stuck: bool) -> None:
+        """All at a stroke: a thread ends what it has begun, even if who waits for it is cancelled."""
+        try:
+            self.on_close()
+        finally:
+            if is_stuck:
+                threading.Thread(target=self.runner.close, name="aserve close", daemon=True).start()
+            else:
+                self.runner.close()
 
 
 Loader = Callable[[Callable[[Progress], None]], EngineParts]

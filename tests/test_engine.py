@@ -344,6 +344,37 @@ async def test_closing_while_it_loads_closes_what_was_loaded(reports_again):
     assert (runner.closed, ended) == ((False, []) if reports_again else (True, ["others"]))
 
 
+@pytest.mark.parametrize("num_turns", [1, 3, None])
+async def test_what_a_cancelled_close_has_begun_is_done_before_the_next_is_over(num_turns):
+    """The fault: the runner of an engine whose `aclose` was cancelled was never closed, by no second one either."""
+    begun, may_end, ended = threading.Event(), threading.Event(), []
+
+    class SlowToClose(ScriptedRunner):
+        def close(self):
+            begun.set()
+            assert may_end.wait(10)
+            ended.append(self)
+
+    engine = await scripted_engine(runner=SlowToClose()).__aenter__()
+    closing = asyncio.create_task(engine.aclose())
+    if num_turns is None:
+        await until(begun.is_set)
+    for _ in range(num_turns or 0):
+        await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert engine.state is EngineState.CLOSED
+    with pytest.raises(UnavailableError, match="closed"):
+        engine.info  # noqa: B018
+    again = [asyncio.create_task(engine.aclose()) for _ in range(2)]
+    await until(begun.is_set)
+    assert not any(task.done() for task in again)
+    may_end.set()
+    await asyncio.gather(*again)
+    assert len(ended) == 1
+
+
 # That nothing of it is left
 
 
