@@ -40,7 +40,6 @@ ENDED: Final = "the engine has stopped"
 StreamMaker = Callable[[], TextStream | VectorStream]
 """Makes the stream of one more choice."""
 
-
 _log = logging.getLogger(__name__)
 
 
@@ -185,6 +184,7 @@ class EngineLoop:
                     self._choices.pop((request.id, index), None)
                 self._give_back(request.id)
             for reader in readers:
+                reader.mailbox.leave()
                 aside(_log, "counting", reader.request.id, self._left, reader)
                 aside(_log, "telling", reader.request.id, reader.times.told, self._clock())
                 if reader.request.explain:

@@ -17,6 +17,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from aserve.core.errors import UnavailableError
 from aserve.core.faults import WISHES
 from aserve.core.ids import RequestId
 from aserve.core.outputs import TextDelta
@@ -68,6 +69,8 @@ class Keeper:
 
 class Mailbox:
     """An async iterator of TextDelta that ends after the terminal delta of each choice (I19), or raises the error.
+
+    Who iterates again after that gets the same end. Where its block was left before, `UnavailableError` is raised.
 
     One writer (the engine loop) and one reader, on the same event loop. request_id, prompt_token_ids: whose it is, and
     what it was asked.
@@ -121,6 +124,11 @@ class Mailbox:
         self._error = error
         self._post()
 
+    def leave(self) -> None:
+        """Nothing more comes: who reads on gets what is there, then the error that ended it, or `UnavailableError`."""
+        if self._error is None:
+            self.fail(UnavailableError("the request is over: its block has been left"))
+
     def _post(self) -> None:
         if self._queue.empty():
             self._queue.put_nowait(self._parcel)
@@ -162,6 +170,6 @@ class Mailbox:
         self._parcel = {}
         self._taken = list(parcel.values())
         if self._error is not None:
+            self._post()  # whoever reads on is told again
             if not parcel:
                 raise self._error
-            self._post()

@@ -246,6 +246,14 @@ async def test_an_error_of_the_reader_frees_its_blocks(engine):
     assert held(engine) == (0, 0, 0)
 
 
+async def test_who_reads_on_after_the_block_is_told(engine):
+    """The fault: it waited for ever."""
+    async with engine.open("One day", ENDLESS) as mailbox:
+        await anext(mailbox)
+    with pytest.raises(UnavailableError, match="left"):
+        await asyncio.wait_for(collect(mailbox), 10)
+
+
 async def test_draining_refuses_new_requests_and_waits_for_open_ones():
     runner = ScriptedRunner(model=FakeScript(b"endless"))
     async with scripted_engine(runner=runner) as engine:

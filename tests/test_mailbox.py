@@ -54,6 +54,48 @@ async def test_an_error_comes_after_what_was_written_before_it():
         await anext(mailbox)
 
 
+async def test_an_error_is_raised_again_to_who_reads_on():
+    """The fault: who iterated again after an error waited for ever."""
+    mailbox = Mailbox()
+    mailbox.put(delta("a"))
+    error = UnavailableError("no")
+    mailbox.fail(error)
+    mailbox.leave()
+    assert (await anext(mailbox)).text == "a"
+    for _ in range(3):
+        with pytest.raises(UnavailableError) as caught:
+            await asyncio.wait_for(anext(mailbox), 1)
+        assert caught.value is error
+
+
+async def test_what_is_left_before_its_end_raises_after_what_is_there():
+    mailbox = Mailbox(num_choices=2)
+    mailbox.put(delta("a", 0, FinishReason.STOP))
+    mailbox.put(delta("b", 1))
+    mailbox.leave()
+    assert [(await anext(mailbox)).text for _ in range(2)] == ["a", "b"]
+    for _ in range(2):
+        with pytest.raises(UnavailableError, match="left"):
+            await asyncio.wait_for(anext(mailbox), 1)
+
+
+async def test_what_is_left_after_its_end_has_ended():
+    mailbox = Mailbox()
+    mailbox.put(delta("a", finish=FinishReason.STOP))
+    mailbox.leave()
+    assert [d.text async for d in mailbox] == ["a"]
+    assert [d async for d in mailbox] == []
+
+
+async def test_leaving_wakes_who_waits():
+    mailbox = Mailbox()
+    reader = asyncio.create_task(anext(mailbox))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    mailbox.leave()
+    with pytest.raises(UnavailableError, match="left"):
+        await asyncio.wait_for(reader, 1)
+
+
 async def test_a_waiting_reader_is_woken():
     mailbox = Mailbox()
     reader = asyncio.create_task(anext(mailbox))  # type: ignore[arg-type]
