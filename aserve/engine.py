@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Final, Self, Unpack
 
 from prometheus_client import CollectorRegistry
 
@@ -54,6 +54,8 @@ from aserve.texts import Texts
 from aserve.vectors import DEFAULT, Vectors
 from aserve.workers import Workers
 
+CANCELLED: Final = "the engine has ended: its task was cancelled, and not by closing it"
+
 
 class Engine(Encoding, Answers, Vectors):
     """`async with` loads the model and serves until the block is left, which ends open requests and frees the memory.
@@ -87,7 +89,7 @@ class Engine(Encoding, Answers, Vectors):
         self.end_listeners: list[EndListener] = []
         """Called with each request when it is over; see `EndListener`."""
         self.died = asyncio.Event()
-        """Set when the engine ends by itself, which is a bug of ours; then `failure` says what happened."""
+        """Set when the engine ends by itself, a bug of ours, or its task is cancelled; `failure` says what happened."""
         self.failure: BaseException | None = None
 
     # Lifetime
@@ -138,7 +140,7 @@ class Engine(Encoding, Answers, Vectors):
         made_of = parts.scheduler, parts.runner, metrics, self._clock, parts.tokenizer.token_texts
         self._loop = EngineLoop(*made_of, step_timeout_s=parts.config.step_timeout, tenants=self.tenants)
         self._task = asyncio.create_task(self._loop.run(), name="aserve engine loop")
-        self._task.add_done_callback(self._loop_ended)
+        self._task.add_done_callback(partial(self._loop_ended, self._loop))
         self._watch = asyncio.create_task(self._loop.watch(), name="aserve event loop lag")
         self._state = EngineState.READY
         return self
@@ -212,11 +214,14 @@ class Engine(Encoding, Answers, Vectors):
         if self._on_progress is not None:
             self._on_progress(progress)
 
-    def _loop_ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled():
-            self._state = EngineState.DEAD
-            self.failure = task.exception()
-            self.died.set()
+    def _loop_ended(self, loop: EngineLoop, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            loop.end()  # a task that is cancelled before its first step has run nothing, `finally` included
+            if self._state is EngineState.CLOSED:
+                return
+        self._state = EngineState.DEAD
+        self.failure = UnavailableError(CANCELLED) if task.cancelled() else task.exception()
+        self.died.set()
 
     def _ready(self) -> EngineParts:
         if self._parts is None or self._closing is not None:

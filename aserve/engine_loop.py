@@ -27,7 +27,6 @@ from aserve.mailbox import Mailbox
 from aserve.metrics.engine_metrics import EngineMetrics, RequestTimes
 from aserve.observe.observer import Observer
 from aserve.scheduler.scheduler import Scheduler
-from aserve.scheduler.statistics import Statistics
 from aserve.stepping import Stepper
 from aserve.tenants import Tenants
 from aserve.text.stream import TextStream, VectorStream
@@ -104,10 +103,6 @@ class EngineLoop:
     def num_readers(self) -> int:
         """Requests that are open: running, waiting, or finished and not yet left."""
         return len(self._readers)
-
-    def statistics(self) -> Statistics:
-        """A snapshot of the scheduler's counts."""
-        return self._scheduler.statistics()
 
     def request(self, request_id: RequestId) -> Request:
         """The request that is open under that id. Raises `InvalidRequestError` if there is none."""
@@ -240,10 +235,14 @@ class EngineLoop:
                 raise self._overdue from None
             raise
         finally:
-            self._has_ended = True
-            self.observer.close()
-            for request_id in tuple(self._readers):
-                self.fail(request_id, UnavailableError(ENDED))
+            self.end()
+
+    def end(self) -> None:
+        """Refuse requests and end the open ones: what `run` does last, and who starts it in a task that never began."""
+        self._has_ended = True
+        self.observer.close()
+        for request_id in tuple(self._readers):
+            self.fail(request_id, UnavailableError(ENDED))
 
     async def watch(self) -> None:
         """Until cancelled, measure how late the event loop comes to what is due, and see that steps land in time.

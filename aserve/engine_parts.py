@@ -24,7 +24,7 @@ UNWANTED: Final = "nobody waits for this model any more"
 
 
 class EngineState(enum.Enum):
-    """NEW -> LOADING -> READY -> DRAINING -> CLOSED; DEAD when the loop ended by itself (a bug of ours)."""
+    """NEW -> LOADING -> READY -> DRAINING -> CLOSED; DEAD when the loop ended by itself (a bug) or was cancelled."""
 
     NEW = "new"
     LOADING = "loading"

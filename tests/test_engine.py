@@ -288,6 +288,23 @@ async def test_a_bug_in_the_loop_ends_its_requests_and_comes_out_on_leaving():
         await use()
 
 
+@pytest.mark.parametrize("has_begun", [True, False])
+async def test_an_engine_whose_task_somebody_cancels_is_dead_and_keeps_nobody_waiting(has_begun):
+    """The fault: if its task had not begun the next request waited for ever; else the engine was ready for ever."""
+    async with scripted_engine() as engine:
+        if has_begun:
+            assert (await engine.complete([5])).text == "Hello, world!"
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        with pytest.raises(UnavailableError, match=r"stopped|dead"):
+            await asyncio.wait_for(engine.complete([5]), 10)
+        await asyncio.wait_for(engine.died.wait(), 10)
+        assert engine.state is EngineState.DEAD
+        assert isinstance(engine.failure, UnavailableError)
+        with pytest.raises(UnavailableError, match="dead"):
+            await engine.complete([5])
+
+
 # Loading that does not come to its end
 
 
