@@ -39,8 +39,8 @@ class LLM:
     its own, so that it does not matter whether one is running where it is used; one that is, waits as long as a call
     does. May be used by several threads at once: then they share the batch. Ctrl-C ends a call, and the next one works.
 
-    Use as a context manager, or call `close`, to give back the memory before the process ends. Raises ConfigError or
-    CheckpointError.
+    Use as a context manager, or call `close`, to give back the memory before the process ends. A process that is forked
+    has to make its own. Raises ConfigError or CheckpointError.
     """
 
     def __init__(self, model: str | PathLike[str] = "demo", **options: Unpack[OptionFields]) -> None:
@@ -73,7 +73,8 @@ class LLM:
         see `SharedTerms`.
 
         Raises what `AsyncEngine.open` raises for the first prompt that cannot be answered, then none is;
-        `UnavailableError` after `close`; ValueError when there are not as many params, or request_ids, as prompts.
+        `UnavailableError` after `close` and in a forked process; ValueError when there are not as many params, or
+        request_ids, as prompts.
         """
         several = _prompts(prompts)
         return self._run(lambda: self._generate(several, params, use_tqdm, request_ids, terms))
@@ -246,6 +247,8 @@ class LLM:
 
 def _end(engine: AsyncEngine, thread: LoopThread) -> None:
     """Close the engine, then its loop. Where the process is ending, memory comes back with it, and threads are gone."""
+    if thread.is_inherited:  # what a forked process has of an LLM is a picture: all that would be closed is elsewhere
+        return
     if thread.is_current:  # garbage is collected in whichever thread comes to it
         threading.Thread(target=_end, args=(engine, thread), name="aserve LLM: closing").start()
         return

@@ -7,11 +7,14 @@ Knows nothing of engines.
 """
 
 import asyncio
+import os
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import closing
 from typing import Any, Generic, TypeVar
+
+from aserve.core.errors import UnavailableError
 
 T = TypeVar("T")
 
@@ -19,11 +22,14 @@ T = TypeVar("T")
 class LoopThread:
     """Runs from when it is made until `close`. The thread is a daemon: a process that ends does not wait for it.
 
-    Every method may be called from any thread but its own. Raises OSError where the system has nothing left for a loop.
+    Every method may be called from any thread but its own. A process that is forked later has no such thread: there
+    `run` raises `UnavailableError`, and `close` has nothing to do. Raises OSError where the system has nothing left for
+    a loop.
     """
 
     def __init__(self, name: str) -> None:
         started = Future[asyncio.AbstractEventLoop]()
+        self._pid = os.getpid()
         self._thread = threading.Thread(target=_run_loop, args=(started,), name=name, daemon=True)
         self._thread.start()
         self._loop = started.result()
@@ -33,12 +39,20 @@ class LoopThread:
         """Whether it is the thread that asks."""
         return threading.current_thread() is self._thread
 
+    @property
+    def is_inherited(self) -> bool:
+        """Whether the process that asks was forked from the one whose thread it is."""
+        return os.getpid() != self._pid
+
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of a coroutine, which is run as a task of the loop. Raises what it raises.
 
         An exception that reaches the caller meanwhile, KeyboardInterrupt above all, cancels the task, and is raised
         when that has ended; another one while it ends is raised at once.
         """
+        if self.is_inherited:
+            work.close()
+            raise UnavailableError("no thread outlives a fork: a forked process has to make its own LLM")
         call = _Call(work)
         try:  # an interrupt may come before `call_soon_threadsafe` returns, and the task may run by then
             self._loop.call_soon_threadsafe(call.start)
@@ -51,7 +65,7 @@ class LoopThread:
 
     def close(self) -> None:
         """Cancel what runs, and wait until the thread has ended. Idempotent."""
-        if self._thread.is_alive():
+        if not self.is_inherited and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
 

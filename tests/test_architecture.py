@@ -101,7 +101,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": ENGINE,
     "stores": {"core"},
     "http": {"core", "edges", "engine", "mailbox", "metrics", "observe", "routing", "stores", "tenants", "workers"},
-    "loop_thread": set(),
+    "loop_thread": {"core"},
     "model_folder": {"core", "models"},
     "model_text": {"core", "model_folder", "models", "text"},
     "planning": {"core", "models", "runner"},

@@ -211,7 +211,8 @@ def run_script(*lines):
     """A program of its own that makes an LLM, does this with it, and never closes it."""
     head = "import os, signal, threading, time", "from aserve import LLM, SamplingParams"
     made = 'llm = LLM("demo", device="cpu", kv_cache_memory_bytes=2**23)'
-    command = [sys.executable, "-W", "error", "-c", "\n".join((*head, made, *lines))]
+    forks = "ignore:This process:DeprecationWarning"  # which Python gives to whoever has threads
+    command = [sys.executable, "-W", "error", "-W", forks, "-c", "\n".join((*head, made, *lines))]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -247,6 +248,32 @@ def test_closing_twice_is_closing_once():
         generate(llm, "a")
     with pytest.raises(UnavailableError, match="closed"):
         llm.chat([])
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_a_forked_process_is_told_to_make_its_own():
+    """The fault: whatever it did with the one of its parent, it waited for ever."""
+    done = run_script(
+        "def act(what):",
+        "    global llm",
+        "    try:",
+        "        if what == 'generate': llm.generate('One day', use_tqdm=False)",
+        "        elif what == 'close': llm.close()",
+        "        else: del llm",
+        "        print(what, flush=True)",
+        "    except Exception as error: print(f'{type(error).__name__}: {error}', flush=True)",
+        "    finally: os._exit(7)",
+        "for what in ('generate', 'close', 'forget'):",
+        "    if not (child := os.fork()):",
+        "        signal.alarm(10)",
+        "        act(what)",
+        "    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)",
+        "print(len(llm.generate('One day', SamplingParams(max_tokens=3), use_tqdm=False)))",
+    )
+    told = "UnavailableError: no thread outlives a fork: a forked process has to make its own LLM"
+    assert done.stdout.splitlines() == [told, "7", "close", "7", "forget", "7", "1"], done.stderr
+    assert done.returncode == 0
 
 
 def test_a_model_or_option_that_is_wrong_is_one_error(tmp_path):

@@ -1,10 +1,13 @@
 """LoopThread: how it ends, beside what test_llm.py asks of it."""
 
 import asyncio
+import os
+import signal
 import threading
 
 import pytest
 
+from aserve.core.errors import UnavailableError
 from aserve.loop_thread import LoopThread
 
 
@@ -80,3 +83,22 @@ def test_a_loop_that_cannot_be_had_is_told_and_not_waited_for(monkeypatch):
     monkeypatch.setattr(asyncio, "new_event_loop", fail)
     with pytest.raises(OSError, match="Too many open files"):
         LoopThread("loop")
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # Python's own, to whoever forks beside threads
+def test_in_a_forked_process_it_refuses_and_has_nothing_to_close():
+    thread = LoopThread("loop")
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(10)
+        try:
+            with pytest.raises(UnavailableError, match="make its own"):
+                thread.run(asyncio.sleep(0))
+            thread.close()
+            os._exit(7)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert thread.run(asyncio.to_thread(int)) == 0
+    thread.close()
