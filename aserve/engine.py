@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self, Unpack
+from typing import Any, Self, Unpack
 
 from prometheus_client import CollectorRegistry
 
@@ -29,7 +29,7 @@ from aserve.core.request import RequestTerms, Terms
 from aserve.core.rules import check, text
 from aserve.encoding import Encoding
 from aserve.engine_loop import EngineLoop
-from aserve.engine_parts import EngineParts, EngineState, Loader, Progress, load_in_thread
+from aserve.engine_parts import CANCELLED, ELSEWHERE, EngineParts, EngineState, Loader, Progress, load_in_thread
 from aserve.intake import (
     PARAMS,
     branch_terms,
@@ -53,8 +53,6 @@ from aserve.text.stream import TextStream, VectorStream
 from aserve.texts import Texts
 from aserve.vectors import DEFAULT, Vectors
 from aserve.workers import Workers
-
-CANCELLED: Final = "the engine has ended: its task was cancelled, and not by closing it"
 
 
 class Engine(Encoding, Answers, Vectors):
@@ -117,7 +115,7 @@ class Engine(Encoding, Answers, Vectors):
     @property
     def observer(self) -> Observer:
         """Tells what happens in each step. Raises `UnavailableError` where no requests are taken."""
-        return self._serving()[1].observer
+        return self._running().observer
 
     @property
     def adapters(self) -> Adapters:
@@ -129,10 +127,11 @@ class Engine(Encoding, Answers, Vectors):
             raise UnavailableError(f"an engine is entered once, and this one is {self._state.value}")
         self._state = EngineState.LOADING
         try:
-            self._parts = parts = await load_in_thread(self._load, self._is_loading, self._report)
+            parts = await load_in_thread(self._load, lambda: self._state is EngineState.LOADING, self._report)
         except BaseException:
             self._state = EngineState.CLOSED
             raise
+        self._parts = parts
         self._structures = Structures(parts.tokenizer, parts.info, self.workers)
         told = self.registry, parts.info.names[0], parts.scheduler.statistics, self.tenants.usages
         names = parts.adapters.names
@@ -206,9 +205,6 @@ class Engine(Encoding, Answers, Vectors):
         """No later request finds what was computed so far. How many blocks were forgotten; raises as `statistics`."""
         return self._ready().scheduler.reset_prefix_cache()
 
-    def _is_loading(self) -> bool:
-        return self._state is EngineState.LOADING
-
     def _report(self, progress: Progress) -> None:
         self._progress = progress
         if self._on_progress is not None:
@@ -228,11 +224,17 @@ class Engine(Encoding, Answers, Vectors):
             raise self._unavailable()
         return self._parts
 
-    def _serving(self) -> tuple[EngineParts, EngineLoop]:
-        """What takes requests, while it does."""
+    def _running(self) -> EngineLoop:
         if self._loop is None or self._state is not EngineState.READY:
             raise self._unavailable()
-        return self._ready(), self._loop
+        return self._loop
+
+    def _serving(self) -> tuple[EngineParts, EngineLoop]:
+        """What takes requests, while it does, for whoever is in its event loop."""
+        loop = self._running()
+        if self._task is None or self._task.get_loop() is not asyncio.get_running_loop():
+            raise UnavailableError(ELSEWHERE)
+        return self._ready(), loop
 
     def _unavailable(self) -> UnavailableError:
         hint = ": enter it first, with `async with`" if self._state is EngineState.NEW else ""
@@ -286,8 +288,8 @@ class Engine(Encoding, Answers, Vectors):
 
         Raises `InvalidRequestError` (a token id or parameter out of bounds, an empty prompt, an id that is in use),
         `ContextLengthError` (it can never fit), `OverloadedError` (see `check_room`), `UnavailableError` (loading,
-        draining, closed), `ModelNotFoundError` (no such adapter); in the block `QueueTimeoutError` when its time is up
-        before anything was computed.
+        draining, closed, entered in another event loop), `ModelNotFoundError` (no such adapter); in the block
+        `QueueTimeoutError` when its time is up before anything was computed.
         """
         parts, loop = self._serving()
         check_generates(parts.info)
@@ -301,10 +303,8 @@ class Engine(Encoding, Answers, Vectors):
                 request = new_request(parts.info, parts.tokenizer, token_ids, params, settled, structure)
                 request = await self._preparer.prepared(request, parts.info, parts.scheduler)
                 spaced = not starts_text or params.structured is not None  # a structure is of the whole text
-                stream = partial(
-                    TextStream, parts.tokenizer, request.params, keep_leading_space=spaced, markers=markers
-                )
-                async with loop.open(request, stream) as mailbox:
+                new = partial(TextStream, parts.tokenizer, request.params, keep_leading_space=spaced, markers=markers)
+                async with loop.open(request, new) as mailbox:
                     yield mailbox
         finally:
             self._idle.set()

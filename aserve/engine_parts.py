@@ -20,6 +20,8 @@ from aserve.scheduler.scheduler import Scheduler
 from aserve.text.chat_template import ChatTemplate
 from aserve.text.tokenizer import Tokenizer
 
+CANCELLED: Final = "the engine has ended: its task was cancelled, and not by closing it"
+ELSEWHERE: Final = "the engine was entered in another event loop: it takes requests in that one alone"
 UNWANTED: Final = "nobody waits for this model any more"
 
 

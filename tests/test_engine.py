@@ -305,6 +305,18 @@ async def test_an_engine_whose_task_somebody_cancels_is_dead_and_keeps_nobody_wa
             await engine.complete([5])
 
 
+def test_in_another_event_loop_than_its_own_it_takes_no_requests():
+    """The fault: who asked it there waited for ever."""
+    with asyncio.Runner() as own:
+        engine = scripted_engine()
+        own.run(engine.__aenter__())
+        for ask in (engine.complete, engine.complete_n):
+            with pytest.raises(UnavailableError, match="another event loop"):
+                asyncio.run(asyncio.wait_for(ask([5]), 10))
+        assert own.run(engine.complete([5])).text == "Hello, world!"
+        own.run(engine.aclose())
+
+
 # Loading that does not come to its end
 
 
