@@ -22,15 +22,24 @@ AserveError
 └── CheckpointError              a model folder cannot be served, and why
 """
 
+from typing import Any
+
 
 class AserveError(Exception):
-    """Root of every error that aserve raises on purpose. `str(error)` is one line fit for a user."""
+    """Root of every error that aserve raises on purpose. `str(error)` is one line fit for a user.
+
+    Each can be pickled and copied, and comes back with all its attributes.
+    """
 
     code: str = "server_error"
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Not by `__init__`, which has made the message of what it was given."""
+        return _made_again, (type(self), self.args), self.__dict__
 
 
 class InvalidRequestError(AserveError):
@@ -180,3 +189,10 @@ class RecordingError(AserveError):
     """A recording cannot be read, or has not what is asked of it; the message is the one line to show."""
 
     code = "recording_error"
+
+
+def _made_again(kind: type[AserveError], args: tuple[object, ...]) -> AserveError:
+    """An error that has no attributes yet; who unpickles or copies sets them."""
+    error = kind.__new__(kind, *args)
+    error.args = args
+    return error
