@@ -486,7 +486,6 @@ async def test_p7_branches_have_terms_of_their_own():
         ({"index": -1}, "^index must be in .*, got -1"),
         ({"index": 0.0}, "^index must be an integer in .*, got 0.0"),
     ],
-    ids=repr,
 )
 async def test_p7_what_is_no_branch_is_said(asked, message):
     """Catches what asks for branches that nobody meant, and for none."""

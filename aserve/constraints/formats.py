@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from aserve.constraints.json_schema import ANNOTATIONS, NAMED, ONE, SEVERAL, parts_of
-from aserve.constraints.numbers import without_slips
+from aserve.constraints.numbers import LOWER, UPPER, clipped, without_slips
 
 _YEAR: Final = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 _FOURTH: Final = "(?:0[48]|[2468][048]|[13579][26])"
@@ -70,6 +70,8 @@ def _spelled(schema: Any, *, is_joined: bool) -> Any:
 
 
 def _part(keyword: str, value: Any, *, is_joined: bool) -> Any:
+    if keyword in LOWER | UPPER:
+        return clipped(keyword, value)
     if keyword in ONE:
         return _spelled(value, is_joined=is_joined)
     if keyword in SEVERAL:

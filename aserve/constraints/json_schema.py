@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from decimal import Decimal
 from typing import Any, Final
 
-from aserve.constraints.numbers import MAX_BOUND, check_value, is_bound
+from aserve.constraints.numbers import LOWER, MAX_BOUND, UPPER, check_value, is_bound, is_lower, is_upper
 from aserve.constraints.places import escaped, refused
 from aserve.core.rules import shown
 
@@ -87,10 +87,8 @@ VALUES: Final[Mapping[str, tuple[Check, str]]] = {
         ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
         (_is_count, "a whole number of at least 0"),
     ),
-    **dict.fromkeys(
-        ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
-        (is_bound, f"a number in [-{MAX_BOUND}, {MAX_BOUND}], where bounds are exact"),
-    ),
+    **dict.fromkeys(LOWER, (is_lower, f"a number of at most {MAX_BOUND}, up to which bounds are exact")),
+    **dict.fromkeys(UPPER, (is_upper, f"a number of at least -{MAX_BOUND}, down to which bounds are exact")),
     "pattern": (lambda value: isinstance(value, str), "a string"),
     "format": (lambda value: value in FORMATS, f"one of {', '.join(FORMATS)}: others cannot be enforced"),
     "multipleOf": (_is_multiple, f"a number over 0, of at most {MAX_MULTIPLE} without its decimal point"),

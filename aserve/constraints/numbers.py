@@ -16,6 +16,8 @@ MAX_VALUE_DEPTH: Final = 64
 """Of arrays and objects in const, enum and annotations, as in a request's body."""
 LEAST: Final = 1e-30
 """Stands for the number next to 0 where 0 is excluded."""
+LOWER: Final = frozenset({"minimum", "exclusiveMinimum"})
+UPPER: Final = frozenset({"maximum", "exclusiveMaximum"})
 EXCLUSIVE: Final = (
     ("exclusiveMinimum", "minimum", ("maximum", "exclusiveMaximum"), 1),
     ("exclusiveMaximum", "maximum", ("minimum", "exclusiveMinimum"), -1),
@@ -26,6 +28,21 @@ EXCLUSIVE: Final = (
 def is_bound(value: Any) -> bool:
     """Whether it is a number to which others are held exactly."""
     return _is_number(value) and abs(value) <= MAX_BOUND
+
+
+def is_lower(value: Any) -> bool:
+    """Whether it is a bound, or so far below all of them that the least stands for it; see `clipped`."""
+    return _is_number(value) and _is_finite(value) and value <= MAX_BOUND
+
+
+def is_upper(value: Any) -> bool:
+    """Likewise, above."""
+    return _is_number(value) and _is_finite(value) and value >= -MAX_BOUND
+
+
+def clipped(keyword: str, value: float) -> float:
+    """A bound; the farthest that is exact, in place of one that is farther away: fewer numbers, all of them valid."""
+    return max(value, -MAX_BOUND) if keyword in LOWER else min(value, MAX_BOUND)
 
 
 def check_value(place: str, value: Any, *, is_enforced: bool) -> None:
