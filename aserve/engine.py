@@ -174,7 +174,7 @@ class Engine(Encoding, Answers, Vectors):
         try:
             await asyncio.gather(*tasks, return_exceptions=True)
         finally:
-            self._loop = None
+            self._loop, self._watch = None, None
             self.workers.close()
             parts, self._parts = self._parts, None
             if parts is not None:
