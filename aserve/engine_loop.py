@@ -179,7 +179,7 @@ class EngineLoop:
                     self._choices.pop((request.id, index), None)
                 self._give_back(request.id)
             for reader in readers:
-                reader.mailbox.leave()
+                aside(_log, "ending", reader.request.id, reader.mailbox.leave)
                 aside(_log, "counting", reader.request.id, self._left, reader)
                 aside(_log, "telling", reader.request.id, reader.times.told, self._clock())
                 if reader.request.explain:

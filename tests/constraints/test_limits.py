@@ -155,7 +155,7 @@ NINES = "9" * 310
         (f'{{"items": {{"default": {NINES}}}}}', "#/items/default: must be a number within a double's range"),
         ('{"examples": [{"a": 1e400}]}', "#/examples/0/a: must be a number within a double's range, got inf"),
         ('{"title": NaN}', "#/title: must be a number within a double's range, got nan"),
-        (f'{{"maximum": {NINES}}}', "#/maximum: must be a number in"),
+        (f'{{"maximum": {NINES}}}', "#/maximum: must be a number of at least -9007199254740991"),
         (f'{{"multipleOf": {NINES}}}', "#/multipleOf: must be a number over 0"),
         ('{"default": ' + "[" * 500 + "]" * 500 + "}", "#/default: values may be nested 64 deep"),
         ('{"const": ' + "[" * 65 + "]" * 65 + "}", "#/const: values may be nested 64 deep"),

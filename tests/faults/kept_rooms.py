@@ -168,7 +168,6 @@ BATCHES = (
     Point("batch lines", at((Batches, "_run_lines"))),
     Point("batch turn", at((Turns, "take"))),
     Point("batch turn over", at((Turns, "give_back"))),
-    Point("batch forgotten", at((Turns, "forget"))),
     Point("batch line room", at((Tenants, "has_room_for_line"))),
     Point("batch guilty", at((Batches, "_give_up_guilty"))),
     Point("batch suspects", at((Batches, "_run_suspects"))),

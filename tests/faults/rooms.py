@@ -285,6 +285,7 @@ LATER = (
     Point("texts encode_chat", at((Texts, "encode_chat"))),
     Point("texts decode", at((Texts, "decode"))),
     Point("mailbox shortcut", at((Mailbox, "shortcut"))),
+    Point("mailbox left", at((Mailbox, "leave"))),
     Point("keeper made", at((Keeper, "__init__"))),
 )
 
