@@ -74,7 +74,10 @@ async def test_lines_leave_half_of_a_minutes_tokens_to_requests():
         assert account.allowances(engine._clock())["tokens"].remaining > 200
         assert (await ask(client)).status_code == 200
         used = (await client.get("/v1/usage")).json()
-        assert (used["num_requests"], used["num_refused"]) == (1 + counts["completed"] + 1, 0)
+        assert used["num_refused"] == 0
+        assert (
+            0 <= used["num_requests"] - (1 + counts["completed"] + 1) < 5
+        )  # some may have begun since, as tokens come
         await client.post(f"/v1/batches/{batch['id']}/cancel")
         await app.state.batches.wait()
 
