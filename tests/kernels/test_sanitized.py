@@ -8,10 +8,10 @@ import pytest
 
 from tests.kernels.cases import native_ops
 
-pytestmark = [pytest.mark.torch, pytest.mark.thorough, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(1800)]
 
 
-@pytest.mark.parametrize("arguments", [(), ("--all",)], ids=str)
+@pytest.mark.parametrize("arguments", [(), pytest.param(("--all",), marks=pytest.mark.thorough)], ids=str)
 def test_sanitizers_watch_the_kernels_and_find_nothing_but_what_is_planted(arguments):
     native_ops()
     done = subprocess.run(
