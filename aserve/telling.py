@@ -7,6 +7,7 @@ from aserve.core.pooling import Pooling
 from aserve.drafters import num_draft_blocks
 from aserve.engine_parts import EngineParts
 from aserve.kv_cache.host_memory import has_host_tier
+from aserve.models.quantized_formats import read_format
 from aserve.text.formats.named import own_formats
 
 if TYPE_CHECKING:
@@ -84,13 +85,14 @@ def draft_lines(
 
 
 def describe_weights(options: Options, checkpoint: "Checkpoint") -> str:
-    """Their size on disk, or that they are random; and how they are kept, if not as they are."""
+    """Their size on disk, and how they are stored, or that they are random; and how they are kept, if quantized."""
     quantized = "" if options.quantization is None else f", linear layers kept as {options.quantization},"
     if options.load_format == "dummy":
         tokenizer = "" if checkpoint.has_tokenizer or options.tokenizer else ", the demonstration model's tokenizer"
         return f"random weights (seed {options.seed}){tokenizer}{quantized}"
     num_bytes = sum(file.stat().st_size for file in checkpoint.weight_files)
-    return f"{_size(num_bytes)} of weights{quantized}"
+    stored = read_format(checkpoint.config)
+    return f"{_size(num_bytes)} of weights{f' ({stored})' if stored else ''}{quantized}"
 
 
 def _size(num_bytes: int) -> str:

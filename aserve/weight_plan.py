@@ -13,7 +13,8 @@ import msgspec
 from aserve.core.config import Options
 from aserve.core.quantization import QUANTIZATIONS
 from aserve.models.checkpoint import Checkpoint
-from aserve.models.inspection import COMPUTED, HEAD, native_tensors, read_headers
+from aserve.models.inspection import COMPUTED, HEAD, native_tensors, quantized_weights, read_headers
+from aserve.models.quantized_formats import as_served
 from aserve.models.spec import DTYPE_BYTES, FAMILIES, ModelSpec, dtype_name
 
 TABLE: Final = "embed_tokens.weight"
@@ -75,6 +76,7 @@ def _shapes(checkpoint: Checkpoint, spec: ModelSpec | None, options: Options) ->
     """By name, of the tensors that are served."""
     if checkpoint.weight_files and options.load_format != "dummy":
         headers = read_headers(checkpoint)
+        headers = as_served(headers, quantized_weights(checkpoint.config, headers))
         return {name: tensor.shape for name, tensor in headers.items() if not name.endswith(COMPUTED)}
     if spec is not None and spec.architecture in FAMILIES:
         return {name: tuple(dim.size for dim in dims) for name, dims in native_tensors(spec)}

@@ -12,6 +12,7 @@ from aserve.core.errors import CheckpointError, ConfigError
 from aserve.models.bounds import DEPTHS, MAX_CONTEXT, walk
 from aserve.models.checkpoint import Checkpoint
 from aserve.models.headers import TensorHeader, read_header
+from aserve.models.quantized_formats import QuantizedWeight, as_served, biases_of, find_quantized, read_format
 from aserve.models.spec import FAMILIES, ModelSpec, read_architecture, read_spec
 
 FLOATS: Final = ("F64", "F32", "F16", "BF16")
@@ -38,9 +39,13 @@ def inspect(checkpoint: Checkpoint, *, dummy: bool = False, max_model_len: int |
     many.
     """
     config, path = checkpoint.config, checkpoint.path
-    is_native = read_architecture(config) in FAMILIES
-    if config.get("quantization_config"):
-        raise CheckpointError(f"{path}: quantized weights are not supported yet")
+    architecture = read_architecture(config)
+    is_native = architecture in FAMILIES
+    format = read_format(config)
+    if format is not None and not is_native:
+        raise CheckpointError(
+            f"{path}: weights of {format} are not read for {architecture}: it runs through transformers"
+        )
     if is_native:
         spec = read_spec(config, has_head=not checkpoint.pools)
         _check_context(spec, max_model_len)
@@ -55,7 +60,8 @@ def inspect(checkpoint: Checkpoint, *, dummy: bool = False, max_model_len: int |
     if is_native:
         if checkpoint.pools:
             tensors = {full_name(name, tensors): tensor for name, tensor in tensors.items() if name != SCORE}
-        _check_tensors(spec, tensors, path)
+        quantized = quantized_weights(config, tensors)
+        _check_tensors(spec, as_served(tensors, quantized), path, biases_of(quantized))
 
 
 def full_name(name: str, names: Container[str]) -> str:
@@ -73,6 +79,12 @@ def read_headers(checkpoint: Checkpoint) -> dict[str, TensorHeader]:
             raise CheckpointError(f"{path}: tensor {min(twice)} is in another shard too")
         tensors |= header
     return tensors
+
+
+def quantized_weights(config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]) -> dict[str, QuantizedWeight]:
+    """Those of a checkpoint, by the names that a model has for them. Raises `CheckpointError` as `find_quantized`."""
+    format = read_format(config)
+    return {} if format is None else find_quantized(format, tensors)
 
 
 def _check_context(spec: ModelSpec, max_model_len: int | None) -> None:
@@ -103,7 +115,9 @@ def _check_layers(config: Mapping[str, Any], num_tensors: int) -> None:
             raise CheckpointError(f"config.json: {path} is {value}, but the weights are {num_tensors} tensors")
 
 
-def _check_tensors(spec: ModelSpec, tensors: Mapping[str, TensorHeader], folder: Path) -> None:
+def _check_tensors(
+    spec: ModelSpec, tensors: Mapping[str, TensorHeader], folder: Path, may_be_left: Container[str]
+) -> None:
     expected = dict(native_tensors(spec))
     for name, dims in expected.items():
         fields = ", ".join(dim.fields for dim in dims)
@@ -117,7 +131,8 @@ def _check_tensors(spec: ModelSpec, tensors: Mapping[str, TensorHeader], folder:
             )
         if found.dtype not in FLOATS:
             raise CheckpointError(f"{folder}: tensor {name} has dtype {found.dtype}, not one of {', '.join(FLOATS)}")
-    left = [name for name in tensors if name not in expected and name != HEAD and not name.endswith(COMPUTED)]
+    known = (name for name in tensors if name in expected or name == HEAD or name.endswith(COMPUTED))
+    left = tensors.keys() - known - {name for name in tensors if name in may_be_left}
     if left:
         some = ", ".join(sorted(left)[:3])
         raise CheckpointError(f"{folder}: config.json has no place for {len(left)} tensors of the checkpoint: {some}")

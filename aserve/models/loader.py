@@ -16,7 +16,7 @@ from aserve.kernels.native.native_linear import can_be_native
 from aserve.kernels.native.native_ops import NativeOps
 from aserve.kernels.ops import LinearOps, Ops
 from aserve.models.checkpoint import Checkpoint
-from aserve.models.inspection import SCORE, full_name, native_tensors, read_headers
+from aserve.models.inspection import SCORE, full_name, native_tensors, quantized_weights, read_headers
 from aserve.models.interface import CausalLM
 from aserve.models.layers import AdaptableMethod, DenseMethod, LinearMethod, NativeMethod, PackingMethod
 from aserve.models.lora import LoraLayers
@@ -105,9 +105,11 @@ def _load_stored(
     build: Callable[[Weights], CausalLM],
 ) -> CausalLM:
     """With the weights of its files, all of which have to be asked for."""
-    names = read_headers(checkpoint) if checkpoint.pools else {}
-    renamed = {name: full_name(name, names) for name in names}
-    with SafetensorsWeights(checkpoint.weight_files, dtype, device, progress, renamed, shard) as weights:
+    names = read_headers(checkpoint)
+    renamed = {name: full_name(name, names) for name in names} if checkpoint.pools else {}
+    tensors = {renamed.get(name, name): tensor for name, tensor in names.items()}
+    quantized = quantized_weights(checkpoint.config, tensors)
+    with SafetensorsWeights(checkpoint.weight_files, dtype, device, progress, renamed, shard, quantized) as weights:
         if checkpoint.pools:
             weights.skip(full_name(SCORE, names))
         model = build(weights)

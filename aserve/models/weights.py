@@ -17,6 +17,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from aserve.core.errors import CheckpointError
+from aserve.models.dequantize import dequantize
+from aserve.models.quantized_formats import QuantizedWeight, biases_of, is_unused, left_of
 from aserve.models.sharding import ALONE, Shard
 
 ReadProgress = Callable[[str, int, int], None]
@@ -73,9 +75,14 @@ class SafetensorsWeights:
         progress: ReadProgress,
         renamed: Mapping[str, str] | None = None,
         shard: Shard = ALONE,
+        quantized: Mapping[str, QuantizedWeight] | None = None,
     ) -> None:
-        """renamed: by what other names some of the checkpoint's tensors are asked for here."""
+        """renamed: by what other names some of the checkpoint's tensors are asked for here.
+
+        quantized: by the names that are asked for, what is kept in other tensors.
+        """
         self.shard = shard
+        self._quantized = quantized or {}
         self._renamed = renamed or {}
         self._dtype = dtype
         self._device = device
@@ -115,7 +122,9 @@ class SafetensorsWeights:
         return _allocate(shape, self._dtype, self._device)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """As its file's header says."""
+        """As its file's header says, or what that stands for."""
+        if name in self._quantized:
+            return self._quantized[name].shape
         file, stored_as = self._found(name)
         return tuple(file.get_slice(stored_as).get_shape())
 
@@ -125,22 +134,41 @@ class SafetensorsWeights:
         return self._read[name]
 
     def fill(self, out: Tensor, name: str, part: Part | None = None) -> None:
-        """Read a tensor into out, converting its type; of a part no more than that."""
+        """Read a tensor into out, converting its type; of a part no more than that, but for a quantized one."""
+        if name in self._quantized:
+            self._dequantize(out, name, part)
+        else:
+            tensor = self._take(name, out, part)
+            _check_shape(name, tensor.shape, out.shape)
+            if tensor.dtype not in FLOATS:
+                raise CheckpointError(f"tensor {name} is of type {tensor.dtype}, which is not supported")
+            out.copy_(tensor)
+        check_finite(name, out)
+
+    def _dequantize(self, out: Tensor, name: str, part: Part | None) -> None:
+        weight = self._quantized[name]
+        whole = out if part is None else self.empty(*weight.shape)
+        _check_shape(name, weight.shape, whole.shape)
+        dequantize(weight, {what: self._take(stored) for what, stored in weight.tensors.items()}, whole)
+        for stored in left_of(weight):
+            self.skip(stored)
+        if part is not None:
+            there = whole.narrow(part.dim, part.start, out.shape[part.dim])
+            _check_shape(name, there.shape, out.shape)
+            out.copy_(there)
+
+    def _take(self, name: str, out: Tensor | None = None, part: Part | None = None) -> Tensor:
+        """A tensor of the files, which is read once; of a part what is as large as out."""
         file, stored_as = self._found(name)
         del self._read[name]
-        if part is None:
-            tensor = file.get_tensor(stored_as)
+        if part is None or out is None:
+            tensor: Tensor = file.get_tensor(stored_as)
         else:
             stored = file.get_slice(stored_as)
             piece = slice(part.start, part.start + out.shape[part.dim])
             tensor = stored[piece] if part.dim == 0 else stored[:, piece]
-        if tensor.shape != out.shape:
-            raise CheckpointError(f"tensor {name} is {list(tensor.shape)}, but the config asks for {list(out.shape)}")
-        if tensor.dtype not in FLOATS:
-            raise CheckpointError(f"tensor {name} is of type {tensor.dtype}, which is not supported")
-        out.copy_(tensor)
-        check_finite(name, out)
         self._count(tensor.nbytes)
+        return tensor
 
     def skip(self, name: str) -> None:
         """Take a tensor off the list of those that must be read."""
@@ -148,8 +176,11 @@ class SafetensorsWeights:
 
     def finish(self) -> None:
         """Raise `CheckpointError` if a tensor is left over: the config does not describe these weights."""
-        for name in [name for name in self._read if name.endswith(COMPUTED)]:
+        for name in [name for name in self._read if name.endswith(COMPUTED) or is_unused(name)]:
             self.skip(name)
+        for name in self._read.keys() & biases_of(self._quantized):
+            if self._take(name).any():
+                raise CheckpointError(f"the config has no place for {name}, which is not all zeros")
         if self._read:
             some = ", ".join(sorted(self._read)[:3])
             raise CheckpointError(f"the config has no place for {len(self._read)} tensors of the checkpoint: {some}")
@@ -161,6 +192,11 @@ class SafetensorsWeights:
         if self._done_bytes - self._told_bytes >= max(1, self._total_bytes // 100):
             self._told_bytes = self._done_bytes
             self._progress("weights", self._done_bytes, self._total_bytes)
+
+
+def _check_shape(name: str, found: Sequence[int], asked: Sequence[int]) -> None:
+    if tuple(found) != tuple(asked):
+        raise CheckpointError(f"tensor {name} is {list(found)}, but the config asks for {list(asked)}")
 
 
 def check_finite(name: str, tensor: Tensor) -> None:

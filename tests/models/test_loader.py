@@ -132,12 +132,6 @@ def test_a_context_is_refused_unless_less_of_it_is_asked_for(checkpoints, tmp_pa
         inspect(checkpoint, dummy=True, max_model_len=2**24 + 1)
 
 
-def test_quantized_weights_are_refused(checkpoints, tmp_path):
-    folder = copy_config(checkpoints("llama"), tmp_path / "config", quantization_config={"quant_method": "gptq"})
-    with pytest.raises(CheckpointError, match="quantized weights are not supported yet"):
-        load(folder, load_format="dummy")
-
-
 @pytest.mark.parametrize(
     ("config", "wish", "expected"),
     [
