@@ -18,6 +18,7 @@ from aserve.cli.words import (
     read_object,
     read_root,
     read_seconds,
+    read_text,
 )
 from aserve.core.api_options import ApiOptions
 from aserve.core.config import (
@@ -86,7 +87,7 @@ class Flag(msgspec.Struct, frozen=True):
 
 
 ENGINE_FLAGS: Final = (
-    Flag("model", str, "FOLDER|ID", "a folder or a Hugging Face id; demo is the bundled demonstration model"),
+    Flag("model", read_text, "FOLDER|ID", "a folder or a Hugging Face id; demo is the bundled demonstration model"),
     Flag(
         "runner",
         read_choice(RUNNER_KINDS),
@@ -100,14 +101,26 @@ ENGINE_FLAGS: Final = (
         "what a model that generates is made to pool for; auto is what its folder says, or embed",
     ),
     Flag("hf_overrides", read_object, "JSON", "fields that replace those of config.json"),
-    Flag("tokenizer", str, "FOLDER|ID", "a folder or id whose tokenizer replaces the model's own"),
-    Flag("chat_template", str, "FILE", "a Jinja file that replaces the model's own chat template"),
-    Flag("tool_call_parser", str, "NAME", "how the model writes calls of tools; auto is what its chat template says"),
-    Flag("reasoning_parser", str, "NAME", "how it writes thoughts; auto is what its chat template says, none is none"),
+    Flag("tokenizer", read_text, "FOLDER|ID", "a folder or id whose tokenizer replaces the model's own"),
+    Flag("chat_template", read_text, "FILE", "a Jinja file that replaces the model's own chat template"),
+    Flag(
+        "tool_call_parser",
+        read_text,
+        "NAME",
+        "how the model writes calls of tools; auto is what its chat template says",
+    ),
+    Flag(
+        "reasoning_parser",
+        read_text,
+        "NAME",
+        "how it writes thoughts; auto is what its chat template says, none is none",
+    ),
     Flag("max_logprobs", int, "N", "likeliest tokens beside each that a request may ask for; -1 is the vocabulary"),
-    Flag("revision", str, "NAME", "branch, tag or commit of a Hugging Face id"),
-    Flag("download_dir", str, "FOLDER", "where Hugging Face files are cached"),
-    Flag("served_model_name", str, "NAME", "names that requests may give; the first is put into answers", many=True),
+    Flag("revision", read_text, "NAME", "branch, tag or commit of a Hugging Face id"),
+    Flag("download_dir", read_text, "FOLDER", "where Hugging Face files are cached"),
+    Flag(
+        "served_model_name", read_text, "NAME", "names that requests may give; the first is put into answers", many=True
+    ),
     Flag("trust_remote_code", read_bool, "", "run Python code that comes with the model"),
     Flag(
         "load_format",
@@ -189,7 +202,12 @@ ENGINE_FLAGS: Final = (
         "N",
         "requests that may wait (serve: 4 times max-num-seqs, if not given); one more is refused with status 429",
     ),
-    Flag("metrics_prefix", str, "PREFIX", "what names of metrics begin with; vllm: for boards that were made for it"),
+    Flag(
+        "metrics_prefix",
+        read_text,
+        "PREFIX",
+        "what names of metrics begin with; vllm: for boards that were made for it",
+    ),
     Flag("request_timeout", read_number, "SECONDS", "after which a request ends with what it has"),
     Flag(
         "speculative_config",
@@ -199,24 +217,24 @@ ENGINE_FLAGS: Final = (
         ' "prompt_lookup_min": 3, "prompt_lookup_max": 5}, or have a small model guess: {"model": FOLDER}',
     ),
     Flag("enable_lora", read_bool, "", "take adapters (LoRA), which requests name as their model"),
-    Flag("lora_modules", str, "NAME=FOLDER", "adapters to load at the start, as PEFT saves them", many=True),
+    Flag("lora_modules", read_text, "NAME=FOLDER", "adapters to load at the start, as PEFT saves them", many=True),
     Flag("max_loras", read_count, "N", "adapters that one step computes with (if not given: 8, or max-cpu-loras)"),
     Flag("max_lora_rank", read_count, "N", "of an adapter, at most"),
     Flag("max_cpu_loras", read_count, "N", "adapters in host memory (if not given: max-loras)"),
-    Flag("lora_root", str, "FOLDER", "where POST /v1/load_lora_adapter finds adapters; without it nowhere"),
-    Flag("record", str, "FILE", "write what comes, is planned and is sampled to this file, for aserve replay"),
+    Flag("lora_root", read_text, "FOLDER", "where POST /v1/load_lora_adapter finds adapters; without it nowhere"),
+    Flag("record", read_text, "FILE", "write what comes, is planned and is sampled to this file, for aserve replay"),
     Flag("record_prompts", read_bool, "", "with the token ids of prompts, without which no replay can be checked"),
     Flag("record_logprobs", read_bool, "", "with the logprob of each sampled token, for which each is scored"),
     Flag("record_max_mb", read_count, "N", "millions of bytes after which the recording ends"),
 )
 SERVER_FLAGS: Final = (
-    Flag("host", str, "ADDRESS", "address to listen on"),
+    Flag("host", read_text, "ADDRESS", "address to listen on"),
     Flag("port", read_count, "N", "port to listen on; 0 picks a free one"),
-    Flag("uds", str, "PATH", "a Unix socket to listen on, in place of host and port"),
-    Flag("ssl_certfile", str, "FILE", "speak TLS, by this certificate and those of its authorities (PEM)"),
-    Flag("ssl_keyfile", str, "FILE", "the certificate's private key, if it is not in the same file"),
-    Flag("api_key", str, "KEY", "keys that requests must carry; none means open", many=True),
-    Flag("api_keys_file", str, "FILE", "a YAML file of tenants with their keys and limits, read again at SIGHUP"),
+    Flag("uds", read_text, "PATH", "a Unix socket to listen on, in place of host and port"),
+    Flag("ssl_certfile", read_text, "FILE", "speak TLS, by this certificate and those of its authorities (PEM)"),
+    Flag("ssl_keyfile", read_text, "FILE", "the certificate's private key, if it is not in the same file"),
+    Flag("api_key", read_text, "KEY", "keys that requests must carry; none means open", many=True),
+    Flag("api_keys_file", read_text, "FILE", "a YAML file of tenants with their keys and limits, read again at SIGHUP"),
     Flag("shutdown_timeout", read_seconds(), "SECONDS", "how long open requests get after SIGTERM and --drain-delay"),
     Flag("drain_delay", read_seconds(), "SECONDS", "how long requests are taken after SIGTERM, while /ready says 503"),
     Flag("keepalive_timeout", read_seconds(0.1), "SECONDS", "how long a connection may be idle"),
@@ -228,7 +246,12 @@ SERVER_FLAGS: Final = (
         "of a request (if not given: 3 Mi, and 8 for each token of the context, up to 8 Mi); one more is a 413",
     ),
     Flag("send_timeout", read_seconds(0.1), "SECONDS", "how long a client may take nothing of its answer"),
-    Flag("response_store", str, "FILE", "an SQLite file that keeps responses of /v1/responses (if not given: memory)"),
+    Flag(
+        "response_store",
+        read_text,
+        "FILE",
+        "an SQLite file that keeps responses of /v1/responses (if not given: memory)",
+    ),
     Flag(
         "response_store_bytes",
         read_bytes,
@@ -236,9 +259,9 @@ SERVER_FLAGS: Final = (
         "of responses that are kept, the oldest going first (if not given: 64 Mi in memory, 1 Gi in a file)",
     ),
     Flag("response_store_age", read_seconds(1.0, 1e9), "SECONDS", "how long a response is kept"),
-    Flag("allowed_origins", str, "ORIGIN", "of web pages that browsers let ask (CORS); * is all", many=True),
-    Flag("allowed_methods", str, "METHOD", "that such pages may use", many=True),
-    Flag("allowed_headers", str, "HEADER", "that such pages may send", many=True),
+    Flag("allowed_origins", read_text, "ORIGIN", "of web pages that browsers let ask (CORS); * is all", many=True),
+    Flag("allowed_methods", read_text, "METHOD", "that such pages may use", many=True),
+    Flag("allowed_headers", read_text, "HEADER", "that such pages may send", many=True),
     Flag("allow_credentials", read_bool, "", "let such pages send cookies and HTTP authentication"),
     Flag("root_path", read_root, "PATH", "what a proxy in front takes off the paths"),
     Flag("lenient", read_bool, "", "leave out fields that nobody knows, and tell in warnings, instead of a 400"),
@@ -246,7 +269,7 @@ SERVER_FLAGS: Final = (
     Flag("return_tokens_as_token_ids", read_bool, "", "tokens of logprobs as token_id:123, for all requests"),
     Flag("enable_tokenizer_info_endpoint", read_bool, "", "serve GET /tokenizer_info, which tells the chat template"),
     Flag("ui", read_bool, "", "serve pages for browsers: a chat at /"),
-    Flag("batch_store", str, "FILE", "where uploaded files and batches are kept, in SQLite"),
+    Flag("batch_store", read_text, "FILE", "where uploaded files and batches are kept, in SQLite"),
     Flag(
         "batch_store_bytes",
         read_bytes,
@@ -260,6 +283,12 @@ SERVER_FLAGS: Final = (
     Flag("dry_run", read_bool, "", "tell what would be served and how, as aserve doctor does, and end"),
 )
 BATCH_FLAGS: Final = (
-    Flag("input_file", str, "FILE", "requests, a line of JSON each, as OpenAI's batches have them", short="-i"),
-    Flag("output_file", str, "FILE", "their answers; those that are in it already are not asked for again", short="-o"),
+    Flag("input_file", read_text, "FILE", "requests, a line of JSON each, as OpenAI's batches have them", short="-i"),
+    Flag(
+        "output_file",
+        read_text,
+        "FILE",
+        "their answers; those that are in it already are not asked for again",
+        short="-o",
+    ),
 )

@@ -3,7 +3,7 @@
 from typing import Final
 
 from aserve.cli.flags import Flag
-from aserve.cli.words import read_bool, read_count, read_number, read_seconds
+from aserve.cli.words import read_bool, read_count, read_number, read_seconds, read_text
 
 RAY_FLAGS: Final = (
     Flag("replicas", read_count, "N", "of them, always (if not given: 1, or between the next two)"),
@@ -13,12 +13,12 @@ RAY_FLAGS: Final = (
     Flag("replica_gpus", read_number, "X", "GPUs that it reserves (if not given: one by rank with --device cuda)"),
     Flag(
         "address",
-        str,
+        read_text,
         "ADDRESS",
         "of a Ray cluster that runs (if not given: the one that RAY_ADDRESS names or that runs here, else a new one)",
     ),
-    Flag("ray_app", str, "NAME", "the application's name in Serve"),
-    Flag("ray_route", str, "PATH", "the path that it is served below"),
+    Flag("ray_app", read_text, "NAME", "the application's name in Serve"),
+    Flag("ray_route", read_text, "PATH", "the path that it is served below"),
     Flag("target_wait", read_seconds(0.01), "SECONDS", "that waiting tokens may take, by measured tokens a second"),
     Flag("scale_up_after", read_seconds(), "SECONDS", "that they have to take longer before there is a replica more"),
     Flag("scale_down_after", read_seconds(), "SECONDS", "that fewer would do before there is a replica less"),

@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from aserve.cli.flags import ENGINE_FLAGS, Flag
-from aserve.cli.words import read_bool, read_count, read_number, read_seconds
+from aserve.cli.words import read_bool, read_count, read_number, read_seconds, read_text
 from aserve.core.errors import ConfigError
 
 LOOPBACK: Final = "http://127.0.0.1:8000"
@@ -125,7 +125,7 @@ def _url(word: str) -> str:
 
 def _first_key(word: str) -> str:
     """The environment may name several, for a server that takes them all."""
-    return word.partition(",")[0]
+    return read_text(word.partition(",")[0].strip())
 
 
 SAMPLING_FLAGS: Final = (
@@ -137,7 +137,7 @@ SAMPLING_FLAGS: Final = (
     Flag("presence_penalty", read_number, "X", "against tokens that the answer has already"),
     Flag("frequency_penalty", read_number, "X", "against these as often as it has them"),
     Flag("repetition_penalty", read_number, "X", "against tokens that prompt or answer have"),
-    Flag("stop", str, "TEXT", "ends the answer where it comes up", many=True),
+    Flag("stop", read_text, "TEXT", "ends the answer where it comes up", many=True),
 )
 CLIENT_FLAGS: Final = (
     Flag("url", _url, "URL", "ask this server, which speaks OpenAI's API, and load no model here"),
@@ -151,19 +151,19 @@ CLIENT_FLAGS: Final = (
 )
 CHAT_FLAGS: Final = (
     Flag("system", str, "TEXT", "the system prompt"),
-    Flag("load", str, "FILE", "go on with a conversation that /save wrote"),
+    Flag("load", read_text, "FILE", "go on with a conversation that /save wrote"),
     Flag("markdown", read_bool, "", "render answers, on a terminal"),
     Flag("thoughts", read_bool, "", "show what the model thinks, dimmed"),
     Flag("stats", read_bool, "", "tell after each answer how fast it was"),
-    Flag("history_file", str, "FILE", "where the lines typed are kept (if not given: in your state folder)"),
+    Flag("history_file", read_text, "FILE", "where the lines typed are kept (if not given: in your state folder)"),
 )
 COMPLETE_FLAGS: Final = (
-    Flag("file", str, "FILE", "the prompt, in place of an argument or standard input", short="-f"),
+    Flag("file", read_text, "FILE", "the prompt, in place of an argument or standard input", short="-f"),
     Flag("chat", read_bool, "", "the prompt is a message of a chat, for the model's template"),
     Flag("system", str, "TEXT", "the system prompt, with --chat"),
     Flag("stream", read_bool, "", "write the answer as it comes"),
     Flag("echo", read_bool, "", "write the prompt before it"),
-    Flag("json_schema", str, "FILE", "the answer is JSON by this schema"),
+    Flag("json_schema", read_text, "FILE", "the answer is JSON by this schema"),
 )
 BENCH_FLAGS: Final = (
     Flag("concurrency", _count(1, 2**16), "N", "clients that ask one request after another, load by load", many=True),
@@ -182,6 +182,6 @@ REPLAY_FLAGS: Final = (
     Flag("check", read_bool, "", "compare what is sampled with what was recorded, and say where they differ first"),
 )
 SIMULATE_FLAGS: Final = (
-    Flag("set", str, "NAME=VALUE", "numbers to simulate with, such as max_num_batched_tokens=2048", many=True),
+    Flag("set", read_text, "NAME=VALUE", "numbers to simulate with, such as max_num_batched_tokens=2048", many=True),
 )
 REPORT_FLAGS: Final = (Flag("json", read_bool, "", "write JSON for programs"),)

@@ -11,6 +11,13 @@ TRUE_WORDS: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromk
 SUFFIXES: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
+def read_text(word: str) -> str:
+    """A text that is not empty: a variable that was not set, or `"$UNSET"`, would else name a file, a key or a host."""
+    if not word:
+        raise ConfigError("a text is expected, got an empty one; leave it out for the default")
+    return word
+
+
 def read_bool(word: str) -> bool:
     """true or false, in the usual spellings."""
     if word.lower() not in TRUE_WORDS:

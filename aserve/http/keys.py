@@ -77,11 +77,20 @@ class Keys:
 def digest_of(key: str) -> bytes:
     """32 bytes: the SHA-256 of a key, or what stands in its place. Raises `ConfigError` for what is not one."""
     if not key.startswith("sha256:"):
-        return hashlib.sha256(key.encode()).digest()
+        return _digest(key)
     found = _HASH.fullmatch(key)
     if found is None:
         raise ConfigError("a key that begins with sha256: must go on with 64 hexadecimal digits")
     return bytes.fromhex(found[1])
+
+
+def _digest(key: str) -> bytes:
+    """Of a key itself. Raises `ConfigError` for one that everybody has, or that nobody could send in a header."""
+    if not key:
+        raise ConfigError("a key may not be empty: who sends none would have it")
+    if key != key.strip():
+        raise ConfigError("a key may not begin or end with white space, which HTTP takes off headers")
+    return hashlib.sha256(key.encode()).digest()
 
 
 def parse_keys(text: str) -> Keys:
@@ -109,14 +118,14 @@ def parse_keys(text: str) -> Keys:
 class Keyring:
     """Tells whose key a request has. api_keys: those of nobody in particular, whose tenant has no name.
 
-    path: of the file with the others; read at once, which raises `ConfigError` for a file that cannot be used.
+    path: of the file with the others; read at once. Raises `ConfigError` for a file or a key that cannot be used.
     tenants: are told who is in it.
     """
 
     def __init__(
         self, api_keys: Sequence[str] = (), *, path: str | Path | None = None, tenants: Tenants | None = None
     ) -> None:
-        self._given = [(hashlib.sha256(key.encode()).digest(), "") for key in api_keys]
+        self._given = [(_digest(key), "") for key in api_keys]
         self._digests: Sequence[tuple[bytes, str]] = self._given
         self._path = None if path is None else Path(path)
         self._tenants = tenants

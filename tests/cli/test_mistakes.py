@@ -76,6 +76,25 @@ def test_another_commands_option_is_told_whose_it_is():
     assert refusal("models", "demo") == "aserve models does not take the word 'demo'"
 
 
+@pytest.mark.parametrize(
+    "command", [command for command in COMMANDS.values() if command.groups], ids=lambda it: it.name
+)
+def test_an_empty_value_is_told_in_a_line(command):
+    """Catches a variable that was not set: an empty host is every interface, an empty key everybody's."""
+    for flag in command.flags.values():
+        if flag.metavar and flag.name not in ("system", "root_path"):
+            words = ["run"] if command.name == "ray" else []
+            assert f"{flag.option} (flag): " in refusal(command.name, *words, flag.option, "")
+
+
+def test_variables_that_are_empty_are_told_too():
+    told = "a text is expected, got an empty one; leave it out for the default"
+    assert refusal("serve", "demo", ASERVE_HOST="") == f"--host (environment): {told}"
+    for keys in ("", "sesame,", ",sesame"):
+        assert refusal("serve", "demo", ASERVE_API_KEY=keys) == f"--api-key (environment): {told}"
+    assert refusal("chat", "--url", "http://a", ASERVE_API_KEY=" ") == f"--api-key (environment): {told}"
+
+
 # What is there to write to
 
 

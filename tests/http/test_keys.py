@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 import logging
 
 import pytest
@@ -89,6 +90,16 @@ def test_a_key_that_looks_like_a_hash_is_a_key():
     key = "ab" * 32
     assert digest_of(key) == hashlib.sha256(key.encode()).digest()
     assert digest_of(f"sha256:{key}") == bytes.fromhex(key)
+
+
+@pytest.mark.parametrize("key", ["", " ", "sesame ", "\tsesame"], ids=["empty", "blank", "behind", "before"])
+def test_a_key_that_everybody_or_nobody_could_send_is_refused(key):
+    """Catches a variable that was not set: its key is empty, and `Authorization: Bearer` opens the server."""
+    with pytest.raises(ConfigError, match="a key may not") as refused:
+        Keyring(["sesame", key])
+    assert "sesame" not in refused.value.message
+    with pytest.raises(ConfigError):
+        parse_keys(json.dumps([{"name": "a", "key": key}]))
 
 
 def test_a_key_is_found_by_name(path):
