@@ -1,15 +1,15 @@
 """The flags of the commands besides `serve` and `batch`; see flags.py, whose rows they are like."""
 
 from collections.abc import Callable
+from math import inf
 from typing import Final
 
 import msgspec
 
 from aserve.cli.flags import ENGINE_FLAGS, Flag
-from aserve.cli.words import read_bool, read_count, read_number, read_seconds, read_text
+from aserve.cli.words import read_bool, read_count, read_number, read_seconds, read_text, read_url
 from aserve.core.errors import ConfigError
 
-LOOPBACK: Final = "http://127.0.0.1:8000"
 MAX_INPUT: Final = 2**20
 
 
@@ -99,13 +99,10 @@ class ReportOptions(msgspec.Struct, frozen=True, kw_only=True):
     json: bool = False
 
 
-def _positive(read: Callable[[str], float]) -> Callable[[str], float]:
-    def checked(word: str) -> float:
-        if not (value := read(word)) > 0.0:
-            raise ConfigError(f"a number over 0 is expected, got {word!r}")
-        return value
-
-    return checked
+def _rate(word: str) -> float:
+    if not 0.0 < (value := read_number(word)) < inf:
+        raise ConfigError(f"a finite number over 0 is expected, got {word!r}")
+    return value
 
 
 def _count(least: int, most: int) -> Callable[[str], int]:
@@ -115,12 +112,6 @@ def _count(least: int, most: int) -> Callable[[str], int]:
         return value
 
     return checked
-
-
-def _url(word: str) -> str:
-    if not word.startswith(("http://", "https://")) or len(word.partition("://")[2].partition("/")[0]) == 0:
-        raise ConfigError(f"a URL such as {LOOPBACK} is expected, got {word!r}")
-    return word
 
 
 def _first_key(word: str) -> str:
@@ -140,7 +131,7 @@ SAMPLING_FLAGS: Final = (
     Flag("stop", read_text, "TEXT", "ends the answer where it comes up", many=True),
 )
 CLIENT_FLAGS: Final = (
-    Flag("url", _url, "URL", "ask this server, which speaks OpenAI's API, and load no model here"),
+    Flag("url", read_url, "URL", "ask this server, which speaks OpenAI's API, and load no model here"),
     Flag(
         "api_key",
         _first_key,
@@ -167,7 +158,7 @@ COMPLETE_FLAGS: Final = (
 )
 BENCH_FLAGS: Final = (
     Flag("concurrency", _count(1, 2**16), "N", "clients that ask one request after another, load by load", many=True),
-    Flag("rate", _positive(read_number), "X", "in place of --concurrency: requests a second, at random times"),
+    Flag("rate", _rate, "X", "in place of --concurrency: requests a second, at random times"),
     Flag("requests", _count(1, MAX_INPUT), "N", "of a round with --rate; without it, at least a quarter as many"),
     Flag("input_len", _count(1, MAX_INPUT), "N", "tokens of a prompt"),
     Flag("output_len", _count(1, MAX_INPUT), "N", "tokens of an answer"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -9,6 +10,9 @@ from aserve.core.errors import ConfigError
 
 TRUE_WORDS: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
 SUFFIXES: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+LOOPBACK: Final = "http://127.0.0.1:8000"
+MAX_STORED: Final = 2**50
+"""Bytes: more than a machine has, and far from what SQLite counts to."""
 
 
 def read_text(word: str) -> str:
@@ -33,7 +37,7 @@ def read_count(word: str) -> int:
         value = float(digits) * SUFFIXES[suffix] if suffix else int(digits)
     except (ValueError, KeyError):
         raise ConfigError(f"a whole number is expected, perhaps with k, M, G, Ki, Mi or Gi, got {word!r}") from None
-    if value != int(value):
+    if isinstance(value, float) and not value.is_integer():  # nor is an infinite one, such as 1e400k
         raise ConfigError(f"a whole number is expected, got {word!r}")
     return int(value)
 
@@ -73,11 +77,28 @@ def read_seconds(least: float = 0.0, most: float = 86400.0) -> Callable[[str], f
     return read
 
 
-def read_bytes(word: str) -> int:
-    """A size that fits 31 bits."""
-    if not 1 <= (num_bytes := read_count(word)) <= 2**31 - 1:
-        raise ConfigError(f"bytes in [1, {2**31 - 1}] are expected, got {word!r}")
-    return num_bytes
+def read_bytes(least: int = 1, most: int = MAX_STORED) -> Callable[[str], int]:
+    """Reads a size, by default of a store."""
+
+    def read(word: str) -> int:
+        if not least <= (num_bytes := read_count(word)) <= most:
+            raise ConfigError(f"bytes in [{least}, {most}] are expected, got {word!r}")
+        return num_bytes
+
+    return read
+
+
+def read_url(word: str) -> str:
+    """Where a server is: http or https, a host and perhaps a port and a path. One that none could be at is refused."""
+    try:
+        parts = urlsplit(word)
+        is_whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        (parts.hostname or "").encode("idna")  # as it is looked up
+    except ValueError:  # a port, an address in brackets or a name that there cannot be
+        is_whole = False
+    if not is_whole or "?" in word or "#" in word or " " in word or not word.isprintable():
+        raise ConfigError(f"a URL such as {LOOPBACK} is expected, got {word!r}")
+    return word
 
 
 def read_choice(allowed: Sequence[str]) -> Callable[[str], str]:

@@ -11,7 +11,9 @@ import pytest
 
 from aserve.cli import checks, commands, settings
 from aserve.cli.command_table import ALL_NAMES, COMMANDS
+from aserve.cli.flags import ServerOptions
 from aserve.cli.foreign_flags import FOREIGN, SHORT, find, sort_out
+from aserve.cli.tool_flags import ClientOptions
 from aserve.core.config import Options
 from aserve.core.errors import CheckpointError, ConfigError
 from aserve.model_folder import DEMO_FOLDER
@@ -93,6 +95,53 @@ def test_variables_that_are_empty_are_told_too():
     for keys in ("", "sesame,", ",sesame"):
         assert refusal("serve", "demo", ASERVE_API_KEY=keys) == f"--api-key (environment): {told}"
     assert refusal("chat", "--url", "http://a", ASERVE_API_KEY=" ") == f"--api-key (environment): {told}"
+
+
+@pytest.mark.parametrize("word", ["1e400k", "9" * 400 + "Ki", "1.5", "0.0001k", "k", "nan", "infk", "1e3"])
+def test_what_is_no_count_is_told_in_a_line(word):
+    """Catches a number that no float holds: an OverflowError."""
+    assert "a whole number is expected" in refusal("serve", "--max-model-len", word)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://[::1",
+        "http://a:99999",
+        "http://a:0",
+        "http://a:x/v1",
+        "http:///v1",
+        "http://a b",
+        "http://a..b",
+        "ftp://a",
+        "http://" + "a" * 70,
+        "http://a/v1?key=1",
+        "http://a/#b",
+        "http://a/\x1b[0m",
+    ],
+    ids=ascii,
+)
+def test_a_url_where_no_server_can_be_is_told_in_a_line(url):
+    """Catches a port or a name at which the connection raises what nobody expects."""
+    assert refusal("chat", "--url", url).startswith("--url (flag): a URL such as http://127.0.0.1:8000")
+
+
+@pytest.mark.parametrize(
+    "url", ["http://a", "https://a.de:65535/v1/", "http://[::1]:8000", "http://é.de", "http://u:p@a"]
+)
+def test_a_url_is_taken_as_it_is(url):
+    parsed = settings.parse_command(["chat", "--url", url], {})
+    assert parsed.of(ClientOptions).url == url
+
+
+def test_sizes_of_stores_may_be_what_their_defaults_are():
+    """Catches bounds below them: 4 Gi of batches could be had by default, and not by a flag."""
+    words = ["serve", "--batch-store-bytes", "8Gi", "--response-store-bytes", "4Gi", "--idempotency-bytes", "0"]
+    server = settings.parse_command(words, {}).of(ServerOptions)
+    assert (server.batch_store_bytes, server.response_store_bytes, server.idempotency_bytes) == (2**33, 2**32, 0)
+    assert "bytes in [0, " in refusal("serve", "--idempotency-bytes", "-1")
+    assert "bytes in [1, 2147483647]" in refusal("serve", "--max-body-bytes", "2Gi")
+    assert "a finite number over 0" in refusal("bench", "--rate", "inf")
 
 
 # What is there to write to

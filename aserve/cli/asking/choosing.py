@@ -8,7 +8,8 @@ import msgspec
 
 from aserve.cli.asking.source import Source
 from aserve.cli.settings import Parsed
-from aserve.cli.tool_flags import LOOPBACK, ClientOptions, SamplingOptions
+from aserve.cli.tool_flags import ClientOptions, SamplingOptions
+from aserve.cli.words import LOOPBACK
 from aserve.core.config import Options
 from aserve.core.errors import InvalidRequestError
 from aserve.core.params import SAMPLING_RULES, SamplingParams
