@@ -43,6 +43,11 @@ def choose_device(wish: str) -> "torch.device":
     return torch.device("cuda", torch.cuda.current_device()) if available and wish != "cpu" else torch.device("cpu")
 
 
+def sampling_defaults(options: Options, checkpoint: "Checkpoint") -> dict[str, Any]:
+    """Those of a checkpoint, unless the options say that there are none. Raises `CheckpointError`."""
+    return default_sampling(checkpoint.generation_config) if options.generation_config == "auto" else {}
+
+
 def default_sampling(generation_config: Mapping[str, Any]) -> dict[str, Any]:
     """The sampling defaults that generation_config.json sets, as vLLM reads it: fields present, do_sample ignored.
 
@@ -113,7 +118,6 @@ def model_info(
         (options.model, Path(options.model).name) if Path(options.model).is_dir() else (options.model,)
     )
     eos_ids = checkpoint.eos_ids or {tokenizer.eos_id} - {None}
-    applies = options.generation_config == "auto"
     call_format, thought_format = formats_of(options, checkpoint, tokenizer, chat_template)
     return ModelInfo(
         names=options.served_model_name or tuple(names),
@@ -122,7 +126,7 @@ def model_info(
         max_model_len=config.max_model_len,
         eos_ids=frozenset(eos_id for eos_id in eos_ids if eos_id is not None),
         created_s=int(time.time()),
-        default_sampling=default_sampling(checkpoint.generation_config) if applies else {},
+        default_sampling=sampling_defaults(options, checkpoint),
         call_format=call_format,
         thought_format=thought_format,
         pooling=pooling,

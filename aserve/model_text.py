@@ -8,7 +8,7 @@ from aserve.core.foreign import foreign
 from aserve.model_folder import DEMO_FOLDER, DEMO_MODEL
 from aserve.models.checkpoint import Checkpoint, resolve_tokenizer
 from aserve.text.chat_template import ChatTemplate
-from aserve.text.tokenizer import Tokenizer
+from aserve.text.tokenizer import Tokenizer, tokenizer_file
 
 
 def load_text(options: Options, checkpoint: Checkpoint, vocab_size: int) -> tuple[Tokenizer, ChatTemplate]:
@@ -21,6 +21,19 @@ def load_text(options: Options, checkpoint: Checkpoint, vocab_size: int) -> tupl
         chat_template.warm_up()
     _check_ids(checkpoint, tokenizer, vocab_size, is_own=options.tokenizer is None)
     return tokenizer, chat_template
+
+
+def check_text_files(options: Options, checkpoint: Checkpoint) -> None:
+    """Raise what `load_text` would for files that are missing or malformed, as far as a moment tells it.
+
+    So a model is refused before its weights are read. A tokenizer that is named apart may have to be fetched: then not.
+    """
+    if options.tokenizer is not None:
+        return
+    folder = _tokenizer_folder(options, checkpoint)
+    tokenizer_file(folder)
+    with foreign(f"{folder}: the chat template"):
+        ChatTemplate.load(folder, options.chat_template)
 
 
 def check_draft_vocabulary(draft: Checkpoint, draft_vocab_size: int, tokenizer: Tokenizer, vocab_size: int) -> None:

@@ -14,6 +14,7 @@ from aserve.cli.tool_flags import ClientOptions
 from aserve.core.config import Options, resolve
 from aserve.core.errors import ConfigError
 from aserve.core.quantization import why_no_cache
+from aserve.models.checkpoint import Checkpoint
 from aserve.planning import check_ranks, cpu_facts, is_native, spec_of, why_not_quantized
 
 DRIVER: Final = "libcuda.so.1"
@@ -26,8 +27,10 @@ def check_early(parsed: Parsed) -> None:
     options = parsed.of(Options)
     check_device(options.device)
     check_files(options)
-    check_model(options)
-    if parsed.command == "serve" and not parsed.of(ServerOptions).dry_run:
+    check_parsers(options)
+    is_plan = parsed.command == "doctor" or (parsed.command == "serve" and parsed.of(ServerOptions).dry_run)
+    check_model(options, with_texts=not is_plan)  # a plan says what of them is amiss, and what helps
+    if parsed.command == "serve" and not is_plan:
         server = parsed.of(ServerOptions)
         if server.api_keys_file is not None and not Path(server.api_keys_file).is_file():
             raise ConfigError(f"--api-keys-file: {server.api_keys_file} is no file")
@@ -92,7 +95,14 @@ def check_files(options: Options) -> None:
             raise ConfigError(f"--lora-modules: {folder}, of {name}, is no folder")
 
 
-def check_model(options: Options) -> None:
+def check_parsers(options: Options) -> None:
+    """Raise `ConfigError` for names of formats that there are not."""
+    from aserve.text.formats.choice import check_names
+
+    check_names(calls=options.tool_call_parser, thoughts=options.reasoning_parser)
+
+
+def check_model(options: Options, *, with_texts: bool = True) -> None:
     """Raise `CheckpointError` or `ConfigError` for a folder that cannot be served so; an id is looked up later."""
     from aserve.model_folder import find_model, may_be_id
 
@@ -100,6 +110,8 @@ def check_model(options: Options) -> None:
         return
     checkpoint, pooling = find_model(options)
     check_ranks(options, checkpoint)
+    if with_texts:
+        check_texts(options, checkpoint)
     if pooling is not None:
         return
     if options.quantization is not None and (reason := why_not_quantized(options, checkpoint, device_of(options))):
@@ -112,6 +124,15 @@ def check_model(options: Options) -> None:
         spec = spec_of(checkpoint)
         assert spec is not None, "a native family's is exact"
         resolve(options, cpu_facts(options, checkpoint, spec))
+
+
+def check_texts(options: Options, checkpoint: Checkpoint) -> None:
+    """Raise `CheckpointError` or `ConfigError` for a tokenizer, a template or sampling defaults that cannot be."""
+    from aserve.loading import sampling_defaults
+    from aserve.model_text import check_text_files
+
+    check_text_files(options, checkpoint)
+    sampling_defaults(options, checkpoint)
 
 
 def _has_driver() -> bool:

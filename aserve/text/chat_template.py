@@ -59,8 +59,8 @@ class ChatTemplate:
     def load(cls, folder: str | Path, template_file: str | Path | None = None) -> Self:
         """Read a checkpoint folder. template_file: a Jinja file that takes the place of all the folder's templates.
 
-        Raises `CheckpointError` for malformed files, and `ConfigError` for a template file that cannot be read; a
-        folder without a template is no error.
+        Raises `CheckpointError` for malformed files, and `ConfigError` for a template file that cannot be used; a
+        folder without a template, or with one that is malformed, is no error.
         """
         config = read_tokenizer_config(Path(folder))
         if template_file is None:
@@ -69,12 +69,24 @@ class ChatTemplate:
             source = Path(template_file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"chat_template: cannot read {template_file}: {error}") from error
-        return cls({"default": source}, config.named_tokens)
+        template = cls({"default": source}, config.named_tokens)
+        if template.problem is not None:
+            raise ConfigError(f"chat_template: {template_file}: {template.problem}")
+        return template
 
     @property
     def source(self) -> str:
         """All templates, one after the other."""
         return "\n".join(self._sources.values())
+
+    @property
+    def problem(self) -> str | None:
+        """What every chat will be refused for, if there is a template and it cannot be compiled. Compiles it."""
+        try:
+            self._template(with_tools=False)
+        except InvalidRequestError as error:
+            return error.message if self._sources else None
+        return None
 
     @property
     def takes_tools(self) -> bool:

@@ -20,6 +20,17 @@ from aserve.text.tokenizer_config import TokenizerConfig, read_tokenizer_config
 TOKENIZER_FILE: Final = "tokenizer.json"
 
 
+def tokenizer_file(folder: str | Path) -> Path:
+    """Of a checkpoint folder. Raises `CheckpointError` where it is missing."""
+    path = Path(folder) / TOKENIZER_FILE
+    if not path.is_file():
+        raise CheckpointError(
+            f"{folder} has no {TOKENIZER_FILE}, the one tokenizer format that is read here; "
+            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder) writes it where transformers can"
+        )
+    return path
+
+
 class Tokenizer:
     """Stateless once made, and safe to use from several threads; encoding and decoding release the GIL.
 
@@ -53,12 +64,7 @@ class Tokenizer:
     @classmethod
     def load(cls, folder: str | Path) -> Self:
         """Read a checkpoint folder. Raises `CheckpointError` when tokenizer.json is missing or unusable."""
-        path = Path(folder) / TOKENIZER_FILE
-        if not path.is_file():
-            raise CheckpointError(
-                f"{folder} has no {TOKENIZER_FILE}, the one tokenizer format that is read here; "
-                "AutoTokenizer.from_pretrained(folder).save_pretrained(folder) writes it where transformers can"
-            )
+        path = tokenizer_file(folder)
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises nothing narrower

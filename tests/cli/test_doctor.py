@@ -226,6 +226,25 @@ def test_what_is_missing_is_told(tmp_path):
     assert "Note: there is no chat template, so that chats are refused. What" in in_words(without, 200)
 
 
+def test_texts_that_are_amiss_are_told_as_what_they_are(tmp_path):
+    """Catches a tokenizer that is said to be missing where something else is wrong, and what stops a start unsaid."""
+    write_checkpoint(tmp_path, "llama")
+    (tmp_path / "tokenizer.json").write_bytes((DEMO_FOLDER / "tokenizer.json").read_bytes())
+    (tmp_path / "chat_template.jinja").write_text("{% if")
+    (tmp_path / "generation_config.json").write_text('{"top_p": 2.0}')
+    options = {"model": str(tmp_path), "load_format": "dummy", "hf_overrides": {"vocab_size": 4096}}
+    told = in_words(plan_of(**options), 2000)
+    assert "It cannot run so: generation_config.json: top_p must be in (0, 1], got 2.0" in told
+    assert "a tokenizer, a chat template" in told
+    assert (
+        "Note: the model's chat template is malformed: unexpected 'end of template'; so chats are refused. What" in told
+    )
+    assert plan_of(**options, generation_config="none").can_run
+    told = in_words(plan_of(**options, tool_call_parser="no-such"), 2000)
+    assert "It cannot run so: tool_call_parser must be one of auto" in told
+    assert "another folder" not in told
+
+
 def test_on_a_gpu_figures_are_about_right_and_leave_room_for_a_step():
     gpu = Machine(
         device="cuda",

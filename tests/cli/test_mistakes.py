@@ -144,6 +144,52 @@ def test_sizes_of_stores_may_be_what_their_defaults_are():
     assert "a finite number over 0" in refusal("bench", "--rate", "inf")
 
 
+def demo_with(folder, name, content):
+    """A copy of the demonstration model, with a file that is another, or with None is not there."""
+    for path in DEMO_FOLDER.iterdir():
+        if path.name != name:
+            (folder / path.name).write_bytes(path.read_bytes())
+    if content is not None:
+        (folder / name).write_bytes(content)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("tokenizer.json", None, "has no tokenizer.json"),
+        ("tokenizer_config.json", b"{", "tokenizer_config.json"),
+        ("chat_template.jinja", b"\xe9", "a chat template is not UTF-8"),
+        ("generation_config.json", b'{"top_p": 2.0}', "top_p must be in (0, 1], got 2.0"),
+    ],
+    ids=["tokenizer", "tokenizer-config", "template", "sampling"],
+)
+def test_texts_that_cannot_be_are_told_before_weights_are_read(tmp_path, name, content, told):
+    """Catches a large model that is read whole before a small file is missed."""
+    folder = demo_with(tmp_path, name, content)
+    with pytest.raises((CheckpointError, ConfigError)) as refused:
+        checks.check_model(Options(model=folder))
+    assert told in refused.value.message
+
+
+def test_a_template_that_is_named_and_malformed_is_told_before_weights_are_read(tmp_path):
+    """Catches a server that starts, and refuses every chat."""
+    template = tmp_path / "template.jinja"
+    template.write_text("{% if")
+    with pytest.raises(ConfigError, match="malformed") as refused:
+        checks.check_model(Options(chat_template=str(template)))
+    assert str(template) in refused.value.message
+
+
+@pytest.mark.parametrize("option", ["tool_call_parser", "reasoning_parser"])
+@pytest.mark.parametrize("command", ["serve", "doctor", "batch"])
+def test_a_format_that_there_is_not_is_told_before_weights_are_read(command, option):
+    words = ["--" + option.replace("_", "-"), "no-such", "-i", "a", "-o", "b"][: None if command == "batch" else 2]
+    parsed = settings.parse_command([command, "demo", *words], {})
+    with pytest.raises(ConfigError, match=f"{option} must be one of auto, none, .*, got 'no-such'"):
+        checks.check_early(parsed)
+
+
 # What is there to write to
 
 

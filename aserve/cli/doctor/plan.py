@@ -225,24 +225,33 @@ class _Texts:
     """The model's tokenizer and chat template, loaded as the engine loads them."""
 
     def __init__(self, options: Options, checkpoint: Checkpoint, vocab_size: int, *, is_chat: bool) -> None:
-        from aserve.loading import formats_of
+        from aserve.loading import formats_of, sampling_defaults
         from aserve.model_text import load_text
 
         self.problems: list[Problem] = []
         self.has_tokenizer = self.has_chat_template = False
         self.call_format: str | None = None
         self.thought_format: str | None = None
+        self.has_tokenizer = checkpoint.has_tokenizer or options.tokenizer is not None
+        try:
+            sampling_defaults(options, checkpoint)
+        except AserveError as error:
+            self.problems.append(Problem(error.message, "", stops=True))
         try:
             tokenizer, template = load_text(options, checkpoint, vocab_size or 2**31)
             self.call_format, self.thought_format = formats_of(options, checkpoint, tokenizer, template)
         except AserveError as error:
-            self.problems.append(Problem(error.message, "--tokenizer names another folder that has one", stops=True))
+            helps = "" if self.has_tokenizer else "--tokenizer names another folder that has one"
+            self.problems.append(Problem(error.message, helps, stops=True))
             return
         self.has_tokenizer = True
         self.has_chat_template = bool(template.source)
         if is_chat and not self.has_chat_template:
             helps = "--chat-template FILE gives it one; completions work without"
             self.problems.append(Problem("there is no chat template, so that chats are refused", helps))
+        elif is_chat and template.problem is not None:
+            helps = "--chat-template FILE replaces it; completions work without"
+            self.problems.append(Problem(f"{template.problem}; so chats are refused", helps))
 
 
 def here(device: "torch.device", wish: str) -> Machine:

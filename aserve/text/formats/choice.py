@@ -88,7 +88,7 @@ def choose_calls(wish: str, template: str, architecture: str | None, own: str | 
     own: what the checkpoint declares (`own_formats`), which counts before what its template looks like.
     Raises `ConfigError` for another.
     """
-    _check("tool_call_parser", wish, CALL_NAMES)
+    check_names(calls=wish)
     if wish != AUTO:
         return None if wish == NONE else ALIASES.get(wish, wish)
     return own or _traced(CALL_TRACES, template) or ARCHITECTURES.get(architecture or "", (None, None))[0]
@@ -96,10 +96,16 @@ def choose_calls(wish: str, template: str, architecture: str | None, own: str | 
 
 def choose_thoughts(wish: str, template: str, architecture: str | None, own: str | None = None) -> str | None:
     """The name of a format of thoughts. wish: one of THOUGHT_NAMES. own: as for calls. Raises as `choose_calls`."""
-    _check("reasoning_parser", wish, THOUGHT_NAMES)
+    check_names(thoughts=wish)
     if wish != AUTO:
         return None if wish == NONE else THOUGHT_ALIASES.get(wish, wish)
     return own or _traced(THOUGHT_TRACES, template) or ARCHITECTURES.get(architecture or "", (None, None))[1]
+
+
+def check_names(*, calls: str = AUTO, thoughts: str = AUTO) -> None:
+    """Raise `ConfigError` for a wish that is neither a format's name nor an alias."""
+    _check("tool_call_parser", calls, CALL_NAMES)
+    _check("reasoning_parser", thoughts, THOUGHT_NAMES)
 
 
 def _check(option: str, wish: str, names: tuple[str, ...]) -> None:
