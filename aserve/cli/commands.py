@@ -7,6 +7,7 @@ import sys
 from collections.abc import MutableMapping, Sequence
 from contextlib import closing
 from importlib import import_module
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -166,6 +167,7 @@ def batch(options: Options, files: BatchOptions) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; the exit status is 0, 1 (it could not run), 2 (it was asked wrongly) or 130 (Ctrl-C)."""
     open_standard_streams()
+    let_any_text_through()
     try:
         parsed = parse_command(sys.argv[1:] if argv is None else argv, os.environ)
     except ConfigError as error:
@@ -204,6 +206,16 @@ def open_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # takes the least number that is free, which is this one
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  (until the process ends)
+
+
+def let_any_text_through() -> None:
+    """Have what an encoding lacks written as an escape, as on standard error, and bytes that are no text be read.
+
+    Whoever asks says what is wrong with the latter; either would else end an answer in its midst.
+    """
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "backslashreplace")):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors=errors)
 
 
 def run_command(parsed: Parsed) -> int:

@@ -1,9 +1,13 @@
 """`aserve complete`: a prompt from wherever, its answer to standard output and nothing else."""
 
 import json
+import sys
+from io import BytesIO, TextIOWrapper
 
 import pytest
 
+from aserve.cli.asking.source import Asked, AskError
+from aserve.cli.commands import let_any_text_through
 from aserve.cli.complete import read_prompt
 from aserve.core.errors import ConfigError
 from tests.cli.fake_openai import fake_openai
@@ -26,6 +30,35 @@ def test_a_prompt_is_an_argument_or_a_file(tmp_path):
     file.write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="is not UTF-8"):
         read_prompt(None, str(file))
+
+
+@pytest.mark.parametrize("messages", [None, [{"role": "user", "content": "Hi\udcff"}]], ids=["prompt", "chat"])
+def test_bytes_that_are_no_text_are_told_in_a_line(messages):
+    """Catches what no server can be sent, and comes from a pipe that is not UTF-8."""
+    with pytest.raises(AskError, match="the text is not UTF-8: character 2 is a byte that is no text"):
+        Asked(prompt="Hi\udcff" if messages is None else "", messages=messages)
+
+
+def test_any_text_comes_through_the_standard_streams(monkeypatch):
+    """Catches an answer that ends in its midst where a locale lacks a character of it."""
+    out = BytesIO()
+    monkeypatch.setattr(sys, "stdout", TextIOWrapper(out, encoding="ascii"))
+    monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(b"Hi\xff"), encoding="utf-8"))
+    let_any_text_through()
+    print("né", end="", flush=True)
+    assert out.getvalue() == b"n\\xe9"
+    assert read_prompt(None, None) == "Hi\udcff"
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_a_pipe_that_is_no_text_is_told_in_a_line():
+    with fake_openai() as server:
+        words = ("complete", "--url", server.url, "--model", "m")
+        done = aserve(*words, "--echo", "é", PYTHONIOENCODING="ascii")
+        assert (done.code, done.out) == (0, "\\xe9You said: \\xe9")
+        done = aserve(*words, "H\udcff")
+    assert (done.code, done.err) == (1, "aserve: the text is not UTF-8: character 1 is a byte that is no text\n")
 
 
 @pytest.mark.e2e

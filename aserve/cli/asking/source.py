@@ -23,6 +23,14 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     fields: Mapping[str, Any] = {}
     schema: Mapping[str, Any] | None = None
 
+    def __post_init__(self) -> None:
+        """Raise `AskError` for a text that came as bytes which are none, by a pipe or the command line."""
+        for text in (self.prompt, *(message["content"] for message in self.messages or ())):
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise AskError(f"the text is not UTF-8: character {error.start} is a byte that is no text") from None
+
 
 class Piece(msgspec.Struct, frozen=True):
     """More of an answer. is_thought: it is not for the user, but what the model thinks."""
