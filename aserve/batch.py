@@ -7,6 +7,7 @@ A run that was killed is taken up again by the same command: a line that was not
 
 import asyncio
 import sys
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TextIO
@@ -32,6 +33,12 @@ MAX_ID_BYTES: Final = 256
 """Of what another server may write before it names the line."""
 
 
+class _Named(msgspec.Struct):
+    """A line, as far as its name."""
+
+    custom_id: str
+
+
 def run_batch(options: Options, input_file: str, output_file: str) -> int:
     """Answer them; the exit status is 1 where a line could not be answered. Raises `ConfigError` for the files."""
     lines = read_lines(input_file)
@@ -53,9 +60,10 @@ def run_batch(options: Options, input_file: str, output_file: str) -> int:
 
 
 def read_lines(path: str) -> list[bytes]:
-    """Those of a file that are not empty. Raises `ConfigError` for one that cannot be read, or has none."""
+    """Those of a file that are not empty, without a byte order mark. Raises `ConfigError` for one that has none."""
     try:
-        lines = [line for line in Path(path).read_bytes().split(b"\n") if line.strip()]
+        content = Path(path).read_bytes().removeprefix(BOM_UTF8)
+        lines = [line for line in content.split(b"\n") if line.strip()]
     except OSError as error:
         raise ConfigError(f"--input-file: cannot read {path}: {error.strerror}") from None
     if not lines:
@@ -157,12 +165,21 @@ def _answered_id(line: bytes) -> str | None:
     return str(told["custom_id"]) if told.keys() >= {"custom_id", "response", "error"} else None
 
 
+def _custom_id(line: bytes) -> str | None:
+    """What a line of the input is called; None where it has no name, or is no line."""
+    try:
+        return msgspec.json.decode(line, type=_Named).custom_id
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
 def _begins_as_result(piece: bytes) -> bool:
     return piece.startswith(RESULT[: len(piece)]) or b'"custom_id"' in piece[:MAX_ID_BYTES]
 
 
 def _pending(lines: list[bytes], urls: Sequence[str], done: set[str]) -> Iterator[LineFields | bytes]:
     """What is to be run, or an error to be written for a line that cannot be."""
+    given = {name for raw in lines if (name := _custom_id(raw)) is not None}
     seen: set[str] = set()
     for number, raw in enumerate(lines, start=1):
         try:
@@ -171,6 +188,8 @@ def _pending(lines: list[bytes], urls: Sequence[str], done: set[str]) -> Iterato
                 raise InvalidRequestError(f"custom_id: {line.custom_id!r} is there twice", "custom_id")
         except InvalidRequestError as error:
             name = f"line-{number}"
+            while name in given:  # or that line would count as answered, too
+                name = f"_{name}"
             if name not in done:
                 yield failed_line(name, error, error.code)
             continue

@@ -44,6 +44,26 @@ async def test_lines_are_answered_once_and_a_cut_one_again(tmp_path):
     assert "4/4" in bar.getvalue()
 
 
+async def test_a_line_without_a_name_takes_no_other_lines_name(tmp_path):
+    """Catches a request that is never answered, since a malformed line before it was told by its name."""
+    output = tmp_path / "out.jsonl"
+    lines = [b"no JSON", line("line-1"), line("_line-1"), line("line-1"), line("c")]
+    async with scripted_engine() as engine:
+        await answer_lines(engine, lines, output, io.StringIO())
+        written = output.read_bytes().splitlines(keepends=True)
+        error = next(each for each in written if json.loads(each)["custom_id"].endswith("__line-1"))
+        output.write_bytes(error)  # as if it had been killed there
+        assert await answer_lines(engine, lines, output, io.StringIO()) == 1
+    names = [json.loads(each)["custom_id"] for each in output.read_text().splitlines()]
+    assert sorted(names) == ["__line-1", "_line-1", "c", "line-1", "line-4"]
+
+
+def test_a_byte_order_mark_is_no_part_of_a_line(tmp_path):
+    """Catches a first line that an editor of Windows has made unreadable."""
+    (tmp_path / "in.jsonl").write_bytes(b"\xef\xbb\xbf" + line("a") + b"\r\n")
+    assert read_lines(str(tmp_path / "in.jsonl")) == [line("a") + b"\r"]
+
+
 async def test_a_line_that_is_cancelled_by_nobody_ends_the_run(tmp_path, monkeypatch):
     """Catches a line that is missing in the output of a run which says that all is well."""
 
