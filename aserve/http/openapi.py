@@ -131,8 +131,9 @@ def openapi_route(options: AppOptions) -> Route:
     """The route of the document."""
     document = openapi(options)
 
-    async def show(_request: Request) -> Response:
-        return JsonResponse(document)
+    async def show(request: Request) -> Response:
+        root: str = request.scope.get("root_path", "")  # below which it is mounted, or a proxy shows it
+        return JsonResponse(document | {"servers": [{"url": root}]} if root else document)
 
     return Route("/openapi.json", show)
 
@@ -151,7 +152,7 @@ def _shapes() -> dict[str, Any]:
 
 
 def openapi(options: AppOptions = DEFAULTS) -> dict[str, Any]:
-    """The document. options: which routes there are, and where."""
+    """The document. options: which routes there are."""
     paths: dict[str, dict[str, Any]] = {}
     for path, (kind, summary) in JSON_ROUTES.items():
         paths[path] = {"post": _operation(path, summary) | _takes(kind)}
@@ -164,7 +165,6 @@ def openapi(options: AppOptions = DEFAULTS) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "aserve", "version": __version__, "license": {"name": "Apache-2.0"}},
-        **({"servers": [{"url": options.root_path}]} if options.root_path else {}),
         "paths": paths,
         "components": {
             "schemas": _shapes() | {"Error": ERROR, "AnthropicError": ANTHROPIC_ERROR},

@@ -8,7 +8,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from starlette.routing import Route
+from starlette.applications import Starlette
+from starlette.routing import Mount, Route
 
 from aserve.http import create_app
 from aserve.http.openai.chat import ChatFields
@@ -43,6 +44,15 @@ def test_every_field_is_in_its_schema(kind):
     assert shape["properties"].keys() >= set(kind.__struct_fields__)
     assert shape["required"] == [{"ChatFields": "messages", "CompletionFields": "prompt"}[kind.__name__]]
     assert not shape["additionalProperties"]
+
+
+async def test_it_says_below_which_path_it_is_mounted():
+    """Catches clients made from it that ask the application around."""
+    engine = scripted_engine()
+    async with client_of(Starlette(routes=[Mount("/llm", create_app(engine))])) as client:
+        assert (await client.get("/llm/openapi.json")).json()["servers"] == [{"url": "/llm"}]
+    async with client_of(create_app(engine)) as client:
+        assert "servers" not in (await client.get("/openapi.json")).json()
 
 
 async def test_it_is_served_before_a_model_is_there():
