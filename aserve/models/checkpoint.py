@@ -111,6 +111,8 @@ def _find_folder(name: str, revision: str | None, download_dir: str | None, patt
     if path.is_dir():
         _check_files(path)
         return path
+    if path.is_file():
+        raise CheckpointError(f"{name}: this is a file; a model is a folder with config.json and *.safetensors")
     if path.exists() or path.is_absolute() or name.count("/") > 1 or name.startswith((".", "~")):
         raise CheckpointError(f"{name}: no such folder")
     path = _download(name, revision, download_dir, patterns)

@@ -17,6 +17,8 @@ import msgspec
 
 from aserve.core.errors import CheckpointError
 
+LFS_POINTER: Final = b"version "
+"""How the text begins that a clone without Git LFS has in a file's place."""
 MAX_HEADER_BYTES: Final = 2**25
 MAX_TENSORS: Final = 2**15
 """In a file. DeepSeek-V3 has 91,000, in 163 files."""
@@ -86,9 +88,14 @@ def _read_raw(path: Path) -> tuple[bytes, int]:
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
-            num_bytes = int.from_bytes(file.read(8), "little")
+            begin = file.read(8)
+            num_bytes = int.from_bytes(begin, "little")
             if status.st_size < 8 or not stat.S_ISREG(status.st_mode):
                 raise _refusal(path, f"it has {status.st_size} bytes; the header's length alone takes 8")
+            if begin == LFS_POINTER:
+                raise _refusal(
+                    path, "it is a pointer of Git LFS; git lfs pull, in the clone, fetches what it points to"
+                )
             allowed = min(status.st_size - 8, MAX_HEADER_BYTES)
             if num_bytes > allowed:
                 raise _refusal(path, f"its header claims {num_bytes} bytes; {allowed} are there or allowed")

@@ -123,6 +123,12 @@ def test_a_path_that_is_not_there_is_not_sought_on_the_hub(name):
         resolve_checkpoint(name)
 
 
+def test_a_file_is_no_folder_and_is_told_to_be_there(tmp_path):
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(CheckpointError, match=r"model\.gguf: this is a file; a model is a folder"):
+        resolve_checkpoint(str(tmp_path / "model.gguf"))
+
+
 def test_a_folder_without_config_is_no_model(tmp_path):
     with pytest.raises(CheckpointError, match=r"no config\.json"):
         resolve(tmp_path)

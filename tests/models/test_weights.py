@@ -112,10 +112,14 @@ def test_a_file_that_is_no_safetensors_is_refused(tmp_path, content):
     ("content", "why"),
     [
         (b"1234567", "it has 7 bytes"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
+            "a pointer of Git LFS; git lfs pull",
+        ),
         (b"\xff" * 100, f"its header claims {2**64 - 1} bytes; 92 are there or allowed"),
         ((3).to_bytes(8, "little") + b"{}", "its header claims 3 bytes; 2 are there or allowed"),
     ],
-    ids=["none", "huge", "one byte over"],
+    ids=["none", "pointer", "huge", "one byte over"],
 )
 def test_a_header_that_is_not_there_is_not_read(tmp_path, content, why):
     path = tmp_path / "model.safetensors"
