@@ -38,6 +38,9 @@ _CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key"})
 _HASH: Final = re.compile(r"sha256:([0-9a-fA-F]{64})")
 _log = logging.getLogger(__name__)
 
+EMPTY: Final = hashlib.sha256(b"").digest()
+"""What `printf %s "$KEY" | sha256sum` says where there is no KEY."""
+
 Count = Annotated[int, Meta(ge=1, le=10**12)]
 
 
@@ -81,7 +84,10 @@ def digest_of(key: str) -> bytes:
     found = _HASH.fullmatch(key)
     if found is None:
         raise ConfigError("a key that begins with sha256: must go on with 64 hexadecimal digits")
-    return bytes.fromhex(found[1])
+    digest = bytes.fromhex(found[1])
+    if digest == EMPTY:
+        raise ConfigError("a key's hash is that of an empty text: who sends none would have it")
+    return digest
 
 
 def _digest(key: str) -> bytes:

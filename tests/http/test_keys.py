@@ -102,6 +102,13 @@ def test_a_key_that_everybody_or_nobody_could_send_is_refused(key):
         parse_keys(json.dumps([{"name": "a", "key": key}]))
 
 
+def test_the_hash_of_nothing_is_no_key():
+    """Catches a hash that was made of a variable that was not set: `Authorization: Bearer` would have it."""
+    entry = {"name": "a", "key": ["sesame", f"sha256:{hashlib.sha256(b'').hexdigest().upper()}"]}
+    with pytest.raises(ConfigError, match="that of an empty text"):
+        parse_keys(json.dumps([entry]))
+
+
 def test_a_key_is_found_by_name(path):
     keyring = Keyring(["flag-key"], path=path)
     named = {key: keyring.tenant_of(key.encode()) for key in (CANARY, "old-key", "new-key", "flag-key", "nobody's", "")}
