@@ -34,7 +34,7 @@ def check_early(parsed: Parsed) -> None:
         server = parsed.of(ServerOptions)
         if server.api_keys_file is not None and not Path(server.api_keys_file).is_file():
             raise ConfigError(f"--api-keys-file: {server.api_keys_file} is no file")
-        check_listening(server)
+        check_tls(server)
 
 
 def _asks_elsewhere(parsed: Parsed) -> bool:
@@ -143,12 +143,21 @@ def _has_driver() -> bool:
     return True
 
 
-def check_listening(server: ServerOptions) -> None:
-    """Raise `ConfigError` where a server cannot listen, or not encrypt what it says."""
-    from aserve.server.sockets import listen, tls_context
+def check_tls(server: ServerOptions) -> None:
+    """Raise `ConfigError` for files with which a server cannot encrypt what it says."""
+    from aserve.server.sockets import tls_context
 
     tls_context(server.ssl_certfile, server.ssl_keyfile)
-    if server.uds is None and server.port != 0:
+
+
+def check_address(parsed: Parsed) -> None:
+    """Raise `ConfigError` where a server cannot listen now; later it perhaps can, since who is there may leave."""
+    if parsed.command != "serve":
+        return
+    from aserve.server.sockets import listen
+
+    server = parsed.of(ServerOptions)
+    if not server.dry_run and server.uds is None and server.port != 0:
         sock = listen(server.host, server.port, 1)
         sock.shutdown(socket.SHUT_RDWR)
         sock.close()

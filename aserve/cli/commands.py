@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from aserve import __version__
-from aserve.cli.checks import check_early
+from aserve.cli.checks import check_address, check_early
 from aserve.cli.command_table import COMMANDS
 from aserve.cli.flags import BatchOptions, ServerOptions
 from aserve.cli.settings import Parsed, parse_command
@@ -176,7 +176,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     bound_product_caches(os.environ)
     try:
         if Options in parsed.groups:
-            check_early(parsed)
+            try:
+                check_early(parsed)
+            except ConfigError as error:
+                print(f"aserve: {error.message}", file=sys.stderr)
+                return 2
+            check_address(parsed)
         status = run_command(parsed)
         sys.stdout.flush()
         return status

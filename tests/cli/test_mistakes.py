@@ -190,6 +190,30 @@ def test_a_format_that_there_is_not_is_told_before_weights_are_read(command, opt
         checks.check_early(parsed)
 
 
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (["--chat-template", "/no/such/file"], 2),
+        (["--tool-call-parser", "no-such"], 2),
+        (["--ssl-keyfile", "/no/such/file"], 2),
+        (["--max-model-len", "4096"], 2),
+        (["--model", "/no/such/folder"], 1),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else str(value),
+)
+def test_a_wrong_option_ends_with_2_whenever_it_is_found(words, status, capsys):
+    """Catches a service manager that starts it again for ever: RestartPreventExitStatus=2."""
+    assert commands.main(["serve", *(["demo"] if status == 2 else []), *words]) == status
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_an_address_that_is_taken_may_be_free_again(capsys):
+    """Which a service manager is to try."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert commands.main(["serve", "demo", "--port", str(taken.getsockname()[1])]) == 1
+    assert "cannot listen on 127.0.0.1" in capsys.readouterr().err
+
+
 # What is there to write to
 
 
@@ -317,7 +341,9 @@ def test_null_in_a_file_is_as_if_it_were_not_there(tmp_path):
 
 
 def early(*argv: str) -> None:
-    checks.check_early(settings.parse_command(argv, {}))
+    parsed = settings.parse_command(argv, {})
+    checks.check_early(parsed)
+    checks.check_address(parsed)
 
 
 def test_a_wrong_folder_is_found(tmp_path):
