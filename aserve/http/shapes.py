@@ -56,13 +56,15 @@ def _translated(error: msgspec.ValidationError) -> InvalidRequestError:
 def check_names(raw: Any, value: Any, path: str = "") -> None:
     """Raise `InvalidRequestError` for a name in an object that its shape does not have, with the nearest that it has.
 
+    Null asks for nothing, under any name: libraries send it for what their users left out.
+
     value: what `converted` made of `raw`; what stays as it was sent is not looked into.
     """
     if isinstance(value, msgspec.Struct):
         known = {*value.__struct_fields__, value.__struct_config__.tag_field}
         for name, member in raw.items():
             where = f"{path}.{echo(name)[1:-1]}".lstrip(".")
-            if name not in known:
+            if name not in known and member is not None:
                 near = nearest(name, value.__struct_fields__)
                 param = re.split(r"[.\[]", where)[0]
                 raise UnknownFieldError(f"unknown field {where}{near}", param, raw, name)

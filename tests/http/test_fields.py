@@ -57,6 +57,17 @@ async def test_how_a_conversation_ends(client):
     assert tokenized.json()["tokens"] == [*whole, 259, *b"Well"]
 
 
+@pytest.mark.parametrize("url", [CHAT, TEXT])
+async def test_null_asks_for_nothing_under_any_name(client, url):
+    """As libraries send it for what their users left out, in fields that are newer than this server."""
+    tool = {"type": "function", "new": None, "function": {"name": "f", "new": None}}
+    chat = {"messages": [{**HI[0], "new": None}], "tools": [tool], "tool_choice": "none"}
+    structure = {"choice": ["a"], "disable_any_whitespace": None}
+    body = {**(chat if url == CHAT else {"prompt": "hi"}), "new": None, "structured_outputs": structure}
+    response = await client.post(url, json={**body, "max_tokens": 1})
+    assert response.status_code == 200, response.text
+
+
 async def test_a_message_that_is_continued_may_be_echoed(client):
     body = {"messages": TURNS, "continue_final_message": True, "max_tokens": 2}
     for echo, text in ((False, "He"), (True, "WellHe")):

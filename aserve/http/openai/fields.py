@@ -1,7 +1,8 @@
 """Fields that a request may have: those that work are in the shapes, the others are here, with what becomes of them.
 
 A field is never silently ignored when it would change the answer: a known one that does not work yet is refused, except
-with a value that asks for nothing (null, or what is in NEUTRAL); an unknown one is refused with the nearest known name.
+with a value that asks for nothing (what is in NEUTRAL); an unknown one is refused with the nearest known name.
+Null asks for nothing under any name: libraries send it for what their users left out.
 """
 
 from collections.abc import Collection, Mapping
@@ -67,7 +68,7 @@ def check_names(fields: dict[str, Any], supported: Collection[str], where: str =
     where: the path of the object, such as "messages[0]."; param is its outermost field.
     """
     for name, value in fields.items():
-        if name in supported:
+        if name in supported or value is None:
             continue
         path = where + echo(name)[1:-1]
         param = where.partition(".")[0].partition("[")[0] or path
@@ -77,7 +78,7 @@ def check_names(fields: dict[str, Any], supported: Collection[str], where: str =
         elif name not in NEUTRAL and name not in UNSUPPORTED:
             known = supported if where else [*supported, *WITHOUT_EFFECT, *NEUTRAL, *UNSUPPORTED]
             raise UnknownFieldError(f"unknown field {path}{nearest(name, known)}", param, fields, name)
-        elif value is not None and not _is_neutral(name, value):
+        elif not _is_neutral(name, value):
             raise InvalidRequestError(f"{path} is not supported yet", param)
 
 
