@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from aserve.core.errors import AserveError, ContextLengthError, OverloadedError
+from aserve.core.errors import AserveError, ContextLengthError, InvalidRequestError, OverloadedError
 from aserve.http.dialect import Dialect
 from aserve.http.errors import printable, status_of
 
@@ -26,6 +26,15 @@ TYPES: Final[Mapping[int, str]] = {
 """By status; others are the client's below 500, and ours from there on."""
 
 
+class UnthreadedError(InvalidRequestError):
+    """A request asks for a conversation that the server holds. details: tell SDKs to send all of it instead."""
+
+    details: Final = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+
+    def __init__(self) -> None:
+        super().__init__("thread is not supported: send the whole conversation as messages", "thread")
+
+
 def status(error: AserveError) -> int:
     """The HTTP status of an error."""
     return OVERLOADED if isinstance(error, OverloadedError) else status_of(error)
@@ -35,11 +44,10 @@ def error_object(error: AserveError, request_id: str | None) -> dict[str, Any]:
     """What is told of it, as an object: the whole body, or the data of a stream's last event."""
     code = status(error)
     kind = TYPES.get(code, "api_error" if code >= 500 else "invalid_request_error")
-    return {
-        "type": "error",
-        "error": {"type": kind, "message": printable(_told(error))},
-        "request_id": request_id,
-    }
+    told: dict[str, Any] = {"type": kind, "message": printable(_told(error))}
+    if isinstance(error, UnthreadedError):
+        told["details"] = error.details
+    return {"type": "error", "error": told, "request_id": request_id}
 
 
 def _told(error: AserveError) -> str:

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from aserve.core.errors import InvalidRequestError
+from aserve.http.anthropic.errors import UnthreadedError
 from aserve.http.errors import echo
 from aserve.http.explaining import XAserve
 from aserve.http.shapes import MAX_MESSAGES, ModelName, check_names, converted
@@ -179,6 +180,8 @@ _WORKS: Final = {
 
 def parse(raw: Mapping[str, Any], kind: type[Fields]) -> Fields:
     """The fields of a request. Raises `InvalidRequestError` naming the one that is wrong, unknown or not supported."""
+    if raw.get("thread") is not None:
+        raise UnthreadedError
     _check_client_tools(raw.get("tools"))
     try:
         fields = converted(raw, kind)

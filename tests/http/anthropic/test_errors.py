@@ -85,6 +85,24 @@ async def test_what_cannot_be_is_a_400_that_names_the_field(fields, part):
         assert part in told(await client.post(URL, json=body), 400, "invalid_request_error")
 
 
+async def test_who_asks_for_a_thread_is_told_in_the_sdks_words_to_do_without():
+    """Anthropic's tool runners ask for one, and go on with the whole conversation where there is none."""
+    async with speaking("x") as engine, client_of(create_app(engine)) as client:
+        response = await client.post(URL, json={**BODY, "thread": {"type": "create"}})
+        assert "whole conversation" in told(response, 400, "invalid_request_error")
+        details = response.json()["error"]["details"]
+        assert details == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+        assert (await client.post(URL, json={**BODY, "thread": None})).status_code == 200
+
+
+async def test_null_asks_for_nothing_under_any_name():
+    """As an SDK's `model_dump` has it, of fields that are newer than this server."""
+    block = {"type": "tool_use", "id": "a", "name": "f", "input": {}, "newer": None}
+    body = {**BODY, "newest": None, "tools": [{**TOOL, "new": None}], **message("assistant", block)}
+    async with speaking("x") as engine, client_of(create_app(engine)) as client:
+        assert (await client.post(URL, json=body)).status_code == 200
+
+
 async def test_a_field_that_the_message_begins_with_is_not_put_before_it():
     async with speaking("x") as engine, client_of(create_app(engine)) as client:
         response = await client.post(URL, json={**BODY, "thinking": {"type": "enabled"}})
