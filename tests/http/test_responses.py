@@ -146,6 +146,11 @@ async def prompt_of(engine, runner, **fields):
     assert response.status_code == 200, response.text
     tokens = response.json()["usage"]["input_tokens"]
     assert counted.json() == {"object": "response.input_tokens", "input_tokens": tokens}
+    return planned(runner, num_before)
+
+
+def planned(runner, num_before):
+    """All that was computed in the steps behind that many."""
     ids = [token_id for plan in runner.plans[num_before:] for piece in plan.slices for token_id in piece.token_ids]
     return b"".join(bytes([i]) if i < 256 else SPECIAL_TOKENS[i - 256].encode() for i in ids).decode()
 
@@ -216,6 +221,32 @@ async def test_functions_in_a_namespace_are_called_by_both_names():
             assert message in refused.json()["error"]["message"]
 
 
+async def test_a_reference_stands_for_the_item_of_a_stored_response():
+    """As the AI SDK sends the turns of a conversation whose responses are stored."""
+    runner = ScriptedRunner(model=FakeScript(says("Hello")))
+    async with speaking("x", runner=runner) as engine, client_of(create_app(engine)) as client:
+
+        async def answered(*items, **fields):
+            return (await client.post(URL, json={"input": [*items], **fields})).json()
+
+        asked, more = {"role": "user", "content": "hi"}, {"role": "user", "content": "And?"}
+        first = await answered(asked)
+        [item] = first["output"]
+        for number, reference in enumerate(({"type": "item_reference", "id": item["id"]}, {"id": item["id"]})):
+            num_before = len(runner.plans)
+            second = await answered(asked, reference, more, max_output_tokens=1, cache_salt=f"s{number}")
+            told = "<|user|>hi<|end|><|assistant|>Hello<|end|><|user|>And?<|end|><|assistant|>"
+            assert planned(runner, num_before) == told
+            listed = (await client.get(f"{URL}/{second['id']}/input_items?order=asc")).json()["data"]
+            assert listed[1] == item
+
+        others = (await answered(asked, store=False))["output"]
+        await client.delete(f"{URL}/{first['id']}")
+        for id in (others[0]["id"], item["id"][:-1], item["id"] + "f", "msg_1", "", item["id"]):
+            refused = await answered(asked, {"type": "item_reference", "id": id})
+            assert refused["error"]["message"].startswith("input[1]: there is no item"), id
+
+
 async def test_truncation_drops_the_oldest_turns_and_keeps_the_instructions():
     """Catches an orphaned output of a call at the beginning, and a request that is refused though its end would fit."""
     turns = [{"role": "user", "content": f"{number:03} {'x' * 20}"} for number in range(30)]
@@ -251,7 +282,7 @@ CALLED = {"type": "function_call", "call_id": "c", "name": "f"}
         (
             {"input": [{"type": "item_reference", "id": "a"}]},
             "input",
-            "input[0].type: 'item_reference' is not supported",
+            "input[0]: there is no item 'a' in the output of a response that is stored",
         ),
         ({"input": [{"role": "tool", "content": "a"}]}, "input", "input[0].role"),
         (

@@ -30,7 +30,8 @@ def wire_of(name):
         reading = Reading(new_parser=lambda: parser_of(FORMATS[name], SCHEMAS, in_thought=False), has_thoughts=True)
     tokens = None if name is None else Tokens(lambda ids: [bytes([token_id]) for token_id in ids])
     spell = lambda scores: [{"token": score.token_id} for score in scores]  # noqa: E731
-    return ResponseWire({"id": "resp_1", "status": "in_progress", "output": []}, Output(reading, tokens, spell=spell))
+    output = Output(reading, tokens, response_id="resp_1", spell=spell)
+    return ResponseWire({"id": "resp_1", "status": "in_progress", "output": []}, output)
 
 
 def scored(token_ids):

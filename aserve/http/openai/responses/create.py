@@ -5,7 +5,6 @@ POST /v1/responses/input_tokens counts the prompt's tokens and makes no response
 earlier items + input --> messages --> prompt --> engine --> output --> kept, if it is to be --> told
 """
 
-import secrets
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from aserve.http.json_response import JsonResponse
 from aserve.http.openai.logprobs import Speller, chat_logprobs
 from aserve.http.openai.prompts import check_variables
 from aserve.http.openai.responses.background import Job
-from aserve.http.openai.responses.items import Item, Messages, input_items, messages_of
+from aserve.http.openai.responses.items import Item, Messages, input_items, messages_of, new_response_id
 from aserve.http.openai.responses.keeping import Kept
 from aserve.http.openai.responses.output import Output
 from aserve.http.openai.responses.shapes import (
@@ -121,7 +120,8 @@ async def _create(
         name=exchange.request_id,
         explained=explained_of(engine, exchange, fields.x_aserve),
     )
-    wire = ResponseWire(_head(fields, model, params), _output(engine, fields, reading, options))
+    head = _head(fields, model, params)
+    wire = ResponseWire(head, _output(engine, fields, reading, options, head["id"]))
     workers = exchange.workers if len(prompt) > LARGE_PROMPT else None
     is_settled = False
 
@@ -148,7 +148,8 @@ async def _read(
     engine: Engine, kept: Kept, exchange: Exchange, fields: ResponseFields, use: ToolUse | None, *, must_fit: bool
 ) -> tuple[list[Item], TokenIds]:
     """All the items that the response answers, and the prompt that they make."""
-    items = await exchange.work(input_items, exchange.fields["input"])
+    given = await exchange.work(input_items, exchange.fields["input"])
+    items = await kept.resolved(exchange.tenant, given, exchange.workers)
     if fields.previous_response_id is not None:
         items = [*await kept.history(exchange.tenant, fields.previous_response_id, exchange.workers), *items]
     has_developer = engine.texts.has_role("developer")
@@ -217,13 +218,14 @@ def _starts(messages: Sequence[dict[str, Any]]) -> list[int]:
     return [num_pinned, *others]
 
 
-def _output(engine: Engine, fields: ResponseFields, reading: Reading, options: AppOptions) -> Output:
+def _output(engine: Engine, fields: ResponseFields, reading: Reading, options: AppOptions, response_id: str) -> Output:
     skips = fields.skip_special_tokens is not False
     speller = Speller(engine, as_ids=options.return_tokens_as_token_ids, skip_special_tokens=skips)
     token_bytes = partial(engine.token_bytes, skip_special_tokens=skips)
     return Output(
         reading,
         None if reading.new_parser is None else Tokens(token_bytes),
+        response_id=response_id,
         names={
             flat_name(namespace, function.name): (namespace, function.name)
             for namespace, function in fields.functions
@@ -241,7 +243,7 @@ def _head(fields: ResponseFields, model: str, params: SamplingParams) -> Respons
     choice = fields.tool_choice or "auto"
     reasoning = fields.reasoning
     return {
-        "id": f"resp_{secrets.token_hex(24)}",
+        "id": new_response_id(),
         "object": "response",
         "created_at": int(time.time()),
         "status": "in_progress",

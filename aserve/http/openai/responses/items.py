@@ -1,6 +1,7 @@
 """Items of an input: what a request sends, as they are kept, and as the messages that a chat template takes.
 
     text | messages, function_call, function_call_output, reasoning --> items, each with an id --> messages
+    item_reference --> the item of an earlier response that has the id (keeping.py)
 
 What an assistant did in one turn is one message: its thoughts, then its text, then its calls.
 """
@@ -81,11 +82,20 @@ class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True):
     status: Status | None = None
 
 
+class Reference(msgspec.Struct, frozen=True, kw_only=True):
+    """An item of an earlier response, by its id."""
+
+    id: ItemId
+    type: Literal["item_reference"]
+
+
+REFERENCE: Final = "item_reference"
 KINDS: Final[Mapping[str, type[msgspec.Struct]]] = {
     "message": MessageItem,
     "function_call": CallItem,
     "function_call_output": CallOutputItem,
     "reasoning": ReasoningItem,
+    REFERENCE: Reference,
 }
 PREFIXES: Final[Mapping[str, str]] = {
     "message": "msg",
@@ -94,11 +104,31 @@ PREFIXES: Final[Mapping[str, str]] = {
     "reasoning": "rs",
 }
 """How ids of each kind begin."""
+RESPONSE: Final = "resp_"
+"""How a response's id begins."""
+RESPONSE_DIGITS: Final = 48
+"""Of a response's id, with which those of its output's items begin behind their prefix."""
+
+
+def new_response_id() -> str:
+    """Of a new response."""
+    return f"{RESPONSE}{secrets.token_hex(RESPONSE_DIGITS // 2)}"
 
 
 def new_item_id(kind: str) -> str:
-    """Of a new item."""
+    """Of a new item of an input."""
     return f"{PREFIXES[kind]}_{secrets.token_hex(16)}"
+
+
+def output_item_id(kind: str, response_id: str, index: int) -> str:
+    """Of an item of a response's output: it tells of which, see `response_of`."""
+    return f"{PREFIXES[kind]}_{response_id.removeprefix(RESPONSE)}{index:04x}"
+
+
+def response_of(item_id: str) -> str | None:
+    """The id of the response whose output has the item; None of an id that was not made here."""
+    digits = item_id.partition("_")[2]
+    return f"{RESPONSE}{digits[:RESPONSE_DIGITS]}" if len(digits) > RESPONSE_DIGITS else None
 
 
 def with_own_ids(items: Sequence[Item]) -> list[Item]:
@@ -140,12 +170,14 @@ def input_items(given: str | Sequence[dict[str, Any]]) -> list[Item]:
 
 
 def _item(given: Mapping[str, Any]) -> Item:
-    kind = given.get("type") or ("message" if "role" in given else None)
+    kind = given.get("type") or ("message" if "role" in given else REFERENCE if given.keys() == {"id"} else None)
     if not isinstance(kind, str) or kind not in KINDS:
         told = "this field is required" if kind is None else f"{echo(kind)} is not supported"
         raise InvalidRequestError(f"type: {told}; items are of the types {', '.join(KINDS)}")
     fields = converted({**given, "type": kind}, KINDS[kind])
     item = {name: value for name, value in msgspec.structs.asdict(fields).items() if value is not None}
+    if kind == REFERENCE:
+        return item
     item["id"] = item.get("id") or new_item_id(kind)
     item.setdefault("status", "completed")
     if isinstance(fields, MessageItem):

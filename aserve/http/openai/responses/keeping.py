@@ -4,6 +4,7 @@ A response that the store has as queued or in progress, and that nobody makes, w
 reads as failed.
 """
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -11,7 +12,7 @@ import msgspec
 from aserve.core.errors import InvalidRequestError
 from aserve.http.errors import HttpError, echo
 from aserve.http.openai.responses.background import Jobs
-from aserve.http.openai.responses.items import Item, with_own_ids
+from aserve.http.openai.responses.items import REFERENCE, Item, response_of, with_own_ids
 from aserve.http.openai.responses.shapes import MAX_ITEMS
 from aserve.http.openai.responses.wire import TERMINAL, Response
 from aserve.stores.responses import ResponseStore, StoredResponse
@@ -21,6 +22,8 @@ OFF_LOOP_BYTES: Final = 64 * 1024
 """Longer ones are coded and decoded in a thread."""
 MAX_HISTORY_BYTES: Final = 16 * 1024 * 1024
 """Of the items that a response goes on from, as JSON."""
+MAX_REFERRED_BYTES: Final = 16 * MAX_HISTORY_BYTES
+"""Of the responses that an input's references lead to, with what they answer: they are read one by one."""
 LOST: Final = {"code": "server_error", "message": "the server ended before the response did"}
 
 
@@ -88,6 +91,41 @@ class Kept:
                 f"previous_response_id: the conversation has over {MAX_ITEMS} items", "previous_response_id"
             )
         return items
+
+    async def resolved(self, tenant: str, items: list[Item], workers: Workers) -> list[Item]:
+        """Items with those that references lead to in place of these. Raises `InvalidRequestError` for what is gone."""
+        found: dict[str, Item] = {}
+        num_bytes = 0
+        for id in dict.fromkeys(response_of(item["id"]) for item in items if item["type"] == REFERENCE):
+            record = None if id is None else await self._store.get(tenant, id)
+            if record is None:
+                continue  # which is told of the item
+            num_bytes += record.num_bytes
+            if num_bytes > MAX_REFERRED_BYTES:
+                message = f"input: it refers to conversations of over {MAX_REFERRED_BYTES} bytes"
+                raise InvalidRequestError(message, "input")
+            is_long = len(record.response) > OFF_LOOP_BYTES
+            response = await workers.run(_read, record) if is_long else _read(record)
+            found |= {item["id"]: item for item in response["output"]}
+        return _referred(items, found)
+
+
+def _referred(items: list[Item], found: Mapping[str, Item]) -> list[Item]:
+    told = []
+    num_bytes = 0
+    for index, item in enumerate(items):
+        if item["type"] == REFERENCE:
+            id = item["id"]
+            if id not in found:
+                message = f"input[{index}]: there is no item {echo(id)} in the output of a response that is stored"
+                raise InvalidRequestError(message, "input")
+            item = found[id]
+            num_bytes += len(msgspec.json.encode(item))
+            if num_bytes > MAX_HISTORY_BYTES:
+                message = f"input: it refers to items of over {MAX_HISTORY_BYTES} bytes"
+                raise InvalidRequestError(message, "input")
+        told.append(item)
+    return told
 
 
 def _read(record: StoredResponse) -> Response:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from aserve.core.answer_events import AnswerEvent, AnswerParser, Arguments, CallBegins, CallEnds, Content, Reasoning
 from aserve.core.outputs import FinishReason
 from aserve.core.plan import TokenScores
-from aserve.http.openai.responses.items import Item, new_item_id, sealed
+from aserve.http.openai.responses.items import Item, output_item_id, sealed
 from aserve.http.openai.tokens import Tokens
 from aserve.http.reading import Reading
 
@@ -36,8 +36,9 @@ DELTAS: Final = {
 class Output:
     """The items of one response. num_reasoning_tokens: those of thoughts, without their markers.
 
-    tokens: where not all that is said is content. spell: None where logprobs are not asked for. seals: reasoning items
-    have encrypted_content. names: of functions in namespaces, by what the model calls them: (namespace, name).
+    tokens: where not all that is said is content. response_id: of the response. spell: None where logprobs are not
+    asked for. seals: reasoning items have encrypted_content. names: of functions in namespaces, by what the model calls
+    them: (namespace, name).
     """
 
     def __init__(
@@ -45,12 +46,14 @@ class Output:
         reading: Reading,
         tokens: Tokens | None = None,
         *,
+        response_id: str,
         names: Mapping[str, tuple[str, str]] = MappingProxyType({}),
         spell: Spell | None = None,
         seals: bool = False,
     ) -> None:
         self.items: list[Item] = []
         self.num_reasoning_tokens = 0
+        self._response_id = response_id
         self._reading = reading
         self._parser: AnswerParser | None = None if reading.new_parser is None else reading.parser()
         self._tokens = tokens
@@ -121,7 +124,8 @@ class Output:
         self._events.append(event)
 
     def _begin(self, kind: str, **fields: str) -> None:
-        self._open = {"id": new_item_id(kind), "type": kind, "status": "in_progress", **fields}
+        id = output_item_id(kind, self._response_id, len(self.items))
+        self._open = {"id": id, "type": kind, "status": "in_progress", **fields}
         self._texts = []
         self._tell("response.output_item.added", item=self._shown("in_progress", None, []))
         if kind != CALL:
