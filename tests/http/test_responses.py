@@ -247,6 +247,25 @@ async def test_a_reference_stands_for_the_item_of_a_stored_response():
             assert refused["error"]["message"].startswith("input[1]: there is no item"), id
 
 
+async def test_what_sdks_add_to_an_output_may_come_back():
+    """As openai-node's `responses.parse` has it, and `model_dump` of openai-python."""
+    call = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"}
+    part = {"type": "output_text", "text": "{}", "annotations": []}
+    added = [
+        {**call, "parsed_arguments": {"a": 1}, "async": None, "new": None},
+        {"role": "assistant", "content": [{**part, "parsed": {"a": 1}}], "provider_specific_fields": {}},
+    ]
+    runner = ScriptedRunner(model=FakeScript(says("x")))
+    async with speaking("x", runner=runner) as engine:
+        plain = await prompt_of(engine, runner, input=[call, {"role": "assistant", "content": [part]}])
+        assert await prompt_of(engine, runner, input=added) == plain
+        async with client_of(create_app(engine)) as client:
+            response = (await client.post(URL, json={"input": added})).json()
+            items = (await client.get(f"{URL}/{response['id']}/input_items")).text
+    assert "parsed" not in items
+    assert "provider" not in items
+
+
 async def test_truncation_drops_the_oldest_turns_and_keeps_the_instructions():
     """Catches an orphaned output of a call at the beginning, and a request that is refused though its end would fit."""
     turns = [{"role": "user", "content": f"{number:03} {'x' * 20}"} for number in range(30)]

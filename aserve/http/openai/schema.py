@@ -127,6 +127,8 @@ class Message(msgspec.Struct, frozen=True):
 
 MESSAGE_FIELDS: Final = frozenset(Message.__struct_fields__)
 ADDED: Final = ("parsed", "parsed_arguments", "provider_specific_fields")
+"""By a client's library to what it was answered, and sent back. OpenAI's SDKs: `parsed`, made of a text, and
+`parsed_arguments` of calls. litellm: `provider_specific_fields`."""
 Messages = Annotated[list[Message], Meta(max_length=MAX_MESSAGES)]
 
 
@@ -148,10 +150,7 @@ def parse(raw: dict[str, Any], kind: type[Fields]) -> Fields:
 
 
 def _leave_out_added(message: dict[str, Any]) -> None:
-    """Take from a message what a client's library has added to an answer, and sends back: templates must not see it.
-
-    OpenAI's SDK: `parsed`, made of the content, and `parsed_arguments` of calls. litellm: `provider_specific_fields`.
-    """
+    """Take what is ADDED from a message: templates must not see it."""
     for name in ADDED:
         message.pop(name, None)
         for call in message.get("tool_calls") or ():

@@ -20,6 +20,7 @@ from aserve.core.errors import InvalidRequestError
 from aserve.http.errors import echo
 from aserve.http.openai.fields import check_names
 from aserve.http.openai.responses.shapes import flat_name
+from aserve.http.openai.schema import ADDED
 from aserve.http.shapes import converted
 
 Item = dict[str, Any]
@@ -163,10 +164,16 @@ def input_items(given: str | Sequence[dict[str, Any]]) -> list[Item]:
         place = f"input[{index}]"
         with _told_of(place):
             items.append(_item(item))
+        for name in ADDED:
+            item.pop(name, None)
         check_names(item, KINDS[items[-1]["type"]].__struct_fields__, f"{place}.")
     if not items:
         raise InvalidRequestError("input is empty", "input")
     return items
+
+
+def _without_added(part: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in part.items() if name not in ADDED}
 
 
 def _item(given: Mapping[str, Any]) -> Item:
@@ -186,7 +193,7 @@ def _item(given: Mapping[str, Any]) -> Item:
             [{"type": text_type, "text": fields.content}]
             if isinstance(fields.content, str)
             else [
-                {**part, "type": text_type, "text": text}
+                {**_without_added(part), "type": text_type, "text": text}
                 for part, text in zip(fields.content, _texts("content", fields.content), strict=True)
             ]
         )
