@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from aserve.constraints.json_schema import ANNOTATIONS, NAMED, ONE, SEVERAL, parts_of
+from aserve.constraints.kinds import with_any_of
 from aserve.constraints.numbers import LOWER, UPPER, clipped, without_slips
 
 _YEAR: Final = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
@@ -35,7 +36,7 @@ def with_patterns(schema: Any) -> Any:
 
     llguidance would follow references from an $id, and into examples.
     """
-    return _spelled(schema, is_joined=_is_joined(schema))
+    return with_any_of(_spelled(schema, is_joined=_is_joined(schema)))
 
 
 def _is_joined(schema: Any) -> bool:

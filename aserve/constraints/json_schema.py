@@ -184,7 +184,7 @@ class _Sums:
             raise refused(self._base, "may be at the root alone where there are references, which would lead from it")
         depth = _depth(schema)
         for reference, place in self._references.items():
-            found = _resolved(schema, reference, place)
+            found = resolved(schema, reference, place)
             if id(found) not in checked and not isinstance(found, bool):
                 raise refused(place, f"{shown(reference)} is no schema")
             depth += _depth(found)
@@ -223,7 +223,7 @@ def _depth(schema: Any) -> int:
     return deepest
 
 
-def _resolved(schema: Any, reference: str, place: str) -> Any:
+def resolved(schema: Any, reference: str, place: str) -> Any:
     """The schema that a reference leads to. Raises for one that leads nowhere."""
     found = schema
     for name in reference.split("/")[1:]:

@@ -81,6 +81,22 @@ def test_an_answer_ends_only_where_it_is_complete(compiler: Compiler) -> None:
     assert allowed(yes, b"yes") == {EOS}
 
 
+PETS = {
+    "oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}],
+    "discriminator": {"propertyName": "kind", "mapping": {"cat": "#/$defs/cat", "dog": "#/$defs/dog"}},
+    "$defs": {
+        name: {
+            "type": "object",
+            "properties": {"kind": {"const": name}},
+            "required": ["kind"],
+            "additionalProperties": False,
+        }
+        for name in ("cat", "dog")
+    },
+}
+"""A discriminated union, as pydantic has it."""
+
+
 @pytest.mark.parametrize(
     ("fields", "good"),
     [
@@ -94,8 +110,9 @@ def test_an_answer_ends_only_where_it_is_complete(compiler: Compiler) -> None:
         ({"json": {"enum": ["a", 1, None]}}, lambda text: json.loads(text) in ("a", 1, None)),
         ({"json": '{"const": {"a": [true]}}'}, lambda text: json.loads(text) == {"a": [True]}),
         ({"json": {"type": "integer", "minimum": 3, "maximum": 17}}, lambda text: 3 <= int(text) <= 17),
+        ({"json": PETS}, lambda text: json.loads(text)["kind"] in ("cat", "dog")),
     ],
-    ids=["regex", "choice", "gbnf", "lark", "enum", "const", "integer"],
+    ids=["regex", "choice", "gbnf", "lark", "enum", "const", "integer", "told apart"],
 )
 def test_what_comes_out_is_what_was_asked_for(compiler: Compiler, fields: dict[str, object], good) -> None:
     compiled = compiler.compiled(StructuredOutputs(**fields))
