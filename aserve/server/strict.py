@@ -4,6 +4,9 @@ What two parsers read differently lets one request hide in another (request smug
 joins folded lines, takes the length `3, 3` for 3, and waits for the 10^24 bytes that a chunk announces; Hypercorn takes
 the method `get` for GET. Here each is an error like any other of h11's, and the end of the connection.
 
+What comes behind a request that is the connection's last is thrown away (RFC 9112, section 9.6): to h11 it is an error,
+for which that request would lose its answer.
+
 It looks into h11's buffer, which has no public name; `trailing_data` is a copy, too dear for bodies of tiny chunks.
 """
 
@@ -32,7 +35,9 @@ class StrictConnection(h11.Connection):
 
     def next_event(self) -> Any:
         """The next part of a message, as h11's."""
-        if self.their_state is h11.IDLE:
+        if self.their_state is h11.MUST_CLOSE:
+            self._receive_buffer._extract(len(self._receive_buffer))
+        elif self.their_state is h11.IDLE:
             self._check_head()
         elif self._awaits_chunk:
             self._check_chunk()

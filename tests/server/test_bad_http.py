@@ -146,3 +146,30 @@ async def test_an_empty_line_before_a_request_is_overlooked(site: Site):
         assert (await client.ask(data)).status == 200
     await client.close()
     await refused(site, b"\n" + request(b"/health"), 400)
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+@pytest.mark.parametrize("behind", [b"\r\n", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x00" * 4000])
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_what_comes_behind_a_connections_last_request_costs_it_no_answer(version, behind, at_once: bool):
+    app, may_end = Recorder(), asyncio.Event()
+
+    async def slow(scope, receive, send):
+        await may_end.wait()
+        await app(scope, receive, send)
+
+    async with serving(guard(slow)) as site:
+        client = await site.connect()
+        last = b"POST / HTTP/%b\r\nHost: x\r\nConnection: close\r\nContent-Length: 3\r\n\r\nabc" % version
+        await client.send(last + behind if at_once else last)
+        await asyncio.sleep(0.02)
+        if not at_once:
+            await client.send(behind)
+            await asyncio.sleep(0.02)
+        may_end.set()
+        answer = await client.answer()
+        assert (answer.status, answer.body) == (200, b"ok")
+        assert await client.rest() == b""
+        await client.close()
+        await site.quiet()
+    assert app.asked == [("POST", "/", b"abc")]
