@@ -30,6 +30,7 @@ class Listener:
         self.url = url_of(sock, is_secure=bool(tls))
         self._tls = tls
         self._path = sock.getsockname() if self.url.startswith("unix:") else None
+        self._inode = None if self._path is None else _inode_of(self._path)
         self._sock = sock
         self._server = server
         self._make_protocol = make_protocol
@@ -61,20 +62,30 @@ class Listener:
         """Take no more connections but those that have been made by now.
 
         To a client it is connected as soon as the kernel says so, and it sends its request. Connections that nobody
-        has accepted by then would be reset when the socket is closed: they are accepted here.
+        has accepted by then would be reset when the socket is closed: they are accepted here. Returns when each has
+        been encrypted, or given up, where that is asked for. A path is removed.
         """
+        self._remove_path()
         made = self._not_yet_accepted()
         self._server.close()
-        loop = asyncio.get_running_loop()
-        for sock in made:
-            await loop.connect_accepted_socket(self._make_protocol, sock, **self._tls)
+        await asyncio.gather(*map(self._take, made))
 
     def close(self) -> None:
         """Take no more connections; may be called again. A path is removed."""
+        self._remove_path()
         self._server.close()
-        if self._path is not None:
-            with suppress(FileNotFoundError):
-                os.unlink(self._path)
+
+    def _remove_path(self) -> None:
+        """Once, and while the socket is open: afterwards what is there may be another server's, even by its inode."""
+        path, self._path = self._path, None
+        if path is not None and _inode_of(path) == self._inode:
+            with suppress(OSError):  # whoever comes next takes its place
+                os.unlink(path)
+
+    async def _take(self, sock: socket.socket) -> None:
+        with suppress(OSError):  # its client has left, or speaks no TLS, or is too slow
+            loop = asyncio.get_running_loop()
+            await loop.connect_accepted_socket(self._make_protocol, sock, **self._tls)
 
     def _not_yet_accepted(self) -> list[socket.socket]:
         made: list[socket.socket] = []
@@ -82,3 +93,12 @@ class Listener:
             while self._server.is_serving():
                 made.append(self._sock.accept()[0])
         return made
+
+
+def _inode_of(path: str) -> tuple[int, int] | None:
+    """What is there, by device and number; None for nothing."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -41,7 +41,7 @@ async def test_who_has_connected_before_it_shuts_is_served(tmp_path, on_path: bo
         with client:
             client.sendall(b"hello")
             assert await asyncio.to_thread(client.recv, 10) == b"hello"
-    with pytest.raises(OSError, match="refused"):
+    with pytest.raises(OSError, match="refused|No such file"):
         connected(listener, path)
     listener.close()
 
@@ -56,3 +56,19 @@ async def test_a_path_is_removed_and_closing_twice_is_closing_once(tmp_path):
     await listener.shut()
     listener.close()
     assert not path.exists()
+
+
+async def test_a_path_that_another_server_has_taken_meanwhile_is_left_to_it(tmp_path):
+    path = str(tmp_path / "socket")
+    draining = await Listener.open("127.0.0.1", 0, path, Echo)
+    await draining.shut()
+    successor = await Listener.open("127.0.0.1", 0, path, Echo)
+    draining.close()
+    connected(successor, path).close()
+    os.unlink(path)  # by an operator
+    third = await Listener.open("127.0.0.1", 0, path, Echo)
+    await successor.shut()
+    successor.close()
+    connected(third, path).close()
+    third.close()
+    assert not os.path.exists(path)

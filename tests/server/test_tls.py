@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import socket
 import ssl
 import subprocess
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from aserve.core.errors import ConfigError
 from aserve.server import Limits
+from aserve.server.listener import Listener
 from aserve.server.sockets import tls_context
 from tests.engines import scripted_engine
 from tests.server.test_lifecycle import Run, chat, running
@@ -92,6 +94,50 @@ async def test_who_speaks_no_tls_or_says_nothing_is_cut_off_and_others_go_on(fil
                 answer = await plain.reader.read()
             assert not answer.startswith(b"HTTP/")
         assert (await (await connected(run, files)).ask(request(b"/ready"))).status == 200
+
+
+class Guest(asyncio.Protocol):
+    """Says hello, and is told when its client has gone."""
+
+    def __init__(self):
+        self.gone = asyncio.Event()
+
+    def connection_made(self, transport):
+        transport.write(b"hello")
+
+    def connection_lost(self, exc):
+        self.gone.set()
+
+
+async def test_whoever_fails_at_its_handshake_while_the_listener_closes_others_are_answered(files):
+    guests = []
+
+    def welcome():
+        guests.append(Guest())
+        return guests[-1]
+
+    context = tls_context(files.cert, files.key)
+    listener = await Listener.open("127.0.0.1", 0, None, welcome, context, handshake_timeout_s=0.3)
+    address = ("127.0.0.1", int(listener.url.rpartition(":")[2]))
+    left, plain, silent, good = (socket.create_connection(address, timeout=10) for _ in range(4))
+    left.close()
+    plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    good.setblocking(False)
+    trusting = {"ssl": ssl.create_default_context(cafile=files.cert), "server_hostname": "localhost"}
+    greeting = asyncio.create_task(asyncio.open_connection(sock=good, **trusting, ssl_handshake_timeout=1.0))
+    shutting = asyncio.create_task(listener.shut())
+    try:
+        reader, writer = await greeting
+        assert await reader.readexactly(5) == b"hello"
+        writer.close()
+        await shutting
+        async with asyncio.timeout(10):
+            await asyncio.gather(writer.wait_closed(), *(guest.gone.wait() for guest in guests[-1:]))
+    finally:
+        await asyncio.gather(shutting, return_exceptions=True)
+        listener.close()
+        plain.close()
+        silent.close()
 
 
 async def test_who_was_connected_when_the_listener_closed_is_answered(files):
