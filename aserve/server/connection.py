@@ -33,13 +33,12 @@ from aserve.server import lobby
 from aserve.server.connections import Connections
 from aserve.server.door import HOLD_S
 from aserve.server.http1 import Http1
+from aserve.server.writing import WRITE_BUFFER_BYTES, in_pieces
 
 _log = logging.getLogger(__name__)
 
 MAX_INBOX_BYTES: Final = 64 * 1024
 """Received and not yet parsed. Over it reading pauses, or the connection ends if only pipelining can be the cause."""
-WRITE_BUFFER_BYTES: Final = 64 * 1024
-"""Written and not yet taken by the kernel. Over it the application waits."""
 _BUSY: Final = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
@@ -346,10 +345,12 @@ class Connection(asyncio.Protocol):
 
     def _flush(self) -> None:
         head, self._head = self._head, b""
-        if head and not self._transport.is_closing():
+        if head:
             self._put(head)
 
     def _put(self, data: bytes) -> None:
+        if self._transport.is_closing():
+            return
         try:
             self._transport.write(data)
         except BaseException:  # nothing that came after it would be understood
@@ -376,14 +377,7 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon(self._flush)
             return
         head, self._head = self._head, b""
-        self._put(head + data)
-        if self._writable.is_set():
-            return
-        try:
-            async with asyncio.timeout(self._limits.send_timeout_s):
-                await self._writable.wait()
-        except TimeoutError:
-            self.abort()
+        await in_pieces(head + data, self._put, self._writable, self._limits.send_timeout_s, self.abort)
 
     def _end(self) -> None:
         """Say the last word, and leave the client time to read it."""
@@ -391,7 +385,7 @@ class Connection(asyncio.Protocol):
             return
         self._ending = True
         self._inbox.clear()
-        unsent = self._transport.get_write_buffer_size() > 0
+        unsent = self._is_secure or self._transport.get_write_buffer_size() > 0  # what is encrypted is not in that size
         self._connections.mark(self, idle=not unsent)
         if self._is_secure:  # TLS has no half of an end, and says by itself that it is one
             self._transport.close()

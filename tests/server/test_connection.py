@@ -454,3 +454,27 @@ async def test_the_client_hears_of_the_end_at_once_and_has_its_own_time_to_leave
         assert len(site.connections) == 1
         await client.close()
         await site.quiet()
+
+
+async def test_who_takes_an_answer_slowly_gets_all_of_it_and_who_takes_nothing_is_cut():
+    """All takes longer than a client may take nothing, and the last of it longer than a client may take to go away."""
+    body = bytes(range(256)) * 4096
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+        await send({"type": "http.response.body", "body": body})
+
+    async with serving(app, send_timeout_s=0.3, linger_s=0.05) as site:
+        client = await site.connect(receive_buffer_bytes=4096)
+        client.writer.transport.set_write_buffer_limits()
+        await client.send(request(b"/", b"GET", b"Connection: close"))
+        await client.head()
+        got = b""
+        while piece := await client.reader.read(2**15):
+            got += piece
+            await asyncio.sleep(0.02)
+        assert got == body
+        deaf = await site.connect(receive_buffer_bytes=4096)
+        await deaf.ask_head(request(b"/"))
+        deaf.writer.transport.pause_reading()
+        await site.quiet()

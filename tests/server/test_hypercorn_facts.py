@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import aserve
-from aserve.server.connection import WRITE_BUFFER_BYTES
 from aserve.server.sockets import SEND_BUFFER_BYTES
+from aserve.server.writing import WRITE_BUFFER_BYTES
 from tests.server.wire import Recorder, Stream, guard, num_files, reply, request, serving, until
 
 CHUNKED = b"Transfer-Encoding: chunked"

@@ -11,8 +11,9 @@ from typing import NamedTuple
 import pytest
 
 from aserve.http import create_app
-from aserve.server.connection import WRITE_BUFFER_BYTES, Connection
+from aserve.server.connection import Connection
 from aserve.server.connections import Connections
+from aserve.server.writing import WRITE_BUFFER_BYTES
 from tests.engines import scripted_engine
 from tests.fakes import FakeScript, ScriptedRunner
 from tests.server.wire import request, serving, until
