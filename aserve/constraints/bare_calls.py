@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any, Final
 
-from aserve.constraints.json_schema import ANNOTATIONS
+from aserve.constraints.json_schema import enforced_in
 from aserve.text.formats.bare import BareArguments
 
 DELIMITERS: Final = frozenset("{}[](),:='\"<> \t\r\n|\\")
@@ -109,7 +109,7 @@ class BareGrammar:
         kind = schema.get("type")
         if isinstance(kind, list):
             return f"({' | '.join(self._value(one, place, depth + 1) for one in _by_type(schema))})"
-        if kind is None and schema.keys() <= set(ANNOTATIONS):
+        if kind is None and not enforced_in(schema):
             return self._any()
         if kind in SCALARS:
             return self._as_json(schema)
@@ -120,14 +120,14 @@ class BareGrammar:
         parts = _by_type(schema) if isinstance(schema.get("type"), list) else schema.get("anyOf", [schema])
         if schema.keys() & {"enum", "const", "allOf"} or not all(isinstance(part, Mapping) for part in parts):
             parts = [schema]
-        words = [WORDS.get(str(part.get("type"))) if part.keys() <= {"type", *ANNOTATIONS} else None for part in parts]
+        words = [WORDS.get(str(part.get("type"))) if enforced_in(part) <= {"type"} else None for part in parts]
         return " | ".join(
             word or self._as_json({**self._definitions, **part}) for word, part in zip(words, parts, strict=True)
         ).join("()")
 
     def _spelled(self, schema: Mapping[str, Any], kind: str, place: str, depth: int) -> str:
         """A string, an array or an object."""
-        if kind not in KNOWN or (unknown := schema.keys() - {"type", *KNOWN[kind], *ANNOTATIONS}):
+        if kind not in KNOWN or (unknown := enforced_in(schema) - {"type", *KNOWN[kind]}):
             raise Refusal(f"{place}: {', '.join(sorted(unknown)) if kind in KNOWN else kind} cannot be enforced here")
         if kind == "string":
             return self._string(schema.get("minLength", 0), schema.get("maxLength", ""))

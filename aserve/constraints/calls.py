@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from aserve.constraints.bare_calls import BareGrammar, Refusal
 from aserve.constraints.formats import with_patterns
-from aserve.constraints.json_schema import ANNOTATIONS, check_schema
+from aserve.constraints.json_schema import check_schema, enforced_in
 from aserve.constraints.lark import ANY_TEXT, TERMINALS, final, literally, message, referring, terms, until
 from aserve.core.errors import InvalidRequestError
 from aserve.core.structured import CallRules, ToolRule
@@ -241,6 +241,6 @@ def _is_text(tool: ToolRule, name: str, schema: Mapping[str, Any]) -> bool:
     if "string" not in ([types] if isinstance(types, str) else types):
         return False
     values = [schema["const"]] if "const" in schema else schema.get("enum", ())
-    if all(isinstance(value, str) for value in values) and schema.keys() <= {*WITH_TEXTS, *ANNOTATIONS}:
+    if all(isinstance(value, str) for value in values) and enforced_in(schema) <= set(WITH_TEXTS):
         return True
     raise _refused(tool, f"#/properties/{name}: a string in a tag may have {', '.join(WITH_TEXTS[1:])}, and no more")

@@ -6,7 +6,16 @@ llguidance lets 29 February stand in any year, second 60 in any minute, and a ye
 from collections.abc import Mapping
 from typing import Any, Final
 
-from aserve.constraints.json_schema import ANNOTATIONS, NAMED, ONE, SEVERAL, parts_of
+from aserve.constraints.json_schema import (
+    FREE_FORMATS,
+    NAMED,
+    ONE,
+    SEVERAL,
+    WHOLE_FORMATS,
+    enforced_in,
+    is_annotation,
+    parts_of,
+)
 from aserve.constraints.kinds import with_any_of
 from aserve.constraints.numbers import LOWER, UPPER, clipped, without_slips
 
@@ -46,7 +55,7 @@ def _is_joined(schema: Any) -> bool:
         part = parts.pop()
         if isinstance(part, bool):
             continue
-        enforced = part.keys() - ANNOTATIONS - BESIDE
+        enforced = enforced_in(part) - BESIDE
         if "allOf" in part or (len(enforced) > 1 and enforced & JOINING):
             return True
         parts.extend(inner for _, inner in parts_of("", part))
@@ -59,15 +68,29 @@ def _spelled(schema: Any, *, is_joined: bool) -> Any:
     made = {
         keyword: _part(keyword, value, is_joined=is_joined)
         for keyword, value in schema.items()
-        if keyword not in ANNOTATIONS
+        if not is_annotation(keyword)
     }
-    pattern = SPELLED_OUT.get(made.get("format", ""))
-    if pattern is not None:
+    format = made.get("format", "")
+    pattern = SPELLED_OUT.get(format)
+    if format in WHOLE_FORMATS:
+        made |= _bounded(made, *WHOLE_FORMATS[format])
+    if pattern is not None or format in WHOLE_FORMATS or format in FREE_FORMATS:
         del made["format"]
+    if pattern is not None:
         made["allOf"] = [*made.get("allOf", ()), {"pattern": f"^{pattern}$"}]
         if "pattern" not in made and len(made["allOf"]) == 1:
             made.update(made.pop("allOf")[0])
     return without_slips(made, is_joined=is_joined)
+
+
+def _bounded(made: Mapping[str, Any], least: int, greatest: int) -> dict[str, Any]:
+    """What has to be added for numbers that are whole, and within bounds."""
+    kind = {"type": "integer"} if made.get("type") == "number" else {}
+    return {
+        **kind,
+        "minimum": max(made.get("minimum", least), least),
+        "maximum": min(made.get("maximum", greatest), greatest),
+    }
 
 
 def _part(keyword: str, value: Any, *, is_joined: bool) -> Any:

@@ -38,9 +38,19 @@ DRAFTS: Final = (
 )
 TYPES: Final = ("null", "boolean", "object", "array", "number", "integer", "string")
 FORMATS: Final = ("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
+FREE_FORMATS: Final = ("password", "binary", "path", "float", "double")
+"""Which every string has, or every number."""
+WHOLE_FORMATS: Final[Mapping[str, tuple[int, int]]] = {
+    "int32": (-(2**31), 2**31 - 1),
+    "int64": (-MAX_BOUND, MAX_BOUND),
+    "uint32": (0, 2**32 - 1),
+    "uint64": (0, MAX_BOUND),
+}
+"""OpenAPI's, of whole numbers: the least and the greatest, as far as they are exact."""
 ANNOTATIONS: Final = frozenset(
     {
         *("title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly"),
+        *("example", "externalDocs"),  # OpenAPI's
         *("$id", "discriminator", "strict"),  # strict is a tool's, and is often written a level too deep
     }
 )
@@ -90,7 +100,10 @@ VALUES: Final[Mapping[str, tuple[Check, str]]] = {
     **dict.fromkeys(LOWER, (is_lower, f"a number of at most {MAX_BOUND}, up to which bounds are exact")),
     **dict.fromkeys(UPPER, (is_upper, f"a number of at least -{MAX_BOUND}, down to which bounds are exact")),
     "pattern": (lambda value: isinstance(value, str), "a string"),
-    "format": (lambda value: value in FORMATS, f"one of {', '.join(FORMATS)}: others cannot be enforced"),
+    "format": (
+        lambda value: value in {*FORMATS, *FREE_FORMATS, *WHOLE_FORMATS} if isinstance(value, str) else False,
+        f"one of {', '.join((*FORMATS, *FREE_FORMATS, *WHOLE_FORMATS))}: others cannot be enforced",
+    ),
     "multipleOf": (_is_multiple, f"a number over 0, of at most {MAX_MULTIPLE} without its decimal point"),
     "required": (_is_texts, "a list of strings"),
     "type": (_is_type, f"one of {', '.join(TYPES)}, or a list of some of them"),
@@ -101,7 +114,6 @@ VALUES: Final[Mapping[str, tuple[Check, str]]] = {
         _is_local,
         'a reference into the schema itself, such as "#/$defs/name", and without %: nothing is fetched',
     ),
-    **dict.fromkeys(ANNOTATIONS, (lambda value: True, "any value")),
     **dict.fromkeys(ONE, (_is_schema, "a schema, which is an object or a boolean; for a list of them use prefixItems")),
     **dict.fromkeys(
         SEVERAL,
@@ -118,6 +130,16 @@ HINTS: Final = {
     "x-guidance": "options of the library are not the request's to set",
     "$anchor": 'refer to "#/$defs/name"',
 }
+
+
+def is_annotation(keyword: str) -> bool:
+    """Whether a keyword says nothing about what is valid: one of these, or an extension (x-...)."""
+    return keyword in ANNOTATIONS or (keyword.startswith("x-") and keyword not in HINTS)
+
+
+def enforced_in(schema: Mapping[str, Any]) -> set[str]:
+    """The keywords of a schema that say what is valid."""
+    return {keyword for keyword in schema if not is_annotation(keyword)}
 
 
 def check_schema(schema: object) -> None:
@@ -142,14 +164,17 @@ def check_schema(schema: object) -> None:
 
 def _check_keyword(place: str, keyword: str, value: Any) -> None:
     at = f"{place}/{escaped(keyword)}"
+    if is_annotation(keyword):
+        check_value(at, value, is_enforced=False)
+        return
     if keyword not in VALUES:
         hint = HINTS.get(keyword)
         raise refused(at, f"cannot be enforced{f': {hint}' if hint else ''}")
     is_good, allowed = VALUES[keyword]
     if not is_good(value):
         raise refused(at, f"must be {allowed}, got {shown(value)}")
-    if keyword in ENFORCED or keyword in ANNOTATIONS:
-        check_value(at, value, is_enforced=keyword in ENFORCED)
+    if keyword in ENFORCED:
+        check_value(at, value, is_enforced=True)
 
 
 class _Sums:

@@ -1,5 +1,7 @@
 """Schemas are refused for what is not enforced, malformed or too much, each with its place."""
 
+import json
+
 import pytest
 
 from aserve.constraints.json_schema import (
@@ -40,6 +42,8 @@ def chain(length: int) -> dict[str, object]:
         {"anyOf": [{"const": {"a": [1, 2.5]}}, {"enum": [None]}], "oneOf": [STRING, {"type": "integer"}]},
         {"prefixItems": [STRING, True], "items": False, "minItems": 1},
         {"multipleOf": 0.01, "minimum": -1.5, "exclusiveMaximum": 10},
+        {"x-order": ["a"], "properties": {"a": {"x-ui": {"hidden": True}, "example": 1}}},
+        {"type": "integer", "format": "int64"},
         nested(MAX_DEPTH),
         chain(150),
     ],
@@ -59,6 +63,8 @@ def test_what_is_enforced_is_taken(schema: object) -> None:
         ({"items": {"uniqueItems": True}}, "#/items/uniqueItems", "cannot be enforced"),
         ({"nullable": True}, "#/nullable", '"type"'),
         ({"x-guidance": {"lenient": True}}, "#/x-guidance", "not the request's"),
+        ({"format": 5}, "#/format", "must be one of date"),
+        ({"x-deep": json.loads("[" * 70 + "]" * 70)}, "#/x-deep", "nested 64 deep"),
         ({"contentEncoding": "base64"}, "#/contentEncoding", "cannot be enforced"),
         ({"type": "strin"}, "#/type", "must be one of null"),
         ({"type": []}, "#/type", "must be one of null"),
