@@ -27,7 +27,10 @@ FLOAT8: Final = "F8_E4M3"
 _SCALES: Final = ("F32", "F16", "BF16", "F8_E8M0")
 _MAIN: Final = {"gptq": "qweight", "awq": "qweight", "packed": "weight_packed", "plain": "weight"}
 """The tensor that has a layer's numbers, by layout."""
-_UNUSED: Final = (".input_scale", ".input_zero_point", ".output_scale", ".q_scale", ".k_scale", ".v_scale")
+_UNUSED: Final = (
+    *(".input_scale", ".input_scale_ub", ".input_zero_point", ".output_scale"),
+    *(".q_scale", ".k_scale", ".v_scale"),
+)
 """Ends of names that are for quantized activations, keys and values."""
 _METHODS: Final = ("gptq", "awq", "compressed-tensors", "fp8", "fbgemm_fp8")
 _PACKED_BITS: Final = (2, 4, 8)
@@ -293,17 +296,17 @@ class _Layer:
         return num_outputs, num_inputs, (1, group)
 
     def _plain(self, num_outputs: int, num_inputs: int) -> tuple[int, int, tuple[int, int]]:
-        inverted = (
-            f"{self._layer}.weight_scale_inv" in self._tensors
-        )  # called so by DeepSeek's, and multiplied all the same
-        scale = self._take("scale", "weight_scale_inv" if inverted else "weight_scale", _SCALES)
+        # DeepSeek's tools call it the inverse, and multiply by it all the same.
+        inverse = "weight_scale_inv"
+        name = inverse if f"{self._layer}.{inverse}" in self._tensors else "weight_scale"
+        scale = self._take("scale", name, _SCALES)
         self._take("zero_point", "weight_zero_point", ("I8",), scale.shape, required=False)
         rows, columns = (*scale.shape, 1, 1)[:2]
         outputs, inputs = self._share(num_outputs, rows, 0), self._share(num_inputs, columns, 1)
         if len(scale.shape) > 2 or outputs is None or inputs is None:
             block = [size or "all" for size in self._format.block]
             raise self._refusal(
-                "weight_scale", f"is {list(scale.shape)}, which are no scales of {[num_outputs, num_inputs]} by {block}"
+                name, f"is {list(scale.shape)}, which are no scales of {[num_outputs, num_inputs]} by {block}"
             )
         return num_outputs, num_inputs, (outputs, inputs)
 
