@@ -8,7 +8,7 @@ A run that was killed is taken up again by the same command: a line that was not
 import asyncio
 import sys
 from codecs import BOM_UTF8
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TextIO
 
@@ -89,19 +89,19 @@ def check_output(input_file: Path, output_file: Path) -> None:
 
 
 async def answer_lines(engine: Engine, lines: list[bytes], output: Path, file: TextIO = sys.stderr) -> int:
-    """Answer the lines that the output has no answer to; how many of these were answered by an error.
+    """Answer the lines that the output has no answer to; how many of all were answered by an error, then or before.
 
     file: where the progress bar is shown.
     """
     runner = LineRunner(engine, line_handlers(engine, StreamLimits(), Kept(MemoryStore())))
-    num_failed = 0
     try:
         opened = output.open("a+b")
     except OSError as error:
         raise ConfigError(f"--output-file: cannot write {output}: {error.strerror}") from None
     with opened as out:
         done = answered_ids(out)
-        pending = _pending(lines, runner.urls, done)
+        num_failed = sum(done.values())
+        pending = _pending(lines, runner.urls, done.keys())
         with tqdm(total=len(lines), initial=len(done), unit="request", file=file) as bar:
 
             def write(content: bytes) -> None:
@@ -127,42 +127,50 @@ async def answer_lines(engine: Engine, lines: list[bytes], output: Path, file: T
     return num_failed
 
 
-def answered_ids(output: BinaryIO) -> set[str]:
-    """Of the lines that an output has; what was not written to its end is cut off. Raises `ConfigError`."""
+def answered_ids(output: BinaryIO) -> dict[str, bool]:
+    """Of the lines that an output has, and whether by an error; what was not written to its end is cut off.
+
+    Raises `ConfigError`.
+    """
     done, end = read_output(output)
     output.truncate(end)
     return done
 
 
-def read_output(output: BinaryIO) -> tuple[set[str], int]:
-    """Which lines an output answers, and where the last whole one ends.
+def read_output(output: BinaryIO) -> tuple[dict[str, bool], int]:
+    """Which lines an output answers, and whether by an error; and where the last whole one ends.
 
     Raises `ConfigError` where it holds anything but results, the last of which may be cut: it is somebody's file.
     """
     output.seek(0)
-    done: set[str] = set()
+    done: dict[str, bool] = {}
     end = 0
     for number, line in enumerate(output, start=1):
         is_whole = line.endswith(b"\n")
-        custom_id = _answered_id(line)
-        if custom_id is None and (is_whole or not _begins_as_result(line)):
+        answered = _answered(line)
+        if answered is None and (is_whole or not _begins_as_result(line)):
             raise ConfigError(
                 f"--output-file: line {number} of {output.name} is no result of a batch; name another file"
             )
-        if custom_id is None or not is_whole:
+        if answered is None or not is_whole:
             break
         end += len(line)
-        done.add(custom_id)
+        custom_id, is_error = answered
+        done[custom_id] = is_error
     return done, end
 
 
-def _answered_id(line: bytes) -> str | None:
-    """Which line a result answers; None for what is none."""
+def _answered(line: bytes) -> tuple[str, bool] | None:
+    """Which line a result answers, and whether by an error; None for what is none."""
     try:
         told: dict[str, Any] = msgspec.json.decode(line, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    return str(told["custom_id"]) if told.keys() >= {"custom_id", "response", "error"} else None
+    if not told.keys() >= {"custom_id", "response", "error"}:
+        return None
+    response = told["response"]
+    is_answer = isinstance(response, dict) and response.get("status_code") == 200
+    return str(told["custom_id"]), not is_answer
 
 
 def _custom_id(line: bytes) -> str | None:
@@ -177,7 +185,7 @@ def _begins_as_result(piece: bytes) -> bool:
     return piece.startswith(RESULT[: len(piece)]) or b'"custom_id"' in piece[:MAX_ID_BYTES]
 
 
-def _pending(lines: list[bytes], urls: Sequence[str], done: set[str]) -> Iterator[LineFields | bytes]:
+def _pending(lines: list[bytes], urls: Sequence[str], done: Collection[str]) -> Iterator[LineFields | bytes]:
     """What is to be run, or an error to be written for a line that cannot be."""
     given = {name for raw in lines if (name := _custom_id(raw)) is not None}
     seen: set[str] = set()
