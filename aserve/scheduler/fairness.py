@@ -298,6 +298,14 @@ class FairQueue:
 
     # What is told.
 
+    def num_before(self, sequence: Sequence) -> int:
+        """As `Waiting`. Of those who have begun, who are few, each is looked at."""
+        tenant = sequence.request.tenant
+        begun = self._begun[: self._begun.num_before(sequence)]
+        num_begun = sum(other.request.tenant == tenant for other in begun)
+        tenancy = self._tenancies.get(tenant)
+        return num_begun if tenancy is None else num_begun + tenancy.queue.num_before(sequence)
+
     def ahead_of(self, arrival: Arrival, sort_key: SortKey) -> Ahead:
         """The queue of its tenant, and while that is served the others' shares; but no more than there is."""
         del sort_key

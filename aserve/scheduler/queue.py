@@ -75,6 +75,10 @@ class SequenceQueue(list[Sequence]):
         index = self._index(sequence)
         return index < len(self) and self[index] is sequence
 
+    def num_before(self, sequence: Sequence) -> int:
+        """How many go before one, whether it is in or not."""
+        return self._index(sequence)
+
     def add(self, sequence: Sequence) -> None:
         """Insert in order."""
         self.insert(self._index(sequence), sequence)
@@ -165,6 +169,10 @@ class Waiting(Protocol):
 
     def ceased(self, sequence: Sequence) -> None:
         """It runs no longer."""
+        ...
+
+    def num_before(self, sequence: Sequence) -> int:
+        """How many the policy has before one that waits; where tenants take turns, of its tenant."""
         ...
 
     def ahead_of(self, arrival: Arrival, sort_key: SortKey) -> Ahead:

@@ -3,7 +3,7 @@
 Sequences are shown as they are: whoever reads them copies what it wants to keep, and writes nothing.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from aserve.core.ids import BlockId, RequestId, SeqId
@@ -12,6 +12,7 @@ from aserve.kv_cache.paged_cache import PagedCache
 from aserve.scheduler.planner import Planner
 from aserve.scheduler.queue import SequenceQueue
 from aserve.scheduler.residents import Residents
+from aserve.scheduler.roster import Roster
 from aserve.scheduler.sequence import Sequence
 from aserve.scheduler.states import Hold
 
@@ -30,15 +31,13 @@ class Noted(NamedTuple):
 
 
 class Readings:
-    """Of one scheduler. sequences: all that have not ended, by id. cache: who holds what is in their tables.
+    """Of one scheduler. roster: of all that have not ended. cache: who holds what is in their tables.
 
     residents, noted: who runs and waits, and what was noted and not taken, as it is now: read at every step.
     """
 
-    def __init__(
-        self, sequences: Mapping[SeqId, Sequence], cache: PagedCache, residents: Residents, planner: Planner
-    ) -> None:
-        self._sequences = sequences
+    def __init__(self, roster: Roster, cache: PagedCache, residents: Residents, planner: Planner) -> None:
+        self._roster = roster
         self.cache = cache
         self.residents = residents
         self._planner = planner
@@ -47,16 +46,16 @@ class Readings:
 
     def sequence(self, seq_id: SeqId) -> Sequence | None:
         """The one with that id, if it has not ended."""
-        return self._sequences.get(seq_id)
+        return self._roster.sequences.get(seq_id)
 
     @property
     def sequences(self) -> Iterable[Sequence]:
         """All that have not ended."""
-        return self._sequences.values()
+        return self._roster.sequences.values()
 
     def of_request(self, request_id: RequestId) -> list[Sequence]:
-        """Those of a request that have not ended, by index. Cost: all that there are."""
-        return [sequence for sequence in self._sequences.values() if sequence.request_id == request_id]
+        """Those of a request that have not ended, by index."""
+        return [*self._roster.requests.get(request_id, ())]
 
     def note(self, *, on: bool) -> None:
         """From now on note what is `Noted`, or nothing any more. What was noted and not taken is forgotten."""
@@ -105,13 +104,8 @@ class Readings:
         return len(self.residents.swapped)
 
     def num_ahead(self, sequence: Sequence) -> int:
-        """Of the other requests' that wait, whom the policy has before one; where tenants take turns, of its tenant."""
-        takes_turns, request = self.residents.waiting.takes_turns, sequence.request
-        return sum(
-            other.sort_key < sequence.sort_key
-            for other in self.residents.waiting
-            if other.request_id != request.id and (not takes_turns or other.request.tenant == request.tenant)
-        )
+        """Of those that wait, whom the policy has before one; where tenants take turns, of its tenant."""
+        return self.residents.waiting.num_before(sequence)
 
     @property
     def num_waiting(self) -> int:

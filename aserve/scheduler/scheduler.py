@@ -358,7 +358,7 @@ class Scheduler:
     @property
     def readings(self) -> Readings:
         """For who looks on."""
-        return Readings(self._roster.sequences, self._cache, self._residents, self._planner)
+        return Readings(self._roster, self._cache, self._residents, self._planner)
 
     def statistics(self) -> Statistics:
         """A snapshot."""

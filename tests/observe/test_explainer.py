@@ -8,6 +8,7 @@ from aserve.core.params import BeamParams
 from aserve.kv_cache.evictions import Evictions
 from aserve.observe import explainer, lives
 from aserve.scheduler.preemption import PreemptionRule
+from tests.counting import lines_run
 from tests.observe.explained import FLIGHT_S, ExplainedLoop, micro
 from tests.scheduler.sync_loop import request
 
@@ -79,6 +80,28 @@ def test_who_waits_is_told_behind_whom_and_why():
     assert set(holds) == {"step", "rows"}
     assert holds["rows"].plans > 4
     assert found.phases_ms["queued"] > loop.explanation("b").phases_ms["queued"]
+
+
+@pytest.mark.parametrize("options", [{}, {"is_fair": True}], ids=["one queue", "turns"])
+def test_who_comes_looks_at_itself_and_not_at_all_who_wait(options):
+    """Catches a thousand branches of a request that all ask where their time goes, and come in seconds of a stall."""
+    wanted = [request(f"r{num}", LONG, 4) for num in range(60)]
+    loop = ExplainedLoop(num_blocks=40, max_num_seqs=1, plain=[one.id for one in wanted], **options)
+    num_lines = []
+    for one in wanted:
+        loop.add(one)
+        num_lines.append(lines_run(lambda one=one: loop.observer.explain(one)))
+    assert [loop.explanation(wanted[num].id).queue.ahead for num in (0, 1, 59)] == [0, 1, 59]
+    assert num_lines[59] == num_lines[5]
+
+
+def test_of_a_tenant_that_takes_turns_its_own_are_told_those_that_have_begun_included():
+    loop = ExplainedLoop(num_blocks=40, max_num_seqs=1, is_fair=True)
+    for name, tenant in (("a", "one"), ("b", "one"), ("c", "two"), ("d", "one")):
+        loop.add(request(name, LONG, 4, n=2, tenant=tenant))
+        if name == "a":
+            loop.step()
+    assert [loop.explanation(name).queue.ahead for name in "abcd"] == [0, 1, 0, 3]
 
 
 def test_a_request_that_never_ran_was_queued():
