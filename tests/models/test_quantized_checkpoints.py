@@ -136,7 +136,11 @@ LAYER = "model.layers.0.mlp.down_proj"
             put(f"{LAYER}.weight_scale_inv", lambda t: t[1:]),
             r"no scales of \[64, 96\] by \[20, 12\]",
         ),
-        ("float8 of blocks", put(f"{LAYER}.weight_scale_inv", lambda t: t[None]), "weight_scale is .* no scales of"),
+        (
+            "float8 of blocks",
+            put(f"{LAYER}.weight_scale_inv", lambda t: t[None]),
+            "weight_scale_inv is .* no scales of",
+        ),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused(llama, tmp_path, case, change, message):
