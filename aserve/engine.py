@@ -347,8 +347,7 @@ class Engine(Encoding, Answers, Vectors):
         A branch continues from the tokens that choice `index` has at this moment, on the blocks computed for them, with
         parameters of its own. branches: those, or how many with default parameters. A structure that is the
         generation's too goes on, another begins with the branch. request_ids: one each. priority, timeout_s: the
-        generation's own priority and deadline unless given; its cache_salt is the branches' in any case. explain: see
-        `RequestTerms`.
+        generation's own priority and deadline unless given; its cache_salt in any case. explain: see `RequestTerms`.
 
         Raises `InvalidRequestError` for a generation that is not open, for choices that are ranked (best_of, beam
         search) and where there are not as many request_ids as branches; else as `open`.
@@ -356,7 +355,8 @@ class Engine(Encoding, Answers, Vectors):
         parts, loop = self._serving()
         origin = loop.request(handle.request_id)
         all_params, index = branches_of(branches, index, self.default_params)
-        all_terms = branch_terms(origin, len(all_params), self._clock(), request_ids, priority, timeout_s, explain)
+        given = self._clock(), parts.config.request_timeout, request_ids, priority, timeout_s, explain
+        all_terms = branch_terms(origin, len(all_params), *given)
         compiled = [await self._compiled(params) for params in all_params]
         history = parts.scheduler.history(origin.id, index)  # not before: it grows while others are waited for
         structures = [self._bounded(one, params, history) for one, params in zip(compiled, all_params, strict=True)]

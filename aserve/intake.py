@@ -59,17 +59,14 @@ def new_terms(
 ) -> Terms:
     """What a caller's terms come to for a request that arrived at `arrival_s`. Raises `InvalidRequestError`.
 
-    longest_s: what the engine gives any request; the shorter of both times holds. others: as they are.
+    longest_s: see `deadline`. others: as they are.
     """
-    deadline_s = deadline(arrival_s, timeout_s)
-    if longest_s is not None and (deadline_s is None or deadline_s > arrival_s + longest_s):
-        deadline_s = arrival_s + longest_s
     return Terms(
         arrival_s=arrival_s,
         request_id=request_id,
         cache_salt=cache_salt,
         priority=priority,
-        deadline_s=deadline_s,
+        deadline_s=deadline(arrival_s, timeout_s, longest_s),
         tenant=tenant.name,
         weight=tenant.weight,
         isolates_cache=tenant.isolate_cache,
@@ -77,10 +74,14 @@ def new_terms(
     )
 
 
-def deadline(arrival_s: float, timeout_s: float | None) -> float | None:
-    """When a request ends, on the clock that `arrival_s` was read from. Raises `InvalidRequestError`."""
+def deadline(arrival_s: float, timeout_s: float | None, longest_s: float | None) -> float | None:
+    """When a request ends, on the clock that `arrival_s` was read from: after the shorter of two times.
+
+    timeout_s: its own. longest_s: what the engine gives any. Raises `InvalidRequestError`.
+    """
     checked: float | None = check("timeout_s", TIMEOUT, timeout_s)
-    return None if checked is None else arrival_s + checked
+    times = [time_s for time_s in (checked, longest_s) if time_s is not None]
+    return arrival_s + min(times) if times else None
 
 
 def branches_of(
@@ -109,12 +110,13 @@ def branch_terms(
     origin: Request,
     num: int,
     arrival_s: float,
+    longest_s: float | None,
     request_ids: Sequence[str] | None,
     priority: int | None,
     timeout_s: float | None,
     explain: bool,
 ) -> list[Terms]:
-    """Those of `num` branches of a request, which are its own where they are None.
+    """Those of `num` branches of a request, which are its own where they are None. longest_s: see `deadline`.
 
     Raises `InvalidRequestError`, also for a request whose choices are ranked: which is which is known at its end.
     """
@@ -128,7 +130,7 @@ def branch_terms(
             arrival_s=arrival_s,
             request_id=request_id,
             priority=origin.priority if priority is None else priority,
-            deadline_s=origin.deadline_s if timeout_s is None else deadline(arrival_s, timeout_s),
+            deadline_s=origin.deadline_s if timeout_s is None else deadline(arrival_s, timeout_s, longest_s),
             tenant=origin.tenant,
             weight=origin.weight,
             explain=explain,

@@ -113,6 +113,20 @@ async def test_the_servers_own_limit_holds_unless_the_requests_is_shorter(timeou
         bench.runner.let_land()
 
 
+@pytest.mark.parametrize(("timeout_s", "ends_s"), [(None, 3.0), (1.0, 2.5), (50.0, 4.5)])
+async def test_so_it_does_of_a_branch_from_when_that_came(timeout_s, ends_s):
+    """Unless a time is given, a branch has the rest of its generation's."""
+    async with serving(request_timeout=3.0) as (bench, _), bench.engine.open("go on") as origin:
+        await anext(origin)
+        bench.runner.hold()
+        bench.clock.advance(1.5)
+        async with bench.engine.fork(origin, 1, timeout_s=timeout_s):
+            assert bench.scheduler.next_deadline_s == min(3.0, ends_s)
+            bench.scheduler.expire(3.0)
+            assert bench.scheduler.next_deadline_s == (ends_s if ends_s > 3.0 else float("inf"))
+        bench.runner.let_land()
+
+
 @pytest.mark.parametrize("timeout_s", [0, -1, 1.1e9, 1e30])
 async def test_a_timeout_out_of_bounds_is_a_400_that_names_it(timeout_s):
     async with serving() as (bench, client):
