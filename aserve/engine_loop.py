@@ -143,9 +143,9 @@ class EngineLoop:
         reader = self._readers.get(request_id)
         if reader is None or reader.times.has_ended:
             return False
-        self._give_back(request_id)
         now = self._clock()
-        for index in range(reader.request.params.n):
+        self._publish_others(self._give_back(request_id, is_abort=True), [], now)
+        for index in range(reader.request.params.n if reader.num_open else 0):
             choice = self._choices[request_id, index]
             last = SeqDelta(request_id, (), FinishReason.ABORT, None, index, choice.num_cached)
             self._publish_delta(choice, last, now)
@@ -180,13 +180,10 @@ class EngineLoop:
                 self._give_back(request.id)
             for reader in readers:
                 aside(_log, "ending", reader.request.id, reader.mailbox.leave)
-                aside(_log, "counting", reader.request.id, self._left, reader)
+                aside(_log, "counting", reader.request.id, reader.times.left, self._clock(), FinishReason.ABORT)
                 aside(_log, "telling", reader.request.id, reader.times.told, self._clock())
                 if reader.request.explain:
                     aside(_log, "explaining", reader.request.id, self.observer.leave, reader.request)
-
-    def _left(self, reader: _Reader, reason: FinishReason = FinishReason.ABORT) -> None:
-        reader.times.left(self._clock(), reason)
 
     @contextmanager
     def _may_tear(self) -> Iterator[None]:
@@ -198,17 +195,20 @@ class EngineLoop:
             self._doorbell.set()
             raise
 
-    def _give_back(self, request_id: RequestId) -> None:
-        """Have the scheduler forget a request. If it cannot, it will have when its bookkeeping is made anew."""
+    def _give_back(self, request_id: RequestId, *, is_abort: bool = False) -> Sequence[SeqDelta]:
+        """Have the scheduler forget a request, now or when its bookkeeping is made anew; returns what is told of it."""
         was_torn = self._steps.is_torn
         try:
             with self._may_tear():
+                if is_abort:
+                    return self._scheduler.abort(request_id)
                 self._scheduler.cancel(request_id)
         except WISHES:
             raise
         except BaseException as error:
             if not was_torn:  # else it is the same fault that shows again
                 log_fault(_log, "giving back", error, request_id)
+        return ()
 
     def _choice_ended(self, reader: _Reader, index: int, reason: FinishReason, num_last: int) -> None:
         """Count a choice. num_last: tokens of its last delta, which has all of a choice that was ranked."""
@@ -319,7 +319,7 @@ class EngineLoop:
             reader.num_open = 0
             reader.mailbox.fail(error)
             reader.times.error = error.code
-            aside(_log, "counting", request_id, self._left, reader, FinishReason.ERROR)
+            aside(_log, "counting", request_id, reader.times.left, self._clock(), FinishReason.ERROR)
 
     def publish(self, step: StepTokens, now: float) -> None:
         """The one loop over a step's tokens: most are looked up together, and each is text as it is."""

@@ -533,6 +533,36 @@ async def test_p7_an_aborted_request_ends_with_what_it_has(n):
     assert engine.abort("mine") is False
 
 
+@pytest.mark.parametrize("ranked", [{"best_of": 3}, {"beam": BeamParams(width=3)}], ids=["best_of", "beams"])
+async def test_p7_of_what_is_ranked_the_best_so_far_is_what_it_has(ranked):
+    async with scripted_engine(b"endless") as engine:
+        asked = SamplingParams(ignore_eos=True, n=2, **ranked)
+        reader = asyncio.create_task(engine.complete_n("hi", asked, request_id="mine"))
+        await until(lambda: engine.statistics().num_steps_by_tokens.get(3, 0) > 3)
+        assert engine.abort("mine") is True
+        answers = await reader
+        assert [answer.finish_reason for answer in answers] == [FinishReason.ABORT] * 2
+        assert [answer.stop_reason for answer in answers] == [None] * 2
+        assert len(answers[0].token_ids) > 1
+        assert answers[0].cumulative_logprob >= answers[1].cumulative_logprob
+        assert engine.statistics().num_used_blocks == 0
+        count = {"model_name": "scripted", "finished_reason": "abort"}
+        assert engine.registry.get_sample_value("aserve_request_success_total", count) == 1
+
+
+async def test_p7_what_is_ranked_and_waits_is_aborted_without_a_token():
+    async with scripted_engine(b"endless", max_num_seqs=3) as engine, engine.open("hi", ENDLESS):
+        await until(lambda: engine.statistics().num_running == 1)
+        async with engine.open("hi", msgspec.structs.replace(ENDLESS, n=3)):
+            await until(lambda: engine.statistics().num_running == 3)
+            asked = SamplingParams(n=2, beam=BeamParams(width=3))
+            waiting = asyncio.create_task(engine.complete_n("hi", asked, request_id="w"))
+            await until(lambda: engine.statistics().num_waiting == 4)
+            assert engine.abort("w") is True
+            answers = await waiting
+            assert [(answer.text, answer.finish_reason) for answer in answers] == [("", FinishReason.ABORT)] * 2
+
+
 async def test_p7_a_request_is_found_by_a_member_of_an_enum_whose_value_is_its_id():
     """Catches a look-up by the member itself, whose hash is that of its name."""
     mine = Enum("Id", {"MINE": "mine"}, type=str).MINE

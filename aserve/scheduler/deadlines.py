@@ -1,4 +1,4 @@
-"""Deadlines: whose time is up, and what is told of those who end by that.
+"""Deadlines: whose time is up, and what is told of those who end by that, or because somebody says so.
 
 A heap that is looked at before each plan, and no timer for any request.
 """
@@ -68,10 +68,20 @@ def expire(due: Iterable[list[Sequence]]) -> Expired:
     unserved: list[RequestId] = []
     for members in due:
         if _has_begun(members):
-            deltas.extend(_last_deltas(members))
+            deltas.extend(_last_deltas(members, FinishReason.LENGTH, DEADLINE))
         else:
             unserved.append(members[0].request_id)
     return Expired(tuple(deltas), tuple(unserved))
+
+
+def best_so_far(members: list[Sequence]) -> Iterable[SeqDelta]:
+    """What is told of a request that is aborted, if its choices are ranked, and have begun. They have not ended yet.
+
+    Of one whose choices come as they grow that is nothing: its reader has all that there is.
+    """
+    if members and members[0].is_held_back and _has_begun(members):
+        return _last_deltas(members, FinishReason.ABORT, None)
+    return ()
 
 
 def _has_begun(members: Iterable[Sequence]) -> bool:
@@ -80,23 +90,23 @@ def _has_begun(members: Iterable[Sequence]) -> bool:
     return first.index > 0 or first.state is not State.WAITING or first.num_preemptions > 0
 
 
-def _last_deltas(members: list[Sequence]) -> Iterable[SeqDelta]:
+def _last_deltas(members: list[Sequence], reason: FinishReason, stop_reason: str | None) -> Iterable[SeqDelta]:
     """Of a request that ends with what it has: of each choice that is open, or of those that are chosen."""
     group = members[0].group
     if group is not None and group.beams is not None:
-        return group.beams.cut_short(members[0].num_cached, members[0].queued_s)
-    deltas = [_last_delta(member) for member in members]
+        return group.beams.cut_short(members[0].num_cached, members[0].queued_s, reason, stop_reason)
+    deltas = [_last_delta(member, reason, stop_reason) for member in members]
     if group is None or group.ranking is None:
         return deltas
     return [chosen for delta in deltas for chosen in group.ranking.add(delta, 0.0)]
 
 
-def _last_delta(sequence: Sequence) -> SeqDelta:
+def _last_delta(sequence: Sequence, reason: FinishReason, stop_reason: str | None) -> SeqDelta:
     return SeqDelta(
         sequence.request_id,
         (),
-        FinishReason.LENGTH,
-        DEADLINE,
+        reason,
+        stop_reason,
         sequence.index,
         sequence.num_cached,
         prompt_scores=sequence.prompt_scores,

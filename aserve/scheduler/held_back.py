@@ -8,7 +8,7 @@ Both are told of choices by index and of what they gained, and know no sequence,
 
 from collections.abc import Iterable
 
-from aserve.core.outputs import DEADLINE, FinishReason, SeqDelta
+from aserve.core.outputs import FinishReason, SeqDelta
 from aserve.core.plan import TokenScores
 from aserve.core.request import Request
 from aserve.scheduler.beam import BeamSearch
@@ -91,16 +91,23 @@ class Beams:
         self._reports.clear()
         return scores
 
-    def cut_short(self, num_cached: int, queued_s: float) -> Iterable[SeqDelta]:
-        """The outcome, were the search to end now. num_cached, queued_s: as in `outcome`."""
+    def cut_short(
+        self, num_cached: int, queued_s: float, reason: FinishReason, stop_reason: str | None
+    ) -> Iterable[SeqDelta]:
+        """The outcome, were the search to end now. reason, stop_reason: of those without an end. Else as `outcome`."""
         self.search.cut_short()
-        return self.outcome(num_cached, queued_s, DEADLINE)
+        return self.outcome(num_cached, queued_s, reason, stop_reason)
 
-    def outcome(self, num_cached: int, queued_s: float, cut_by: str | None = None) -> Iterable[SeqDelta]:
+    def outcome(
+        self,
+        num_cached: int,
+        queued_s: float,
+        reason: FinishReason = FinishReason.LENGTH,
+        stop_reason: str | None = None,
+    ) -> Iterable[SeqDelta]:
         """The best n hypotheses, as choices that come and end at once.
 
-        num_cached, queued_s: of the request's first sequence, as in `SeqDelta`. cut_by: the stop_reason of those
-        without an end.
+        num_cached, queued_s: of the request's first sequence, as in `SeqDelta`.
         """
         request = self._request
         for place, hypothesis in enumerate(self.search.best(request.params.n)):
@@ -108,8 +115,8 @@ class Beams:
             yield SeqDelta(
                 request.id,
                 hypothesis.token_ids,
-                FinishReason.LENGTH if stop_id is None else FinishReason.STOP,
-                cut_by if stop_id is None else None if stop_id in request.eos_ids else stop_id,
+                reason if stop_id is None else FinishReason.STOP,
+                stop_reason if stop_id is None else None if stop_id in request.eos_ids else stop_id,
                 place,
                 num_cached,
                 cumulative_logprob=hypothesis.logprob,

@@ -38,14 +38,14 @@ from aserve.core.errors import AserveError, ConstraintError, NonFiniteLogitsErro
 from aserve.core.graph_sizes import GraphSizes
 from aserve.core.ids import BlockHash, RequestId, SeqId
 from aserve.core.layout import Window, stretched
-from aserve.core.outputs import StepTokens
+from aserve.core.outputs import SeqDelta, StepTokens
 from aserve.core.plan import StepPlan, StepResult
 from aserve.core.ports import Proposer
 from aserve.core.request import Request
 from aserve.kv_cache.paged_cache import PagedCache
 from aserve.scheduler.admission import Admission, Pace
 from aserve.scheduler.checks import check_running, check_sequences
-from aserve.scheduler.deadlines import Deadlines, Expired, expire
+from aserve.scheduler.deadlines import Deadlines, Expired, best_so_far, expire
 from aserve.scheduler.drafting import Drafter
 from aserve.scheduler.fairness import FairQueue
 from aserve.scheduler.landing import Landing
@@ -195,6 +195,13 @@ class Scheduler:
                 self._end(sequence)
         finally:
             self._roster.histories.pop(request_id, None)
+
+    def abort(self, request_id: RequestId) -> Several[SeqDelta]:
+        """As `cancel`, of a request with a reader. Returns what he is to be told, see `best_so_far`."""
+        try:
+            return tuple(best_so_far(self._roster.requests.get(request_id, [])))
+        finally:
+            self.cancel(request_id)
 
     def finish(self, request_id: RequestId, index: int = 0, *, num_dropped: int = 0) -> None:
         """The loop found the end of a choice in its text (a stop string). Later tokens of it are dropped.

@@ -244,6 +244,7 @@ POINTS = (
     Point("scheduler fork", of("scheduler", "fork")),
     Point("scheduler history", of("scheduler", "history")),
     Point("scheduler cancel", of("scheduler", "cancel")),
+    Point("scheduler abort", of("scheduler", "abort")),
     Point("scheduler finish", of("scheduler", "finish")),
     Point("scheduler plan", of("scheduler", "plan"), of_nobody=True),
     Point("scheduler commit", of("scheduler", "commit"), of_nobody=True),
