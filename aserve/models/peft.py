@@ -70,9 +70,12 @@ def inspect_adapter(path: Path, modules: Mapping[str, Module], max_rank: int) ->
 
     No links lead out of the folder, or they would show files to whoever loads them.
     """
-    if not path.is_dir():
-        raise AdapterError(f"{path}: no such folder")
-    _check_links(path)
+    try:
+        if not path.is_dir():
+            raise AdapterError(f"{path}: no such folder")
+        _check_links(path)
+    except OSError as error:  # a folder that nobody may enter, a name that is too long
+        raise AdapterError(f"{path}: cannot be read: {error.strerror}") from error
     config = _read_config(path)
     rank = _rank(config, max_rank)
     _refuse_others(config)

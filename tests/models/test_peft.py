@@ -200,6 +200,12 @@ def test_a_folder_that_does_not_fit_is_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
+def test_a_folder_that_cannot_be_looked_into_is_refused_in_one_line(tmp_path: Path) -> None:
+    """Catches what the system says to a name that is too long, or of a folder that nobody may enter, as a fault."""
+    with pytest.raises(AdapterError, match=r"/a{300}: cannot be read: File name too long$"):
+        inspect_adapter(tmp_path / ("a" * 300), MODULES, 16)
+
+
 def test_values_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     """In the model's type, with the scale: what fits a checkpoint may be too large for it."""
     layers = new_layers()
