@@ -10,6 +10,7 @@ AserveError
 ├── RateLimitError               this tenant has used up what it may; try again after `retry_after_s`
 ├── QueueTimeoutError            its deadline came while it waited, and nothing of it was computed
 ├── UnavailableError             loading, draining or closed; try again after `retry_after_s`
+│   └── StoreError               a file that keeps what was uploaded or answered cannot be written or read
 ├── StepFailedError              this request made a step fail
 ├── NonFiniteLogitsError         the model's scores for this request are not numbers
 ├── InsufficientMemoryError      there is not enough memory to compute this request; try again after `retry_after_s`
@@ -112,6 +113,12 @@ class UnavailableError(RetryableError):
     """The engine is loading, draining, closed or dead."""
 
     code = "engine_unavailable"
+
+
+class StoreError(UnavailableError):
+    """A store's file cannot be written or read, as where the disk is full: what was asked for is not kept."""
+
+    code = "store_unavailable"
 
 
 class StepFailedError(AserveError):

@@ -5,6 +5,7 @@ SQLite's WAL mode, which a power failure may cost its last moments, and never it
 """
 
 import asyncio
+import logging
 import sqlite3
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,9 +14,10 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from aserve.core.defaults import IN_MEMORY
-from aserve.core.errors import ConfigError, UnavailableError
+from aserve.core.errors import ConfigError, StoreError, UnavailableError
 from aserve.core.faults import for_a_future
 
+_log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -29,6 +31,7 @@ class Database:
 
     def __init__(self, path: str | Path, *, option: str, schema: str, version: int, additions: str = "") -> None:
         self._path, self._schema, self._version, self._additions = path, schema, version, additions
+        self._option = option
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"aserve{option[1:]}")
         self._connection: sqlite3.Connection | None = None
         self._is_closed = False
@@ -42,10 +45,13 @@ class Database:
     async def run(
         self, function: Callable[Concatenate[sqlite3.Connection, P], T], *arguments: P.args, **options: P.kwargs
     ) -> T:
-        """Call it in the thread. What was asked for is done, whether the caller waits for it or is cancelled."""
+        """Call it in the thread. What was asked for is done, whether the caller waits for it or is cancelled.
+
+        Raises `StoreError` where SQLite cannot write or read the file; the log says why too.
+        """
         if self._is_closed:
             raise UnavailableError("the store is closed")
-        work = self._thread.submit(for_a_future, lambda: function(self._opened(), *arguments, **options))
+        work = self._thread.submit(for_a_future, lambda: self._done(function, *arguments, **options))
         return await asyncio.shield(asyncio.wrap_future(work))
 
     def close(self, last: str = "") -> None:
@@ -57,6 +63,18 @@ class Database:
                     self._thread.submit(self._connection.execute, last)
                 self._thread.submit(self._connection.close)
             self._thread.shutdown()
+
+    def _done(
+        self, function: Callable[Concatenate[sqlite3.Connection, P], T], *arguments: P.args, **options: P.kwargs
+    ) -> T:
+        """In the thread."""
+        try:
+            return function(self._opened(), *arguments, **options)
+        except sqlite3.DatabaseError as error:
+            if type(error) not in (sqlite3.OperationalError, sqlite3.DatabaseError):  # others are of a wrong statement
+                raise
+            _log.error("%s: %s fails: %s", self._option, self._path, error)
+            raise StoreError(f"the server's {self._option[2:]} cannot be used: {error}") from error
 
     def _opened(self) -> sqlite3.Connection:
         """In the thread."""

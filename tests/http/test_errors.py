@@ -18,6 +18,7 @@ from aserve.core.errors import (
     NonFiniteLogitsError,
     OverloadedError,
     StepFailedError,
+    StoreError,
     UnavailableError,
 )
 from aserve.http.errors import HttpError, echo, error_body, error_response, printable
@@ -31,6 +32,7 @@ from aserve.http.errors import HttpError, echo, error_body, error_response, prin
         (ModelNotFoundError("m"), 404, "invalid_request_error", "model", "model_not_found"),
         (OverloadedError("m"), 429, "rate_limit_error", None, "engine_overloaded"),
         (UnavailableError("m"), 503, "server_error", None, "engine_unavailable"),
+        (StoreError("m"), 503, "server_error", None, "store_unavailable"),
         (NonFiniteLogitsError(), 500, "server_error", None, "nan_logits"),
         (StepFailedError("ValueError", "f00"), 500, "server_error", None, "engine_error"),
         (InsufficientMemoryError("m"), 503, "server_error", None, "insufficient_memory"),

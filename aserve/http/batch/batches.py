@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from aserve.core.errors import AserveError, InvalidRequestError, UnavailableError
+from aserve.core.errors import AserveError, InvalidRequestError, StoreError, UnavailableError
 from aserve.core.faults import log_fault, report
 from aserve.edges import heard, is_fault
 from aserve.engine import Engine, EngineState
@@ -35,6 +35,8 @@ MAX_TOLD_ERRORS: Final = 20
 WINDOW_S: Final = 24 * 3600
 MAX_DEATHS: Final = 2
 """A line that was perhaps being run at so many is run alone."""
+RETRY_S: Final = 10.0
+"""After which a batch is gone on with whose store has failed."""
 ENDED: Final = frozenset({"completed", "failed", "cancelled", "expired"})
 
 State = dict[str, Any]
@@ -157,7 +159,7 @@ class Batches:
     async def _run(self, batch: StoredBatch) -> None:
         """The edge of a batch's task."""
         try:
-            await self._advance(batch)
+            await self._advance_in_the_end(batch)
         except UnavailableError:
             self._has_died |= self._engine.state is EngineState.DEAD
             _log.info("%s will be taken up again", batch.id)
@@ -178,6 +180,17 @@ class Batches:
             if not is_fault(another):
                 raise
             log_fault(_log, "ending a batch", another, batch.id)
+
+    async def _advance_in_the_end(self, batch: StoredBatch) -> None:
+        """Where the disk is full, or the store fails otherwise, when that is over."""
+        while True:
+            try:
+                await self._advance(batch)
+            except StoreError:
+                _log.warning("%s is gone on with in %g s", batch.id, RETRY_S)
+                await asyncio.sleep(RETRY_S)
+            else:
+                return
 
     async def _advance(self, batch: StoredBatch) -> None:
         if await self.store.file(batch.tenant, batch.state["input_file_id"]) is None:

@@ -5,8 +5,9 @@ import json
 
 import pytest
 
-from aserve.core.errors import UnavailableError
+from aserve.core.errors import StoreError, UnavailableError
 from aserve.http import create_app
+from aserve.http.batch import batches
 from aserve.http.batch.batches import ENDED
 from aserve.http.batch.lines import LineFields, LineRunner
 from tests.engines import scripted_engine
@@ -94,6 +95,18 @@ async def test_where_not_even_the_end_can_be_kept_the_next_process_takes_it_up_a
     batch = (await client.get(f"/v1/batches/{batch['id']}")).json()
     assert batch["status"] == "completed"
     assert [each["custom_id"] for each in await output(client, batch["output_file_id"])] == ["a"]
+
+
+@pytest.mark.parametrize("where", ["content", "put_batch", "add_result", "results"])
+async def test_a_batch_is_gone_on_with_when_the_disk_is_no_longer_full(app, client, monkeypatch, where):
+    """Catches a batch that stands still until the server is started anew, and a line that the full disk is told of."""
+    monkeypatch.setattr(batches, "RETRY_S", 0.0)
+    full = StoreError("the server's batch-store cannot be used: database or disk is full")
+    failing(monkeypatch, app.state.batches.store, where, *([None] if where == "put_batch" else []), full, full)
+    batch = await run(client, app, line("a"), line("b"), line("c"))
+    assert (batch["status"], batch["errors"]) == ("completed", None)
+    assert batch["request_counts"] == {"total": 3, "completed": 3, "failed": 0}
+    assert [each["custom_id"] for each in await output(client, batch["output_file_id"])] == ["a", "b", "c"]
 
 
 async def test_a_batch_whose_client_leaves_while_it_is_kept_is_run(app, client, monkeypatch):
