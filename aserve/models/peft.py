@@ -183,23 +183,31 @@ def _shown(value: object) -> str:
 
 
 class PeftReader:
-    """Reads the tensors of an inspected adapter. A context manager: leaving it closes the file. shard: whose share."""
+    """Reads the tensors of an inspected adapter. A context manager: leaving it closes the file. shard: whose share.
+
+    The file is not mapped into memory: where somebody copied another over it meanwhile, the process would end.
+    """
 
     def __init__(self, folder: PeftFolder, shard: Shard = ALONE) -> None:
-        from safetensors import safe_open
-
         self._folder = folder
         self._shard = shard
-        self._file = safe_open(folder.path / WEIGHTS_FILE, framework="pt")
+        path = folder.path / WEIGHTS_FILE
+        try:
+            self._headers = read_header(path)
+            self._file = path.open("rb")
+        except CheckpointError as error:
+            raise AdapterError(error.message) from error
+        except OSError as error:
+            raise AdapterError(f"{path}: cannot be read: {error.strerror}") from error
 
     def __enter__(self) -> Self:
-        self._tensors = self._file.__enter__()  # type: ignore[no-untyped-call]  # safetensors has none
+        self._begin = 8 + int.from_bytes(self._file.read(8), "little")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        self._file.close()
 
     def fill(self, module: str, a_IR: "Tensor", b_RO: "Tensor", split: Split | None = None) -> None:
         """Write a layer's factors, transposed and B scaled; zeros stay where the adapter has none for it.
@@ -213,16 +221,30 @@ class PeftReader:
         self._write(name_b, b_RO, self._folder.scale, split if split is Split.OUTPUTS else None)
 
     def _write(self, name: str, out: "Tensor", scale: float, split: Split | None) -> None:
-        stored = self._tensors.get_slice(name)
-        if split is None or self._shard.size == 1:
-            tensor = stored[:]
-        else:
+        tensor = self._stored(name)
+        if split is not None and self._shard.size > 1:
             share = out.shape[1 - split.dim]  # it is transposed
-            start = self._shard.start(split, stored.get_shape()[split.dim], share)
-            tensor = stored[start : start + share] if split.dim == 0 else stored[:, start : start + share]
+            start = self._shard.start(split, tensor.shape[split.dim], share)
+            tensor = tensor[start : start + share] if split.dim == 0 else tensor[:, start : start + share]
         if tuple(tensor.shape) != tuple(out.shape)[::-1]:
             raise AdapterError(f"tensor {name} is {list(tensor.shape)} now: the file has changed while it was read")
         out.copy_(tensor.t().float() * scale)
         if not out.isfinite().all():
             kind = str(out.dtype).removeprefix("torch.")
             raise AdapterError(f"tensor {name} has values that are not finite in {kind}")
+
+    def _stored(self, name: str) -> "Tensor":
+        """A whole tensor as the file has it."""
+        import torch
+
+        changed = AdapterError(f"tensor {name} is not there now: the file has changed while it was read")
+        header = self._headers.get(name)
+        if header is None or header.dtype not in FLOATS:
+            raise changed
+        start, stop = header.data_offsets
+        dtypes = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+        self._file.seek(self._begin + start)
+        raw = bytearray(self._file.read(stop - start))
+        if not raw or len(raw) != stop - start:
+            raise changed
+        return torch.frombuffer(raw, dtype=dtypes[header.dtype]).view(header.shape)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from aserve.core.errors import AdapterError
 from aserve.kernels.reference import ReferenceOps
 from aserve.models.lora import LoraLayers
-from aserve.models.peft import Module, inspect_adapter
+from aserve.models.peft import WEIGHTS_FILE, Module, PeftReader, inspect_adapter
 from tests.adapters import write_factors
 
 pytestmark = pytest.mark.torch
@@ -215,6 +215,24 @@ def test_values_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
         folder = inspect_adapter(write_factors(tmp_path, given, lora_alpha=9000), MODULES, 16)
         with pytest.raises(AdapterError, match=r"k_proj.lora_B.weight has values that are not finite in float32"):
             layers.read(folder)
+
+
+def fill_all(reader: PeftReader, rank: int) -> None:
+    for name, module in MODULES.items():
+        reader.fill(name, torch.empty(module.num_inputs, rank), torch.empty(rank, module.num_outputs))
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_an_error_of_its_adapter(tmp_path: Path) -> None:
+    """Catches a file that is mapped into memory: where another is copied over it, the process ended by SIGBUS."""
+    folder = inspect_adapter(write_factors(tmp_path, factors()), MODULES, 16)
+    path = tmp_path / WEIGHTS_FILE
+    reader = PeftReader(folder)
+    os.truncate(path, path.stat().st_size // 2)
+    changed = pytest.raises(AdapterError, match="the file has changed while it was read")
+    with reader, changed:
+        fill_all(reader, folder.rank)
+    with pytest.raises(AdapterError, match="not readable as safetensors"):
+        PeftReader(folder)
 
 
 def test_links_within_the_hubs_cache_are_followed(tmp_path: Path) -> None:
