@@ -13,8 +13,8 @@ import msgspec
 from aserve.core.config import Options
 from aserve.core.quantization import QUANTIZATIONS
 from aserve.models.checkpoint import Checkpoint
-from aserve.models.inspection import COMPUTED, HEAD, native_tensors, quantized_weights, read_headers
-from aserve.models.quantized_formats import as_served
+from aserve.models.inspection import COMPUTED, HEAD, native_tensors, read_headers
+from aserve.models.quantized_formats import as_served, quantized_weights
 from aserve.models.spec import DTYPE_BYTES, FAMILIES, ModelSpec, dtype_name
 
 TABLE: Final = "embed_tokens.weight"

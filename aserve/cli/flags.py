@@ -10,8 +10,8 @@ from typing import Any, Final
 import msgspec
 
 from aserve.cli.words import (
+    MAX_STORED,
     read_bool,
-    read_bytes,
     read_choice,
     read_count,
     read_number,
@@ -19,6 +19,7 @@ from aserve.cli.words import (
     read_root,
     read_seconds,
     read_text,
+    read_within,
 )
 from aserve.core.api_options import ApiOptions
 from aserve.core.config import (
@@ -241,7 +242,7 @@ SERVER_FLAGS: Final = (
     Flag("client_header_timeout", read_seconds(0.1), "SECONDS", "how long a request's head may take"),
     Flag(
         "max_body_bytes",
-        read_bytes(most=2**31 - 1),
+        read_within(1, 2**31 - 1, "a number of bytes"),
         "N",
         "of a request (if not given: 3 Mi, and 8 for each token of the context, up to 8 Mi); one more is a 413",
     ),
@@ -254,7 +255,7 @@ SERVER_FLAGS: Final = (
     ),
     Flag(
         "response_store_bytes",
-        read_bytes(),
+        read_within(1, MAX_STORED, "a number of bytes"),
         "N",
         "of responses that are kept, the oldest going first (if not given: 64 Mi in memory, 1 Gi in a file)",
     ),
@@ -272,11 +273,16 @@ SERVER_FLAGS: Final = (
     Flag("batch_store", read_text, "FILE", "where uploaded files and batches are kept, in SQLite"),
     Flag(
         "batch_store_bytes",
-        read_bytes(),
+        read_within(1, MAX_STORED, "a number of bytes"),
         "N",
         "of files and results, beyond which none is taken (if not given: 256 Mi in memory, 4 Gi in a file)",
     ),
-    Flag("idempotency_bytes", read_bytes(0), "N", "of answers kept for requests with an Idempotency-Key; 0 keeps none"),
+    Flag(
+        "idempotency_bytes",
+        read_within(0, MAX_STORED, "a number of bytes"),
+        "N",
+        "of answers kept for requests with an Idempotency-Key; 0 keeps none",
+    ),
     Flag("idempotency_age", read_seconds(1.0, 1e9), "SECONDS", "how long such an answer is kept"),
     Flag("log_level", read_choice(LOG_LEVELS), "|".join(LOG_LEVELS), "the least that is logged"),
     Flag("log_format", read_choice(LOG_FORMATS), "|".join(LOG_FORMATS), "how a line of the log is written"),

@@ -1,13 +1,12 @@
 """The flags of the commands besides `serve` and `batch`; see flags.py, whose rows they are like."""
 
-from collections.abc import Callable
 from math import inf
 from typing import Final
 
 import msgspec
 
 from aserve.cli.flags import ENGINE_FLAGS, Flag
-from aserve.cli.words import read_bool, read_count, read_number, read_seconds, read_text, read_url
+from aserve.cli.words import read_bool, read_count, read_number, read_seconds, read_text, read_url, read_within
 from aserve.core.errors import ConfigError
 
 MAX_INPUT: Final = 2**20
@@ -105,15 +104,6 @@ def _rate(word: str) -> float:
     return value
 
 
-def _count(least: int, most: int) -> Callable[[str], int]:
-    def checked(word: str) -> int:
-        if not least <= (value := read_count(word)) <= most:
-            raise ConfigError(f"a number in [{least}, {most}] is expected, got {word!r}")
-        return value
-
-    return checked
-
-
 def _first_key(word: str) -> str:
     """The environment may name several, for a server that takes them all."""
     return read_text(word.partition(",")[0].strip())
@@ -157,19 +147,21 @@ COMPLETE_FLAGS: Final = (
     Flag("json_schema", read_text, "FILE", "the answer is JSON by this schema"),
 )
 BENCH_FLAGS: Final = (
-    Flag("concurrency", _count(1, 2**16), "N", "clients that ask one request after another, load by load", many=True),
+    Flag(
+        "concurrency", read_within(1, 2**16), "N", "clients that ask one request after another, load by load", many=True
+    ),
     Flag("rate", _rate, "X", "in place of --concurrency: requests a second, at random times"),
-    Flag("requests", _count(1, MAX_INPUT), "N", "of a round with --rate; without it, at least a quarter as many"),
-    Flag("input_len", _count(1, MAX_INPUT), "N", "tokens of a prompt"),
-    Flag("output_len", _count(1, MAX_INPUT), "N", "tokens of an answer"),
-    Flag("rounds", _count(1, 1000), "N", "of each load; figures are their medians"),
+    Flag("requests", read_within(1, MAX_INPUT), "N", "of a round with --rate; without it, at least a quarter as many"),
+    Flag("input_len", read_within(1, MAX_INPUT), "N", "tokens of a prompt"),
+    Flag("output_len", read_within(1, MAX_INPUT), "N", "tokens of an answer"),
+    Flag("rounds", read_within(1, 1000), "N", "of each load; figures are their medians"),
     Flag("text", read_bool, "", "send words, and only fields of OpenAI's API; lengths are about right"),
     Flag("profile", read_bool, "", "in this process, on a CPU: tell where the time of a step goes"),
     Flag("json", read_bool, "", "a line of JSON for each load"),
 )
 REPLAY_FLAGS: Final = (
     *(flag for flag in ENGINE_FLAGS if flag.name in REPLAYED_WITH),
-    Flag("step", _count(0, 2**53), "N", "show this step; with --check, of a replay that ends with it"),
+    Flag("step", read_within(0, 2**53), "N", "show this step; with --check, of a replay that ends with it"),
     Flag("check", read_bool, "", "compare what is sampled with what was recorded, and say where they differ first"),
 )
 SIMULATE_FLAGS: Final = (

@@ -77,13 +77,13 @@ def read_seconds(least: float = 0.0, most: float = 86400.0) -> Callable[[str], f
     return read
 
 
-def read_bytes(least: int = 1, most: int = MAX_STORED) -> Callable[[str], int]:
-    """Reads a size, by default of a store."""
+def read_within(least: int, most: int, what: str = "a number") -> Callable[[str], int]:
+    """Reads a count within bounds. what: is expected, as a refusal has it."""
 
     def read(word: str) -> int:
-        if not least <= (num_bytes := read_count(word)) <= most:
-            raise ConfigError(f"bytes in [{least}, {most}] are expected, got {word!r}")
-        return num_bytes
+        if not least <= (value := read_count(word)) <= most:
+            raise ConfigError(f"{what} in [{least}, {most}] is expected, got {word!r}")
+        return value
 
     return read
 

@@ -12,7 +12,7 @@ from aserve.core.errors import CheckpointError, ConfigError
 from aserve.models.bounds import DEPTHS, MAX_CONTEXT, walk
 from aserve.models.checkpoint import Checkpoint
 from aserve.models.headers import TensorHeader, read_header
-from aserve.models.quantized_formats import QuantizedWeight, as_served, biases_of, find_quantized, read_format
+from aserve.models.quantized_formats import as_served, biases_of, quantized_weights, read_format
 from aserve.models.spec import FAMILIES, ModelSpec, read_architecture, read_spec
 
 FLOATS: Final = ("F64", "F32", "F16", "BF16")
@@ -79,12 +79,6 @@ def read_headers(checkpoint: Checkpoint) -> dict[str, TensorHeader]:
             raise CheckpointError(f"{path}: tensor {min(twice)} is in another shard too")
         tensors |= header
     return tensors
-
-
-def quantized_weights(config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]) -> dict[str, QuantizedWeight]:
-    """Those of a checkpoint, by the names that a model has for them. Raises `CheckpointError` as `find_quantized`."""
-    format = read_format(config)
-    return {} if format is None else find_quantized(format, tensors)
 
 
 def _check_context(spec: ModelSpec, max_model_len: int | None) -> None:

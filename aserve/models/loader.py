@@ -16,12 +16,13 @@ from aserve.kernels.native.native_linear import can_be_native
 from aserve.kernels.native.native_ops import NativeOps
 from aserve.kernels.ops import LinearOps, Ops
 from aserve.models.checkpoint import Checkpoint
-from aserve.models.inspection import SCORE, full_name, native_tensors, quantized_weights, read_headers
+from aserve.models.inspection import SCORE, full_name, native_tensors, read_headers
 from aserve.models.interface import CausalLM
 from aserve.models.layers import AdaptableMethod, DenseMethod, LinearMethod, NativeMethod, PackingMethod
 from aserve.models.lora import LoraLayers
 from aserve.models.peft import Module
 from aserve.models.quantized import quantizing_method
+from aserve.models.quantized_formats import quantized_weights
 from aserve.models.rope import rope_table
 from aserve.models.sharding import ALONE, Shard, share_of
 from aserve.models.spec import FAMILIES, ModelSpec, dtype_name, read_architecture, read_spec

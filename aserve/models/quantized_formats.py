@@ -29,9 +29,9 @@ _MAIN: Final = {"gptq": "qweight", "awq": "qweight", "packed": "weight_packed", 
 """The tensor that has a layer's numbers, by layout."""
 _UNUSED: Final = (
     *(".input_scale", ".input_scale_ub", ".input_zero_point", ".output_scale"),
-    *(".q_scale", ".k_scale", ".v_scale"),
+    *(".q_scale", ".k_scale", ".v_scale", ".weight_shape"),
 )
-"""Ends of names that are for quantized activations, keys and values."""
+"""Ends of names of what is for quantized activations, keys and values, or is known anyway."""
 _METHODS: Final = ("gptq", "awq", "compressed-tensors", "fp8", "fbgemm_fp8")
 _PACKED_BITS: Final = (2, 4, 8)
 
@@ -210,11 +210,14 @@ def _of_group(name: str, group: Mapping[str, Any], whole_format: str) -> tuple[s
     )
 
 
-def find_quantized(format: QuantizedFormat, tensors: Mapping[str, TensorHeader]) -> dict[str, QuantizedWeight]:
-    """The quantized weights among a checkpoint's tensors, by the names that they have where they are as they are.
+def quantized_weights(config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]) -> dict[str, QuantizedWeight]:
+    """Those of a checkpoint, by the names that a model has for them.
 
-    Raises `CheckpointError`, naming the tensor, where one is missing or has another shape or type than the format.
+    Raises as `read_format`, and `CheckpointError`, naming the tensor, where one is missing or not as the format says.
     """
+    format = read_format(config)
+    if format is None:
+        return {}
     end = f".{_MAIN[format.layout]}"
     found = {}
     for name, tensor in tensors.items():
@@ -226,8 +229,10 @@ def find_quantized(format: QuantizedFormat, tensors: Mapping[str, TensorHeader])
 
 def as_served(tensors: Mapping[str, TensorHeader], weights: Mapping[str, QuantizedWeight]) -> dict[str, TensorHeader]:
     """Of a checkpoint's tensors those that a model asks for: in place of a quantized weight's, the weight itself."""
-    parts = {name for weight in weights.values() for name in (*weight.tensors.values(), *left_of(weight))}
-    rest = {name: tensor for name, tensor in tensors.items() if name not in parts and not name.endswith(_UNUSED)}
+    if not weights:
+        return dict(tensors)
+    parts = {name for weight in weights.values() for name in weight.tensors.values()}
+    rest = {name: tensor for name, tensor in tensors.items() if name not in parts and not is_unused(name)}
     # What it takes in the file is told by no one of its tensors.
     made_up = {name: TensorHeader("F32", weight.shape, (0, 0)) for name, weight in weights.items()}
     return rest | made_up
@@ -238,14 +243,8 @@ def biases_of(weights: Mapping[str, QuantizedWeight]) -> frozenset[str]:
     return frozenset(f"{name.removesuffix('weight')}bias" for name in weights)
 
 
-def left_of(weight: QuantizedWeight) -> tuple[str, ...]:
-    """Names of what a format has beside a weight, and nobody needs."""
-    layer = weight.tensors["weight"].rpartition(".")[0]
-    return (f"{layer}.weight_shape",) if weight.format.layout == "packed" else ()
-
-
 def is_unused(name: str) -> bool:
-    """Whether a tensor is there for activations that are quantized, which they are not."""
+    """Whether a checkpoint of quantized weights has a tensor for what is not done here, or known without it."""
     return name.endswith(_UNUSED)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from aserve.core.errors import CheckpointError
 from aserve.models.dequantize import dequantize
-from aserve.models.quantized_formats import QuantizedWeight, biases_of, is_unused, left_of
+from aserve.models.quantized_formats import QuantizedWeight, biases_of, is_unused
 from aserve.models.sharding import ALONE, Shard
 
 ReadProgress = Callable[[str, int, int], None]
@@ -150,8 +150,6 @@ class SafetensorsWeights:
         whole = out if part is None else self.empty(*weight.shape)
         _check_shape(name, weight.shape, whole.shape)
         dequantize(weight, {what: self._take(stored) for what, stored in weight.tensors.items()}, whole)
-        for stored in left_of(weight):
-            self.skip(stored)
         if part is not None:
             there = whole.narrow(part.dim, part.start, out.shape[part.dim])
             _check_shape(name, there.shape, out.shape)
@@ -171,12 +169,14 @@ class SafetensorsWeights:
         return tensor
 
     def skip(self, name: str) -> None:
-        """Take a tensor off the list of those that must be read."""
-        self._read.pop(name, None)
+        """Take a tensor off the list of those that must be read, or all that a quantized one is kept in."""
+        quantized = self._quantized.get(name)
+        for stored in (name,) if quantized is None else quantized.tensors.values():
+            self._read.pop(stored, None)
 
     def finish(self) -> None:
         """Raise `CheckpointError` if a tensor is left over: the config does not describe these weights."""
-        for name in [name for name in self._read if name.endswith(COMPUTED) or is_unused(name)]:
+        for name in [name for name in self._read if name.endswith(COMPUTED) or (self._quantized and is_unused(name))]:
             self.skip(name)
         for name in self._read.keys() & biases_of(self._quantized):
             if self._take(name).any():

@@ -139,8 +139,8 @@ def test_sizes_of_stores_may_be_what_their_defaults_are():
     words = ["serve", "--batch-store-bytes", "8Gi", "--response-store-bytes", "4Gi", "--idempotency-bytes", "0"]
     server = settings.parse_command(words, {}).of(ServerOptions)
     assert (server.batch_store_bytes, server.response_store_bytes, server.idempotency_bytes) == (2**33, 2**32, 0)
-    assert "bytes in [0, " in refusal("serve", "--idempotency-bytes", "-1")
-    assert "bytes in [1, 2147483647]" in refusal("serve", "--max-body-bytes", "2Gi")
+    assert "a number of bytes in [0, " in refusal("serve", "--idempotency-bytes", "-1")
+    assert "a number of bytes in [1, 2147483647]" in refusal("serve", "--max-body-bytes", "2Gi")
     assert "a finite number over 0" in refusal("bench", "--rate", "inf")
 
 

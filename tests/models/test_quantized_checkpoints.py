@@ -14,7 +14,8 @@ from aserve.core.config import Options
 from aserve.core.errors import CheckpointError
 from aserve.models import dequantize
 from aserve.models.checkpoint import resolve_checkpoint
-from aserve.models.inspection import inspect, quantized_weights, read_headers
+from aserve.models.inspection import inspect, read_headers
+from aserve.models.quantized_formats import quantized_weights
 from aserve.models.sharding import Shard
 from aserve.models.spec import read_spec
 from aserve.models.weights import Part, SafetensorsWeights
@@ -92,6 +93,16 @@ def test_what_is_planned_and_told_is_what_is_loaded(llama, tmp_path):
     assert of_packed.file_bytes < of_dense.file_bytes
     told = describe_weights(options, resolve_checkpoint(str(tmp_path / "quantized")))
     assert told.endswith(" of weights (compressed-tensors, 4 bits)")
+
+
+def test_a_head_that_nobody_needs_may_be_left_over(tmp_path):
+    """Of a model whose table is its head, quantized or not."""
+    folder = write_checkpoint(tmp_path / "tied", "llama_tied", hidden_size=64, intermediate_size=96)
+    table = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    write_quantized(folder, tmp_path / "quantized", GPTQ)
+    expected = logits(load(tmp_path / "quantized"))
+    head = {f"lm_head.{end}": part for end, part in GPTQ.quantize(table.float())[0].items()}
+    assert torch.equal(logits(load(changed(tmp_path / "quantized", lambda tensors: tensors.update(head)))), expected)
 
 
 def drop(name: str) -> Callable[[dict[str, Tensor]], None]:
