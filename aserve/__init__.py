@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         RetryableError,
         StepFailedError,
         StepTimeoutError,
+        StoreError,
         UnavailableError,
     )
     from aserve.core.explanation import Explanation
@@ -98,6 +99,7 @@ __all__ = [
     "Statistics",
     "StepFailedError",
     "StepTimeoutError",
+    "StoreError",
     "StructuredOutputs",
     "TextDelta",
     "TokenScores",
@@ -120,7 +122,7 @@ _NAMES = {
         *("DeviceLostError", "InsufficientMemoryError", "InternalError", "InvalidRequestError"),
         *("ModelNotFoundError", "NonFiniteLogitsError", "OverloadedError", "QueueTimeoutError"),
         *("RankLostError", "RateLimitError", "RecordingError", "RetryableError", "StepFailedError"),
-        *("StepTimeoutError", "UnavailableError"),
+        *("StepTimeoutError", "StoreError", "UnavailableError"),
     ),
     "aserve.core.structured": ("StructuredOutputs",),
     "aserve.engine_parts": ("EngineState", "Progress"),
